@@ -310,7 +310,8 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     Ok(result)
 }
 
-/// Two contracts fill a node; a third VM is to be moved there.
+/// Moves VMs until two contracts fill a node, then orders a third VM there, which has to be
+/// refused.
 fn refused(site: &mut ContractCluster, result: &mut Round) -> anyhow::Result<()> {
     let at =
         |site: &ContractCluster, vm: &str| site.node_of(0, vm).with_context(|| format!("{vm} runs nowhere"));

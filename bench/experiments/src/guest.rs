@@ -116,7 +116,7 @@ pub fn run_command(guest: &mut QemuGuest, argv: &[&str]) -> anyhow::Result<Strin
 /// The I/O domain's counters of its first VM.
 ///
 /// # Errors
-/// When the domain does not answer, or has no VM.
+/// When the I/O domain does not answer, or has no VM.
 pub fn vm_status(control: &Path) -> anyhow::Result<Value> {
     let mut status = iod::ask(control)?;
     status.pointer_mut("/vms/0").map(Value::take).context("the I/O domain reports no VM")
@@ -125,7 +125,7 @@ pub fn vm_status(control: &Path) -> anyhow::Result<Value> {
 /// Whether the I/O domain's first VM is attached.
 ///
 /// # Errors
-/// When the domain does not answer.
+/// When the I/O domain does not answer.
 pub fn is_attached(control: &Path) -> anyhow::Result<bool> {
     Ok(vm_status(control)?["attached"].as_bool().unwrap_or(false))
 }

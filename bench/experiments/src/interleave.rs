@@ -17,7 +17,7 @@ impl Counter {
         Self { bar: progress.bar(label, total as u64), done: 0 }
     }
 
-    /// Counts one measurement.
+    /// Counts one more finished measurement.
     pub fn step(&mut self) {
         self.set(self.done + 1);
     }

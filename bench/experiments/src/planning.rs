@@ -24,7 +24,7 @@ use rtvirtio_workflow::{generated, model_choice};
 /// File name of the result.
 pub const FILE: &str = "planning.json";
 
-/// The measured profile of the flash twin, for planning without a device.
+/// The measured profile of the emulated flash device, for planning without a device.
 ///
 /// # Errors
 /// Never: the file is part of this program.

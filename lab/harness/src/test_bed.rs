@@ -35,7 +35,7 @@ const PROFILE_TIME: Duration = Duration::from_secs(36);
 /// Size of the device: 200 MB for each of five VMs.
 const DEVICE_SIZE: Bytes = Bytes(1 << 30);
 
-/// Prefix of the path of a file that stands for a disk.
+/// Prefix of a device that is a file on a disk of this machine.
 const FILE: &str = "file:";
 
 /// Device and VMs of an experiment, removed on drop.

@@ -28,7 +28,7 @@ pub struct Fit {
     pub name: &'static str,
     /// Value that fits these runs best.
     pub value: f64,
-    /// 95 % interval.
+    /// Bounds of the 95 % interval, by refitting.
     pub interval: [f64; 2],
     /// Value in the paper's Table III.
     pub published: f64,

@@ -17,7 +17,7 @@ pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, V
     let mut turn = 0;
     for condition in conditions(guests) {
         let run = &guests[condition[0]];
-        // What a VM is, or for how long it runs, does not make it another condition.
+        // Neither the kind of a VM nor the length of a run makes it another condition.
         let is_new = |(_, seen): &&(M, &[Point])| !seen.iter().any(|s| s.does_the_same(run));
         let new: Vec<usize> = (0..models.len()).filter(|i| is_new(&&models[*i])).collect();
         let Some(first) = new.first() else { continue };

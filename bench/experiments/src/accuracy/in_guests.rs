@@ -103,7 +103,7 @@ impl InGuests {
     /// that was judged.
     ///
     /// # Errors
-    /// Why these runs do not suffice.
+    /// Text that says why these runs do not suffice.
     pub fn learn(&self, model: &HostModel, settings: &TrainSettings) -> Result<GuestModel, String> {
         let judged = self.learned.as_ref().map_err(ToString::to_string)?;
         let (runs, guest) = &self.runs;

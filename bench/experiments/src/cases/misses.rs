@@ -20,7 +20,7 @@ pub enum Limit {
     Host,
     /// Chance: the same setting passed in another run of the case.
     Chance,
-    /// Another setting that was tried passes: ours was chosen wrongly.
+    /// A different setting that was tried passes: ours was chosen wrongly.
     Choice,
     /// A declared rate is not kept under any setting that was tried.
     Rate,
@@ -36,7 +36,7 @@ impl Limit {
     pub const ALL: [Self; 6] =
         [Self::Host, Self::Chance, Self::Choice, Self::Rate, Self::Device, Self::Waiting];
 
-    /// Name in tables.
+    /// Name in tables and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -271,8 +271,8 @@ mod tests {
         let miss = of(&[late(0, 401), late(1, 480)]);
         assert_eq!(miss.limit, Limit::Device);
         assert!(miss.why.contains("the disk itself completing nothing for 480ms"), "{}", miss.why);
-        // Not in every one of them, or for less than the target; the evidence is reported where it
-        // matters.
+        // Not in every late run, or for less than the target; the evidence is reported only where
+        // it matters.
         assert_eq!(of(&[late(0, 480), late(1, 400)]).limit, Limit::Waiting);
         assert!(of(&[late(0, 125)]).why.contains("for 125ms"));
         assert!(!of(&[late(0, 124)]).why.contains("the disk"));

@@ -102,8 +102,8 @@ pub fn keeps_rate(stream: &Stream, outcome: &Outcome) -> bool {
 pub enum Cause {
     /// A declared rate was not kept.
     Rate,
-    /// Without the host's own stalls it would have passed; where they are not known, the longest
-    /// was at least half of the worst tail.
+    /// The run would have passed without the host's own stalls; where they are not known, the
+    /// longest was at least half of the worst tail.
     Host,
     /// The disk itself completed nothing with requests in it, for at least half of the worst tail
     /// ([`rtvirtio_measure::standstill`]).
@@ -163,7 +163,7 @@ pub struct PassTable {
     pub cases: Vec<String>,
     /// Schemes in order of appearance in [`order`].
     pub schemes: Vec<String>,
-    /// By case, then scheme.
+    /// Results by case, then scheme.
     pub cells: Vec<Vec<Cell>>,
     /// Cases that some setting passed in at least half of its runs, trials of tuning included.
     pub possible: Vec<String>,

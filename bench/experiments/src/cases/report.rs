@@ -58,7 +58,7 @@ pub fn report(tiers: &[Tier], data: &Dataset) -> ExperimentReport {
     }
 }
 
-/// Takes the rates of the runs, which may be scaled to the device.
+/// Replaces the declared rates by those of the runs, which may be scaled to the device.
 fn use_measured_rates(case: &mut Case, data: &Dataset) {
     if let Some(run) = data.points.iter().find(|p| case_of(&p.id) == case.name) {
         case.vms.clone_from(&run.vms);
@@ -117,7 +117,7 @@ fn neighbour_text(rates: &[NeighbourRates]) -> String {
     s
 }
 
-/// Each miss of our schemes, and its cause.
+/// Lines on each miss of our schemes, and its cause.
 fn misses_text(misses: &[Miss]) -> String {
     let mut s = String::new();
     if !misses.is_empty() {

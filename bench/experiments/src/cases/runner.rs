@@ -164,7 +164,7 @@ impl<'a> CaseRunner<'a> {
         Ok(Self { options, bed, runs, baseline: bed.baseline()?, space, learned, progress })
     }
 
-    /// All repetitions of all chosen cases.
+    /// Runs all repetitions of all chosen cases.
     fn run_all(&mut self) -> anyhow::Result<()> {
         let cost = self.bed.cost(&self.runs.profile)?;
         let case_options = CaseOptions {
@@ -185,7 +185,7 @@ impl<'a> CaseRunner<'a> {
         Ok(())
     }
 
-    /// All schemes in one case, in random order: schemes with equal settings share a run.
+    /// Runs all schemes in one case, in random order: schemes with equal settings share a run.
     fn run_case(&mut self, case: &Case, repetition: usize) -> anyhow::Result<()> {
         let spec = spec(&case.vms, self.bed.device.spec.clone(), LabKind::Process);
         let mut baseline = self.baseline.clone();

@@ -125,7 +125,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has no way to panic; the limits are lifted at its end.
+            // The thread has no way to panic; the limits are lifted at its end.
             let _ = thread.join();
         }
     }

@@ -130,7 +130,7 @@ pub fn setups() -> Vec<Setup> {
 /// Values of one quantity over the repetitions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
-    /// One value for each repetition, ms.
+    /// Values in ms, one for each repetition.
     pub ms: Vec<f64>,
 }
 

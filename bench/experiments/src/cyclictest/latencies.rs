@@ -38,7 +38,7 @@ fn rounded(us: u64) -> u64 {
 }
 
 impl Latencies {
-    /// Number of latencies.
+    /// Number of latencies, those beyond the histogram included.
     #[must_use]
     pub fn n(&self) -> u64 {
         self.above + self.counts.iter().map(|c| c.1).sum::<u64>()

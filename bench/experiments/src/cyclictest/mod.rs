@@ -50,9 +50,9 @@ pub enum Setup {
     Guest,
     /// All threads of the VM are real-time, AIO workers too.
     Prioritised,
-    /// As `Prioritised`, with ordinary AIO workers.
+    /// Priorities of `Prioritised`, with ordinary AIO workers.
     AioLowered,
-    /// As `AioLowered`, with the I/O load on the host.
+    /// Priorities of `AioLowered`, with the I/O load on the host.
     LoadMoved,
 }
 
@@ -125,7 +125,7 @@ impl Series {
     }
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CyclictestData {
     /// [`CyclictestData::SCHEMA`], checked on reading.

@@ -39,7 +39,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonData {
     /// [`DaemonData::SCHEMA`], checked on reading.

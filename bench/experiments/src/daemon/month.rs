@@ -40,7 +40,7 @@ pub struct Month {
     pub seed: u64,
     /// Days that were simulated.
     pub days: u64,
-    /// Events from outside.
+    /// Events from outside that may need a reaction.
     pub causes: u64,
     /// Passes of the service's loop.
     pub passes: u64,
@@ -418,7 +418,7 @@ fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     wrong
 }
 
-/// Simulates `days` days.
+/// Simulates a host for `days` days.
 #[must_use]
 pub fn simulate(seed: u64, days: u64) -> Month {
     let mut daemon = Daemon::new(SimHost::new(seed), config(), Memory::default());

@@ -28,7 +28,7 @@ pub use super::pattern::Pattern;
 const MINUTE: u64 = 60_000;
 /// Virtual milliseconds of a day.
 const DAY: u64 = 24 * 60 * MINUTE;
-/// Interval of observations.
+/// Interval of observations, virtual milliseconds.
 const LOOK: u64 = 5 * MINUTE;
 /// Changes of a setting from one value to another in a month that count as oscillation.
 const OFTEN: u32 = 3;
@@ -278,7 +278,7 @@ impl PlanHost {
         }
         let gains = made.effects.iter().filter(|e| e.change == Change::Better).map(|e| e.criticality).max();
         let is_worse = |change| matches!(change, Change::Worse | Change::Misses);
-        // What was accepted was asked for.
+        // An accepted plan has been asked for.
         if std::mem::take(&mut self.asked) {
             return;
         }

@@ -8,7 +8,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, BytesPerSec, Ratio};
 
-/// A measured profile of the flash twin.
+/// A measured profile of the emulated flash device.
 const PROFILE: &str = include_str!("../../../../control/learn/data/qlc-nvme.profile.json");
 /// Contracts for each host: the simulation's load.
 pub const VMS_PER_HOST: usize = 10;
@@ -21,7 +21,7 @@ pub struct Instance {
     pub classes: Vec<Node>,
     /// The class of each host.
     pub hosts: Vec<usize>,
-    /// Kinds of contracts.
+    /// Kinds of contracts, by load, target, CPU share and flow.
     pub kinds: Vec<Contract>,
     /// Kind and priority of each contract.
     pub vms: Vec<(u16, u8)>,

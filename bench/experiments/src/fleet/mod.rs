@@ -42,7 +42,7 @@ pub struct FleetOptions {
     pub seed: u64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {
@@ -71,7 +71,7 @@ pub struct FleetData {
 pub struct ByPacemaker {
     /// Contracts that `crm_simulate` places.
     pub by_crm_simulate: usize,
-    /// The same instance filled by the rules of the larger fleets.
+    /// Instance of `by_crm_simulate`, filled by the rules of the larger fleets.
     pub fleet: Filled,
 }
 
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((kinds.len(), with_flow), (144, 96));
         let data = simulate::fill(60, 3).unwrap();
         assert_eq!((data.vms, data.beyond_capacity), (60 * VMS_PER_HOST, 0));
-        // More comes than fits, and by sums alone no more fits.
+        // More contracts arrive than fit, and by sums alone no more fit.
         assert!(data.placed < data.vms && data.placed_by_sums <= data.placed, "{data:?}");
         assert!(data.first_fit > data.vms / 3 && data.pacemaker > data.vms / 4, "{data:?}");
         let sums = sums::sums(12, 3).unwrap();

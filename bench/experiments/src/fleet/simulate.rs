@@ -19,7 +19,7 @@ const TRIES: usize = 32;
 pub struct Filled {
     /// Hosts of the fleet.
     pub hosts: usize,
-    /// Contracts that arrive.
+    /// Contracts that arrive, ten for each host.
     pub vms: usize,
     /// Time for all decisions of one core, s.
     pub seconds: f64,
@@ -70,7 +70,7 @@ pub fn fill(hosts: usize, seed: u64) -> anyhow::Result<Filled> {
 
 fn place(instance: &Instance, order: &[u16], search: Search) -> Vec<Option<u32>> {
     let mut cluster = Cluster::new(instance.classes.clone(), &instance.hosts, &instance.kinds);
-    // There are fewer hosts than u32 has numbers.
+    // The number of hosts fits into u32.
     order.iter().map(|kind| cluster.place(usize::from(*kind), search).map(|h| h as u32)).collect()
 }
 

@@ -25,7 +25,7 @@ pub struct Sums {
     pub by_admission: usize,
 }
 
-/// Fills `hosts` hosts.
+/// Fills `hosts` random hosts, each in three ways.
 ///
 /// # Errors
 /// When a built-in profile cannot be read.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_testbed::cluster::{ContractCluster, runs_in};
 
-/// Interval of checks.
+/// Interval of checks of the nodes' processes.
 const EVERY: Duration = Duration::from_millis(10);
 
 /// Observations of an [`Overlap`].

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rtvirtio_testbed::cluster::{Cluster, domain_group};
 
-/// Interval of checks.
+/// Interval of checks of the cgroups.
 const EVERY: Duration = Duration::from_millis(2);
 
 /// Watches the cgroups that libvirt makes for a domain on these nodes.

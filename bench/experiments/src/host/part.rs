@@ -205,7 +205,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Approximate duration.
+    /// Approximate duration on two CPUs without KVM.
     #[must_use]
     pub fn time(self) -> Duration {
         Duration::from_secs(self.part.sizes[self.size].seconds)

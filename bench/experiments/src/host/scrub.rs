@@ -30,7 +30,7 @@ const OF_DEVICES: &[(&str, &[&str])] = &[
     ("/sys/class/net", &["address"]),
 ];
 
-/// Words to remove.
+/// Words to remove, of `SHORTEST` bytes at least.
 #[derive(Clone, Debug, Default)]
 pub struct Scrub(BTreeSet<String>);
 

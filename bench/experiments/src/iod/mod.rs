@@ -303,7 +303,7 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
 pub struct Cost {
     /// Requests outstanding at a time.
     pub depth: usize,
-    /// Completions per second.
+    /// Completed requests per second.
     pub iops: f64,
     /// Median latency, ns.
     pub p50: f64,
@@ -366,7 +366,7 @@ fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
     claims
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
     /// [`IodData::SCHEMA`], checked on reading.

@@ -24,7 +24,7 @@ const DISK: Bytes = Bytes(64 << 20);
 const BLOCK: u32 = 4_096;
 /// Longest wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait until the domain has noticed that a guest has left.
+/// Longest wait until the I/O domain has noticed that a guest has left.
 const LEAVE: Duration = Duration::from_secs(10);
 /// From the start of the client to the first turn.
 const WARM_UP: Duration = Duration::from_secs(1);

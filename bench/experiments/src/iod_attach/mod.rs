@@ -28,7 +28,7 @@ pub const DEPTH: usize = 8;
 /// Requests of the verifying client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// Requests that completed.
+    /// Number of requests that completed.
     pub n: u64,
     /// Median latency, ns.
     pub p50_ns: u64,
@@ -58,7 +58,7 @@ pub struct Turn {
     pub detach_ms: f64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
     /// [`AttachData::SCHEMA`], checked on reading.

@@ -123,7 +123,7 @@ pub struct Kill {
     pub away_ms: f64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
     /// [`CrashData::SCHEMA`], checked on reading.
@@ -136,7 +136,7 @@ pub struct CrashData {
     pub generated: String,
     /// Seed of the random moments.
     pub seed: u64,
-    /// Kills in order.
+    /// Kills in the order made.
     pub kills: Vec<Kill>,
     /// Every run of fio.
     pub rounds: Vec<Round>,

@@ -58,7 +58,7 @@ pub struct StartupOptions {
     pub quantum: Bytes,
     /// Largest piece of an urgent request.
     pub urgent_quantum: Bytes,
-    /// Pieces at the device under the domain's reservations.
+    /// Pieces at the device under the I/O domain's reservations.
     pub window: u32,
 }
 

@@ -59,7 +59,7 @@ pub enum Treatment {
 pub struct Scheme {
     /// Id in results and claims.
     pub name: &'static str,
-    /// Description for pages.
+    /// Description for pages and reports.
     pub what: &'static str,
     /// Policy of the I/O domain.
     pub treatment: Treatment,
@@ -236,7 +236,7 @@ pub struct Start {
     pub flood: f64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupData {
     /// [`StartupData::SCHEMA`], checked on reading.

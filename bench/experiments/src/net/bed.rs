@@ -66,7 +66,7 @@ pub enum Uplink {
     Free,
     /// A link of [`LINK`] with one queue: 1.5 MB.
     Fifo,
-    /// As `Fifo`, with a tuned HTB before it: the victim first, with 10 Mbit/s.
+    /// Link of `Fifo`, with a tuned HTB before it: the victim first, with 10 Mbit/s.
     Htb,
 }
 
@@ -193,8 +193,8 @@ pub struct NetBed {
 }
 
 impl NetBed {
-    /// Boots both guests; on the domain each has a part of `disk`, of this size. The calling thread
-    /// moves into the namespace.
+    /// Boots both guests; on the I/O domain each has a part of `disk`, of this size. The calling
+    /// thread moves into the namespace.
     ///
     /// # Errors
     /// A namespace, a domain or a guest that cannot be made, and cancellation.
@@ -417,7 +417,7 @@ impl NetBed {
         Sink::start(&ip(HOST), SINK)
     }
 
-    /// CPU time of the neighbour's QEMU, and of the domain.
+    /// CPU time of the neighbour's QEMU, and of the I/O domain.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -427,7 +427,7 @@ impl NetBed {
         Ok(Nanos(qemu.as_nanos() as u64 + self.switch_time()?.0))
     }
 
-    /// CPU time of the domain, or of the switch.
+    /// CPU time of the I/O domain, or of the switch.
     ///
     /// # Errors
     /// When `/proc` cannot be read.

@@ -50,11 +50,11 @@ pub struct NetOptions {
     pub cases: usize,
     /// Crashes in a round.
     pub crashes: usize,
-    /// Frames per second that the flooded neighbour gets at most, on the domain.
+    /// Most frames per second that the flooded neighbour receives, on the I/O domain.
     pub cap: u32,
     /// Least time between two notifications of that neighbour; none when `None`.
     pub coalesce: Option<Nanos>,
-    /// The thread of the domain's network.
+    /// Settings of the thread of the I/O domain's network.
     pub thread: NetThread,
     /// Sampled values per second.
     pub rate: u32,
@@ -168,7 +168,7 @@ pub fn measure(
     Ok(data)
 }
 
-/// The rounds of the parts that compare guests on taps with guests on the domain.
+/// Measures the rounds of the parts that compare guests on taps with guests on the I/O domain.
 fn pair_of_beds(
     options: &NetOptions,
     parts: &BTreeSet<Part>,
@@ -240,7 +240,7 @@ fn pair_of_beds(
     Ok(())
 }
 
-/// Round trips to the victim in one situation, and the CPUs of the domain or the switch.
+/// Round trips to the victim in one situation, and the CPUs of the I/O domain or the switch.
 pub(super) fn path(
     bed: &mut NetBed,
     situation: Situation,

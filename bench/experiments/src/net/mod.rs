@@ -51,7 +51,7 @@ pub enum Situation {
     Idle,
     /// The neighbour receives frames as fast as one thread sends them.
     Flood,
-    /// Another guest attacks the I/O domain.
+    /// Malicious frames and headers of a third port on the I/O domain.
     Attack,
 }
 
@@ -105,7 +105,7 @@ pub struct PathData {
     pub flood: Option<f64>,
     /// Connections of the attacker.
     pub attacks: Option<u64>,
-    /// CPUs of the neighbour's QEMU and of the domain.
+    /// CPUs used by the neighbour's QEMU and by the I/O domain.
     pub cpus: f64,
 }
 
@@ -152,7 +152,7 @@ pub struct CrashData {
     pub broken: u64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
     /// [`NetData::SCHEMA`], checked on reading.
@@ -177,7 +177,7 @@ pub struct NetData {
     /// bridge.
     #[serde(default)]
     pub floods: Vec<[f64; 2]>,
-    /// Seconds of a TCP transfer on a tap, and on the domain.
+    /// Seconds of a TCP transfer on a tap, and on the I/O domain.
     pub tcp: Vec<[f64; 2]>,
     /// Seconds of it on the I/O domain with a declared link, where large segments are cut.
     #[serde(default)]

@@ -122,7 +122,7 @@ struct Making {
 
 impl Making {
     fn command(&mut self, program: &str, arguments: &[&str]) -> Command {
-        // Its directory has another name each time.
+        // The directory has another name each time.
         let dir = self.run.parent().unwrap_or(&self.run).display().to_string();
         self.commands.push([&[program], arguments].concat().join(" ").replace(&dir, "DIR"));
         let mut command = Command::new(program);
@@ -201,7 +201,7 @@ impl Making {
 mod tests {
     use super::*;
 
-    /// Where it is missing, the reason is one that a reader can act on.
+    /// A missing switch is reported with a reason that a reader can act on.
     #[test]
     fn a_switch_is_found_with_its_version_or_named() {
         match find() {

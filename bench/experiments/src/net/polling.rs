@@ -39,7 +39,7 @@ pub struct PollingRun {
 /// Runs of both switches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PollingData {
-    /// Version of OVS-DPDK.
+    /// Version of OVS-DPDK; empty where it is not installed.
     pub peer: String,
     /// Commands that made OVS-DPDK.
     pub commands: Vec<String>,

@@ -162,7 +162,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Starts the flood.
+    /// Starts the flood in the namespace.
     ///
     /// # Errors
     /// When the interface is gone.

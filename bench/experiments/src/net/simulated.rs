@@ -61,7 +61,7 @@ fn network(random: &mut Random) -> anyhow::Result<Network> {
     file.networks.into_iter().next().context("no network")
 }
 
-/// Simulates cases.
+/// Simulates this many cases.
 ///
 /// # Errors
 /// A configuration that is refused, a defect.

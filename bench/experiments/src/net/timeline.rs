@@ -50,7 +50,7 @@ pub struct Course {
     pub n: u64,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimelineData {
     /// [`TimelineData::SCHEMA`], checked on reading.

@@ -67,7 +67,7 @@ pub struct Guests<'c> {
     disks: Option<DiskBed>,
 }
 
-/// How following ended, the VM's last status, and its history.
+/// Result of following, the VM's last status, and its history.
 type Followed = (Ended, VmStatus, Option<History>);
 
 /// A thread that follows A's page.

@@ -47,10 +47,10 @@ pub enum Setup {
     None,
     /// A has a contract with real-time priorities.
     Always,
-    /// As `Always`, without A's background job, which then cannot use up the budget: the best
-    /// latency that A can have next to B.
+    /// Priorities of `Always` without A's background job, which then cannot use up the budget: the
+    /// best latency that A can have next to B.
     Alone,
-    /// As `Always`, while A's guest reports its urgent tasks.
+    /// Contract of `Always`, while A's guest reports its urgent tasks.
     Urgency,
 }
 

@@ -4,7 +4,7 @@
 //! cgroup v1 moves single threads. On v2 the rest of their process has to be in the group above
 //! ("Threads" in `Documentation/admin-guide/cgroup-v2.rst`). The root is such a group for every
 //! process, so this one is there as long as the budget exists. resctrl would hold the bandwidth
-//! itself; no machine with it was at hand.
+//! itself; it is not used, for lack of a machine with it.
 
 use std::path::{Path, PathBuf};
 

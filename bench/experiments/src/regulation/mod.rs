@@ -64,7 +64,7 @@ pub enum Beside {
 }
 
 impl Beside {
-    /// All loads, in order of their names in results.
+    /// All loads, the idle host first.
     pub const ALL: [Self; 4] = [Self::Nothing, Self::Memory, Self::Device, Self::Held];
     /// Loads of a run without options.
     pub const USUAL: [Self; 2] = [Self::Nothing, Self::Memory];
@@ -144,7 +144,7 @@ pub struct VictimPoint {
     pub round: u32,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
     /// [`RegulationData::SCHEMA`], checked on reading.

@@ -104,7 +104,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
     /// [`ReservationData::SCHEMA`], checked on reading.

@@ -126,7 +126,7 @@ pub enum Plane {
     Default,
     /// No favouring, with QEMU in a cgroup of its own, as libvirt starts it.
     Grouped,
-    /// As `Grouped`, with the VM's weight raised while its guest reports a start.
+    /// Cgroups of `Grouped`, with the VM's weight raised while its guest reports a start.
     Kernel,
     /// The I/O domain serves the disk, and the guest's requests of the start are real-time. The
     /// host's readers are another disk of the I/O domain, which cannot order reads that bypass it.
@@ -312,7 +312,7 @@ mod tests {
             let writes =
                 args.iter().filter(|a| a.starts_with("--rw=") && a.ends_with("write")).count() as u64;
             assert_eq!(writes, load.writers, "{name}");
-            // All of it is on the guest's disk, behind the applications.
+            // All parts are on the guest's disk, behind the applications.
             let offsets = args.iter().filter_map(|a| a.strip_prefix("--offset=")?.parse::<u64>().ok());
             assert!(offsets.clone().all(|at| at >= LOAD_FROM && at + PART <= DISK), "{name}");
         }

@@ -86,7 +86,7 @@ impl RunOfStarts {
     }
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponsivenessData {
     /// [`ResponsivenessData::SCHEMA`], checked on reading.

@@ -45,7 +45,7 @@ pub struct Frames {
     pub frames: u64,
     /// Frames that were read after they were due.
     pub late: u64,
-    /// Longest lateness, ms.
+    /// Longest lateness of a frame, ms.
     pub worst_ms: f64,
     /// Time until the buffer was full for the first time, ms.
     pub filled_ms: f64,
@@ -76,7 +76,7 @@ fn socket(dir: &Path, disk: usize) -> PathBuf {
     dir.join(format!("disk{disk}.sock"))
 }
 
-/// Whether the device can carry both, by its declared times.
+/// Share of the device's time that a player needs, by the declared costs.
 fn share(tuning: &Tuning) -> f64 {
     let (base, per_mib) = (tuning.read.0.as_secs_f64(), tuning.read.1.as_secs_f64());
     RATE / PIECE as f64 * (base + per_mib * PIECE as f64 / f64::from(1 << 20))

@@ -52,7 +52,7 @@ pub enum BootstrapError {
     },
 }
 
-/// Parameters of resampling.
+/// Parameters of the resampling and its seed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Method of drawing blocks.

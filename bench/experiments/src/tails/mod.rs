@@ -146,7 +146,7 @@ pub struct LongRun {
     pub left_out: usize,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailsData {
@@ -173,7 +173,7 @@ impl Saved for TailsData {
 /// Summary of some pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Number of pieces.
+    /// Number of pieces summed up.
     pub pieces: usize,
     /// Pieces with an upper bound.
     pub bounded: usize,

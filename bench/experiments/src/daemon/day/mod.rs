@@ -33,7 +33,7 @@ pub enum Mishap {
     Restart,
     /// The most critical VM gets another I/O thread.
     Thread,
-    /// Another tool removes the limit of the least critical VM.
+    /// A tool removes the limit of the least critical VM, not through the service.
     Limit,
     /// A neighbour sends a multiple of its declared rate.
     Flood,
@@ -139,7 +139,7 @@ impl Course {
     }
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayData {

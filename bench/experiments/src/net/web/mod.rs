@@ -157,7 +157,7 @@ pub fn measure_web(options: &NetOptions, progress: &dyn Progress) -> anyhow::Res
 }
 
 impl WebData {
-    /// The claims; those of the loaded conditions are what the paper is about.
+    /// Claims; those of the loaded conditions correspond to the paper's.
     pub(super) fn claims(&self) -> Vec<Claim> {
         let of = |runs: &[WebRun], order: Order| -> (f64, f64, usize) {
             let runs = || runs.iter().filter(move |run| run.order == order && run.loaded);

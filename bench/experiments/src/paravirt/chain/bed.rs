@@ -64,7 +64,7 @@ impl DiskBed {
         bind(self.domain.pid(), cpus)
     }
 
-    /// Has urgent completions of this QEMU's disk signalled, as `keep` does.
+    /// Starts to signal urgent completions of this QEMU's disk, as `keep` does.
     pub fn signals(&self, pid: u32) -> anyhow::Result<(UrgentSignals, std::os::fd::OwnedFd)> {
         let (mut signals, eventfd) = UrgentSignals::new(pid, &self.dirs)?;
         signals.renew()?;

@@ -18,13 +18,13 @@ const SLACK: u64 = 1_000_000;
 /// Times in a cycle of the guest's task, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cycle {
-    /// The timer fires.
+    /// Time at which the timer fires.
     pub due: u64,
-    /// The task runs.
+    /// Time at which the task runs.
     pub woke: u64,
-    /// The task is about to read.
+    /// Time just before the read.
     pub asked: u64,
-    /// The task has read.
+    /// Time at which the data are read.
     pub answered: u64,
 }
 
@@ -155,7 +155,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
     let mut sums: [Sums; 6] = Default::default();
     let mut ahead = Vec::new();
     for cycle in in_host_time(cycles, moments).into_iter().flatten() {
-        // One read a cycle: it is the last one before the answer.
+        // One read a cycle: the last one before the answer.
         let before = ours.partition_point(|request| request.at_ns < cycle.answered);
         let request = before.checked_sub(1).and_then(|last| ours.get(last));
         let is_its = |request: &&&Request| {

@@ -117,7 +117,7 @@ pub struct Chain {
     pub total: Span,
     /// Threads and requests with their priorities, as reported by the kernel and the I/O domain.
     pub elements: Vec<(String, String)>,
-    /// Steps in order.
+    /// Steps in the order of a cycle.
     pub steps: Vec<Step>,
     /// The neighbour's requests at the device when one of the task's was submitted: maximum and
     /// mean. They are not taken back.

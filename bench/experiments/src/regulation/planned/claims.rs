@@ -19,7 +19,7 @@ pub fn claims(data: &PlannedData) -> Vec<Claim> {
             .collect()
     };
     let every = over(&|_| true);
-    // Each target is asked of the run of its round without a limit.
+    // Each target is checked against the run of its round without a limit.
     let without = |(p, limit): &(&PlannedPoint, PlannedLimit)| {
         let same = |q: &&PlannedPoint| {
             q.limit.is_none() && (q.held_by, q.block, q.round) == (p.held_by, p.block, p.round)

@@ -126,7 +126,7 @@ fn setups(
         };
         for block in BLOCKS {
             for times in TIMES {
-                // Whole microseconds, as the text has it.
+                // Whole microseconds, as in the spec's text.
                 let target = Nanos((stall.0 as f64 * times) as u64 / 1_000 * 1_000);
                 let text = spec_text(device, block, target);
                 let spec = rtvirtio_spec::parse("plan", &text)?;
@@ -266,7 +266,7 @@ mod tests {
             assert_eq!(kept, setup.limit.map(|of| (of.rate, Some(of.burst), of.peak)));
             assert!(setup.limit.is_none_or(|of| of.bound <= of.target), "{:?}", setup.limit);
         }
-        // A peak is of the domain's regulators only.
+        // Only the I/O domain's regulators have a peak.
         assert!(all.iter().all(|s| s.held_by == HeldBy::Domain || s.limit.is_none_or(|l| l.peak.is_none())));
         for held_by in HeldBy::ALL {
             assert!(all.iter().any(|s| s.held_by == held_by && s.limit.is_some()), "{held_by:?}");

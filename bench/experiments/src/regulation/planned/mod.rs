@@ -129,7 +129,7 @@ pub struct RefusedLimit {
     pub why: String,
 }
 
-/// Contents of [`FILE`].
+/// Measurements and their conditions, as saved in [`FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlannedData {
     /// [`PlannedData::SCHEMA`], checked on reading.
