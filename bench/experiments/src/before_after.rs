@@ -133,7 +133,7 @@ impl Saved for BeforeAfterData {
 /// Measures all rounds in a lab of its own; the result is written to `path` after each.
 ///
 /// # Errors
-/// A spec without lab VMs on a twin, a plan that is not feasible, a setting that is not put back,
+/// A spec without lab VMs on a twin, a plan that is not feasible, a setting that is not reverted,
 /// and cancellation.
 pub fn measure(
     options: &BeforeAfterOptions,

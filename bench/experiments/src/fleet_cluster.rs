@@ -35,7 +35,7 @@ pub const FENCING_FILE: &str = "fleet-cluster-fencing.json";
 const LONGEST: Duration = Duration::from_secs(300);
 /// The VMs; two fit on a node.
 const VMS: [&str; 4] = ["plc", "hmi", "gate", "log"];
-/// `VMS` and one that has no room on two nodes.
+/// `VMS` and a VM that has no room on two nodes.
 const ALL: [&str; 5] = ["plc", "hmi", "gate", "log", "cam"];
 /// Nodes of the cluster.
 const NODES: usize = 3;

@@ -60,7 +60,7 @@ pub fn read<T: Saved>(path: &Path) -> anyhow::Result<T> {
     from_json(&text).with_context(|| path.display().to_string())
 }
 
-/// Writes the data of an experiment, also while it goes on.
+/// Writes the data of an experiment, also between rounds.
 ///
 /// # Errors
 /// When the file cannot be written.

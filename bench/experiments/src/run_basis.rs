@@ -28,7 +28,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// Refuses what cannot be measured or written, before anything is made.
+    /// Refuses options that cannot be measured or written, before a device is made.
     ///
     /// # Errors
     /// An unknown device, a profile or model of another device or host, a directory that cannot be
@@ -43,7 +43,7 @@ impl RunOptions {
 /// Refuses a directory of results that cannot be written.
 ///
 /// # Errors
-/// Names the option.
+/// A directory that cannot be written, as `--out`.
 pub fn check_out(out: &Path) -> anyhow::Result<()> {
     check_writable(&out.join("result")).with_context(|| format!("--out {}", out.display()))
 }

@@ -45,7 +45,7 @@ impl SweepOptions {
     /// hours; returns the named profile.
     ///
     /// # Errors
-    /// Names the option.
+    /// An invalid option, by its name.
     pub fn check(&self) -> anyhow::Result<Option<Profile>> {
         let profile = self.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
         for device in &self.devices {

@@ -237,7 +237,7 @@ impl<'a> TestBed<'a> {
         &self.labs.dirs
     }
 
-    /// The stage on this test bed.
+    /// VMs and device as a stage, with the settings of this test bed as its baseline.
     ///
     /// # Errors
     /// When the VMs' cgroups or the fio directory are missing.
@@ -348,7 +348,7 @@ pub fn spec_device(device: &str) -> anyhow::Result<Device> {
 /// Refuses a profile, or a model learned with one, of another device.
 ///
 /// # Errors
-/// Names both devices.
+/// Text with the names of both devices.
 pub fn check_profile(device: &Device, profile: &Profile) -> anyhow::Result<()> {
     let (profiled, device) = (&profile.device, rtvirtio_workflow::profile_key(device)?);
     ensure!(

@@ -1,5 +1,5 @@
 //! The influence coefficients of the analytical model (RT-VirtIO paper, Table III) on this host,
-//! with intervals, and what they leave unexplained.
+//! with intervals, and the variance that the model does not explain.
 //!
 //! Intervals come from refitting on conditions drawn with replacement: tasks of one run are alike,
 //! and so are runs of one condition. The fit itself is [`rtvirtio_learn::coefficients`].
@@ -32,7 +32,7 @@ pub struct Fit {
     pub interval: [f64; 2],
     /// Value in the paper's Table III.
     pub published: f64,
-    /// Whether the fit ended at a limit of what makes sense: then the data do not determine it.
+    /// Whether the fit ended at a limit of plausible values: then the data do not determine it.
     pub at_limit: bool,
 }
 
@@ -68,7 +68,7 @@ impl Calibration {
     }
 }
 
-/// Fits the coefficients, with intervals and what the fit leaves unexplained.
+/// Fits the coefficients, with intervals and the unexplained variance.
 ///
 /// # Errors
 /// [`CalibrateError`].

@@ -95,7 +95,7 @@ pub fn accuracy(device: &str, a: &Accuracy, curve: &[Accuracy]) -> Vec<Section> 
     vec![fig5, bound, learning(device, curve)]
 }
 
-/// Half of the range of errors that is drawn, ms; what is beyond counts at its ends.
+/// Half of the range of drawn errors, ms; larger errors count at its ends.
 const RANGE: f64 = 2_000.0;
 /// Width of a bin, ms.
 const BIN: f64 = 250.0;

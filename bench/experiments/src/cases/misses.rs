@@ -92,8 +92,8 @@ fn miss(case: &str, runs: &[&Point], profile: Option<&Profile>) -> Option<Miss> 
     Some(Miss { case: case.to_owned(), missed, tried: runs.len(), passed, limit, why })
 }
 
-/// Limit of the late runs, from the one that is easiest to remove to the hardest. `None` without a
-/// late run.
+/// Limit of the late runs: the first that applies, from the easiest to remove to the hardest.
+/// `None` without a late run.
 fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<(Limit, String)> {
     let (point, task) = late.iter().filter_map(|p| Some((*p, latest(p)?))).max_by(|a, b| {
         let over = |x: &(&Point, Judged)| worst(x.0);
@@ -170,7 +170,7 @@ impl Judged {
     }
 }
 
-/// The task of a run that is farthest from its target; one that lost its rate before all others.
+/// The task of a run that is farthest from its target; a task that lost its rate before all others.
 fn latest(point: &Point) -> Option<Judged> {
     let mut worst_task: Option<(f64, Judged)> = None;
     for (vm, stream, outcome) in point.tasks() {

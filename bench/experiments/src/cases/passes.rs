@@ -34,7 +34,7 @@ pub const PUBLISHED: [(&str, f64); 5] = [
     ("rt-virtio-mlp", 0.6944),
 ];
 
-/// Name of a point of a case: the schemes that share a run stand in [`Point::scheme`], separated by
+/// Name of a point of a case: the schemes that share a run are in [`Point::scheme`], separated by
 /// commas.
 #[must_use]
 pub fn point_id(case: &str, repetition: usize, schemes: &str) -> String {
@@ -170,8 +170,8 @@ pub struct PassTable {
 }
 
 impl PassTable {
-    /// From measured points, for the given cases. Trials of tuning are no scheme's, but show what
-    /// is possible.
+    /// Results of the measured points in the given cases. Trials of tuning belong to no scheme, but
+    /// show which cases are possible.
     #[must_use]
     pub fn new(tier: Tier, cases: &[Case], points: &[Point]) -> Self {
         let mut by: BTreeMap<(&str, &str), Cell> = BTreeMap::new();

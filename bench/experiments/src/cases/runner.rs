@@ -59,10 +59,10 @@ impl RunnerOptions {
         format!("{}{writes}", device_name(&self.runs.device))
     }
 
-    /// Refuses what cannot be measured or written, before anything is made.
+    /// Refuses options that cannot be measured or written, before a device is made.
     ///
     /// # Errors
-    /// Names the option.
+    /// An invalid option, by its name.
     pub fn check(&self) -> anyhow::Result<()> {
         check_schemes(&self.schemes)?;
         // A case's name does not depend on its load.

@@ -99,7 +99,7 @@ const FIRST_WEIGHT: u32 = 1000;
 /// Period of a VM without a target: a background server.
 const BACKGROUND: Nanos = Nanos(100_000_000);
 
-/// Largest budget over what is declared.
+/// Largest budget over the declared rate.
 const MOST_SLACK: f64 = 2.0;
 
 /// Share of the device that all background servers may use together. RT-Xen leaves unused time of

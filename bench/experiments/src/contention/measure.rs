@@ -34,10 +34,10 @@ pub struct ContentionOptions {
 }
 
 impl ContentionOptions {
-    /// Refuses what cannot be measured or written, before anything is made.
+    /// Refuses options that cannot be measured or written, before a device is made.
     ///
     /// # Errors
-    /// Names the option.
+    /// An invalid option, by its name.
     pub fn check(&self) -> anyhow::Result<()> {
         let is_chosen =
             |setup: &Setup| self.only.as_ref().is_none_or(|only| setup.id(0).contains(only.as_str()));

@@ -88,7 +88,7 @@ pub fn measure(
         }
         Ok(())
     };
-    // Checked before anything is made, as far as no guest is needed.
+    // Checked before a guest is booted, as far as none is needed.
     if let Some(old) = &before {
         fits(&begun(&old.host))?;
     }

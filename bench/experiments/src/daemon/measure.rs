@@ -61,7 +61,7 @@ pub struct DaemonOptions {
     pub seed: u64,
 }
 
-/// A service with directories of its own. Dropped, it is killed and everything is put back.
+/// A service with directories of its own. On drop it is killed and all settings are restored.
 pub(super) struct Rig {
     dir: tempfile::TempDir,
     dirs: Dirs,

@@ -423,7 +423,7 @@ mod tests {
     fn no_pattern_makes_settings_oscillate() {
         let profile = profile();
         let check = |pattern| {
-            // An operator who accepts every plan leaves it to the decision alone that settings
+            // With an operator who accepts every plan, only the service's decisions make settings
             // settle.
             let month = simulate(pattern, 1, 30, true, &profile).unwrap();
             let zeros = (month.oscillating, month.restless, month.hurt, month.hasty);

@@ -35,8 +35,8 @@ pub struct Filled {
     pub pacemaker: usize,
     /// Contracts placed by our rule, the largest first.
     pub placed_decreasing: usize,
-    /// Hosts whose contracts the full admission refuses, by any resource; 0 unless something is
-    /// wrong.
+    /// Hosts whose contracts the full admission refuses, by any resource; 0 unless there is a
+    /// defect.
     pub beyond_capacity: usize,
 }
 
@@ -74,8 +74,8 @@ fn place(instance: &Instance, order: &[u16], search: Search) -> Vec<Option<u32>>
     order.iter().map(|kind| cluster.place(usize::from(*kind), search).map(|h| h as u32)).collect()
 }
 
-/// Hosts on which the schedulers' own admission of disk or link, or the CPU's, refuses what was
-/// placed: computed anew from the contracts.
+/// Hosts on which the schedulers' own admission of disk or link, or the CPU's, refuses the placed
+/// contracts: computed anew from the contracts.
 fn beyond(instance: &Instance, order: &[u16], at: &[Option<u32>]) -> usize {
     let mut on: Vec<Vec<u16>> = vec![Vec::new(); instance.hosts.len()];
     for (kind, host) in order.iter().zip(at) {

@@ -2,7 +2,7 @@
 //! placed there, an operator's move is refused with the reason; the veto ends when the disk has
 //! recovered.
 //!
-//! The disks are twins, with the same reads on each. VMs have no system that could read.
+//! The disks are emulated, with the same reads on each. VMs have no guest OS that could read.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

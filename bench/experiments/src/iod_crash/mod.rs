@@ -181,7 +181,7 @@ struct Latency {
 /// Reads fio's JSON and its complaints.
 ///
 /// # Errors
-/// Output that is not fio's, or of a run that did not verify what it wrote.
+/// Text that is no output of fio, or of a run that did not verify its writes.
 pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, String> {
     let unlike = |what: &str| format!("{what}; fio printed: {json:.300} {complaints:.300}");
     let begin = json.find('{').ok_or_else(|| unlike("no result"))?;

@@ -2,7 +2,7 @@
 //! writes it to its disk and answers; alone, and next to floods of its neighbour on both.
 //!
 //! Network card and disk of both guests are on the I/O domain, whose threads are real-time threads.
-//! The time counts from the moment at which a frame is due until its answer is here: network, CPU,
+//! Times count from the moment at which a frame is due until its answer has arrived: network, CPU,
 //! disk, network. So the VM needs a share of each: next to the floods it runs once with its share
 //! of network and disk alone, and once with a CPU contract too.
 

@@ -45,7 +45,7 @@ pub struct ResponsivenessOptions {
 }
 
 impl ResponsivenessOptions {
-    /// Refuses what cannot be measured, before anything is made.
+    /// Refuses options that cannot be measured, before a device is made.
     ///
     /// # Errors
     /// An unknown device, application, load or scheduler.

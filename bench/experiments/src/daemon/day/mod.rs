@@ -27,7 +27,7 @@ const PICTURE: &str = "daemon-day.svg";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mishap {
-    /// Nothing: everything is as declared.
+    /// No fault: load, device and settings are as declared.
     Nothing,
     /// The least critical VM, which the plan limits, is restarted in a new cgroup, as libvirt does.
     Restart,

@@ -1,4 +1,4 @@
-//! The steps of each cycle, from what the guest, the host and the I/O domain have recorded.
+//! The steps of each cycle, from the records of the guest, the host and the I/O domain.
 
 use std::collections::BTreeMap;
 
@@ -182,7 +182,7 @@ pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &s
         let before = others[..to].iter().rev();
         let before = before.take_while(|other| other.submitted() + longest > submitted);
         ahead.push(before.filter(|other| other.completed() > submitted).count() as u64);
-        // Requests at the device are not taken back, so no inversion can be counted there.
+        // Requests at the device cannot be recalled, so no inversion can be counted there.
         device.add(request.device_ns, request.class.clone(), 0, false);
         of_vcpu(answer, at_completion, request.completed(), cycle.answered);
     }
@@ -319,7 +319,8 @@ mod tests {
         requests[1].device_ns = 100 * US;
         let judged = judge(&[cycle(due)], &[begin(), lowered].concat(), &requests, "a");
         assert_eq!(inversions(&judged)[..3], [0, 0, 1]);
-        // 100 us at the floor are what a promotion may take; then it is not raised at all.
+        // A wait of 100 us at the floor is allowed for a promotion; then there is no promotion at
+        // all.
         let (mut moments, requests) = records(due);
         moments[3] = level(due + 500 * US, 90);
         let judged = judge(&[cycle(due)], &[begin(), moments].concat(), &requests, "a");

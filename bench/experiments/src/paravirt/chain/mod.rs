@@ -120,7 +120,7 @@ pub struct Chain {
     /// Steps in the order of a cycle.
     pub steps: Vec<Step>,
     /// The neighbour's requests at the device when one of the task's was submitted: maximum and
-    /// mean. They are not taken back.
+    /// mean. They cannot be recalled.
     pub ahead: (u64, f64),
     /// The device's window in the I/O domain.
     pub window: u32,

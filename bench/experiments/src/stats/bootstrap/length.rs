@@ -40,8 +40,8 @@ pub fn block_length(series: &[f64], scheme: Scheme) -> Result<f64, BootstrapErro
         Scheme::Stationary => 2.0 * spectrum * spectrum,
     };
     let best = (2.0 * bend * bend / variance * nf).cbrt();
-    // A spectrum of zero leaves the length undefined or infinite; the cap is then the careful
-    // answer.
+    // A spectrum of zero leaves the length undefined or infinite; the cap is then the conservative
+    // choice.
     Ok(if best.is_nan() { cap } else { best.clamp(1.0, cap) })
 }
 
