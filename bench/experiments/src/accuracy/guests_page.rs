@@ -6,7 +6,7 @@ use rtvirtio_report::svg::{Axis, Spread};
 
 use crate::page::xy::{axis, plot, series, table};
 
-/// Table of the tasks that were measured both ways; `None` without any.
+/// Section on the tasks that were measured both ways; `None` without any.
 pub fn guests(
     device: &str,
     [guests_on, others_on]: [&str; 2],

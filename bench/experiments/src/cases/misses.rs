@@ -18,7 +18,7 @@ use rtvirtio_learn::load::{Stream, vm_name};
 pub enum Limit {
     /// The host stalls: less its stalls every run passes.
     Host,
-    /// Chance: the same setting passed in another run of the case.
+    /// A matter of chance: the same setting passed in another run of the case.
     Chance,
     /// A different setting that was tried passes: ours was chosen wrongly.
     Choice,

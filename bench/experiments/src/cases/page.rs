@@ -211,7 +211,7 @@ fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> Plot {
     plot(&title, x, axis("p99.99, ms", Spread::Log), std::iter::once(target).chain(curves).collect(), None)
 }
 
-/// Table of the misses of our schemes; `None` without misses.
+/// Section on the misses of our schemes; `None` without misses.
 pub fn misses(tier: Tier, misses: &[Miss]) -> Option<Section> {
     if misses.is_empty() {
         return None;

@@ -14,7 +14,7 @@ pub const FILE: &str = "host.json";
 pub struct Bundle {
     /// [`Saved::SCHEMA`], checked on reading.
     pub schema: String,
-    /// Date of the first run, and version of the program.
+    /// Date of the latest part, and version of the program.
     pub generated: String,
     /// Hardware, kernel and installed programs.
     pub machine: MachineFacts,

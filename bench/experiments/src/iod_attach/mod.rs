@@ -52,7 +52,7 @@ impl Requests {
 /// Times of one attached disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// From the request to attach until the disk was served and attached, ms.
+    /// Duration of the request to attach, until the disk is served, ms.
     pub attach_ms: f64,
     /// Duration of the successful request to detach, ms.
     pub detach_ms: f64,
