@@ -49,7 +49,7 @@ struct Verified {
 /// Measures the turns and the client's requests.
 ///
 /// # Errors
-/// A device or a domain that cannot be made, a refused disk, and cancellation.
+/// A device or an I/O domain that cannot be made, a refused disk, and cancellation.
 pub fn measure(options: &AttachOptions, progress: &dyn Progress) -> anyhow::Result<AttachData> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-iod-").tempdir()?;
     let ram = RamDisk::new(DISK)?;

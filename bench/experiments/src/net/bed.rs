@@ -197,7 +197,7 @@ impl NetBed {
     /// thread moves into the namespace.
     ///
     /// # Errors
-    /// A namespace, a domain or a guest that cannot be made, and cancellation.
+    /// A namespace, an I/O domain or a guest that cannot be made, and cancellation.
     pub fn new(
         system: System,
         (image, accel): (&GuestImage, Accel),

@@ -23,7 +23,7 @@ const FLOOD_LENGTH: Duration = Duration::from_secs(1);
 /// frames that left the engine counted.
 ///
 /// # Errors
-/// A namespace or a domain that cannot be made.
+/// A namespace or an I/O domain that cannot be made.
 pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     let namespace = Namespace::new()?;
     namespace.enter()?;

@@ -112,7 +112,7 @@ fn probe(bed: &NetBed, count: u32, period: Duration) -> anyhow::Result<RoundTrip
 /// Measures these parts. The result holds no others.
 ///
 /// # Errors
-/// A namespace, a guest or a domain that cannot be made, and cancellation.
+/// A namespace, a guest or an I/O domain that cannot be made, and cancellation.
 pub fn measure(
     options: &NetOptions,
     parts: &BTreeSet<Part>,

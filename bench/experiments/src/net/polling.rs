@@ -63,7 +63,7 @@ impl PollingData {
 /// says so where OVS-DPDK is not installed.
 ///
 /// # Errors
-/// A guest, a domain or a switch that cannot be made, and cancellation.
+/// A guest, an I/O domain or a switch that cannot be made, and cancellation.
 pub fn measure_polling(
     options: &NetOptions,
     image: &GuestImage,

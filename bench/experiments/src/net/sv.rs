@@ -90,8 +90,8 @@ pub struct SvData {
 /// Measures all situations. Returns the host's description for the result file, too.
 ///
 /// # Errors
-/// A namespace, a guest or a domain that cannot be made, a CPU contract that the kernel refuses,
-/// and cancellation.
+/// A namespace, a guest or an I/O domain that cannot be made, a CPU contract that the kernel
+/// refuses, and cancellation.
 pub fn measure_sv(
     options: &NetOptions,
     labs: &LabHost,

@@ -83,7 +83,7 @@ const SYSTEMS: [(System, &[(&str, Uplink)]); 3] = [
 /// The result says so where OVS-DPDK is not installed.
 ///
 /// # Errors
-/// A namespace, a guest, a switch or a domain that cannot be made, and cancellation.
+/// A namespace, a guest, a switch or an I/O domain that cannot be made, and cancellation.
 pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<TimelineData> {
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;

@@ -63,7 +63,7 @@ fn number(frame: &[u8], from: Address) -> Option<(u32, u16)> {
 /// Sends this many requests.
 ///
 /// # Errors
-/// A namespace or a domain that cannot be made, and cancellation.
+/// A namespace or an I/O domain that cannot be made, and cancellation.
 pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) -> anyhow::Result<WebRun> {
     let (order, loaded) = condition;
     let namespace = Namespace::new()?;
