@@ -1,6 +1,5 @@
-//! Contracts in a real Pacemaker cluster of three nodes: time until every contract verifies again
-//! after the loss of a node, a cut link, an operator's move, a node that joins and a raised
-//! contract.
+//! Contracts in a real Pacemaker cluster of three nodes: time until all contracts verify again
+//! after the loss of a node, a cut link, an operator's move, a new node and a raised contract.
 
 mod overlap;
 mod report;
@@ -144,8 +143,7 @@ pub struct Round {
     pub off_before_start: Option<bool>,
     /// From a change of the spec until the kernel has the new budget, s.
     pub raised_s: f64,
-    /// From an operator's order until the cluster has finished all transitions that follow from it,
-    /// s.
+    /// From an operator's order until the cluster has finished all resulting transitions, s.
     pub refused_s: f64,
     /// Whether the VM ran on, in the same process, and a reason was published.
     pub refused_without_stop: bool,
@@ -310,8 +308,7 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     Ok(result)
 }
 
-/// Moves VMs until two contracts fill a node, then orders a third VM there, which has to be
-/// refused.
+/// Fills a node with two contracts, then orders a third VM there, which has to be refused.
 fn refused(site: &mut ContractCluster, result: &mut Round) -> anyhow::Result<()> {
     let at =
         |site: &ContractCluster, vm: &str| site.node_of(0, vm).with_context(|| format!("{vm} runs nowhere"));

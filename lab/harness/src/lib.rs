@@ -1,6 +1,5 @@
-//! The set-up of one measurement: [`test_bed`] makes a device and its VMs and removes them,
-//! [`cores`] pins threads, [`huge_pages`] adds pages temporarily, and [`watched`] runs a service
-//! that observes.
+//! The set-up of a measurement: [`test_bed`] makes and removes a device and its VMs, [`cores`] pins
+//! threads, [`huge_pages`] adds pages temporarily, [`watched`] runs an observing service.
 
 pub mod cores;
 pub mod huge_pages;

@@ -45,8 +45,7 @@ pub struct TestBed<'a> {
     site: Site,
     lab: Lab,
     labs: LabHost,
-    /// Keeps idle CPUs awake: an emulated device represents one of a real-time host, whose idle
-    /// CPUs do not sleep.
+    /// Keeps idle CPUs awake, as in a real-time host, which an emulated device stands in for.
     awake: Option<Awake>,
     progress: &'a dyn Progress,
 }

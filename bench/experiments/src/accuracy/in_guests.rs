@@ -33,8 +33,8 @@ pub struct InGuests {
     guest_ratios: Vec<GuestRatio>,
     /// Judged tasks in guests whose rate was below 99 % of the declared one.
     short: usize,
-    /// Runs of `accuracy` judged by models that learned from other guests too, or the reason why
-    /// there are no such models.
+    /// Runs of `accuracy` judged by models that learned from other guests too, or why there are
+    /// none.
     learned: Result<FromGuests, TrainError>,
     /// Every run, and the latency that a guest adds.
     runs: (Vec<Point>, Option<GuestPoint>),

@@ -102,8 +102,7 @@ fn chosen_cases(options: &RunnerOptions, case_options: &CaseOptions<'_>) -> Vec<
     all.filter(|case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()))).collect()
 }
 
-/// Command line with the options that decide what a run measures; more repetitions, tiers or
-/// schemes only add runs.
+/// Command line, without options that only add runs: more repetitions, tiers or schemes.
 fn command(options: &RunnerOptions) -> String {
     let mut s = format!("rtvirtio-bench cases {} --for {}", options.runs.device, options.length);
     if options.writes {

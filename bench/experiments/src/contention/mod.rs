@@ -155,8 +155,7 @@ pub struct Row {
     pub mean: Measured,
     /// p99.99 as measured, the median over the row's tasks.
     pub tail: Measured,
-    /// p99.99 less the host's own stalls, where they are known: the tail that the learned models
-    /// predict.
+    /// p99.99 less the host's own stalls, where known: the tail that the learned models predict.
     pub awake: Measured,
     /// Index, in spec order, of the task whose predictions are drawn for the row.
     pub task: usize,

@@ -318,8 +318,7 @@ fn rest(daemon: &mut Daemon<SimHost>) -> bool {
     true
 }
 
-/// Causes one random event from outside. Returns whether the loop is to be made anew, as after a
-/// restart.
+/// Causes a random event from outside. Returns whether the service or the host restarts.
 fn happen(host: &mut SimHost) -> bool {
     host.out.causes += 1;
     let name = host.any();
@@ -457,8 +456,7 @@ pub fn simulate(seed: u64, days: u64) -> Month {
                     daemon.pass();
                     daemon.host().now += 30_000;
                 }
-                // The other program stops, and its last value stays until the budget may be set
-                // again.
+                // That program stops; its last value stays until the budget may be set again.
                 daemon.host().now += 3_600_000;
             }
             _ => {}

@@ -69,9 +69,8 @@ pub struct Pair {
     pub with: Load,
 }
 
-/// Measures `pairs` pairs in one run of the guest's load, which is constant meanwhile: between
-/// windows the service is stopped (SIGSTOP) and continued, and QEMU's histograms are removed and
-/// set.
+/// Measures `pairs` pairs in one run of the guest's load, which never stops: between windows the
+/// service is stopped (SIGSTOP) and continued, and QEMU's histograms are removed and set.
 ///
 /// # Errors
 /// A guest or a service that does not start, and cancellation.

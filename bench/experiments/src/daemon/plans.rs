@@ -423,8 +423,7 @@ mod tests {
     fn no_pattern_makes_settings_oscillate() {
         let profile = profile();
         let check = |pattern| {
-            // With an operator who accepts every plan, only the service's decisions make settings
-            // settle.
+            // An operator who accepts every plan: only the service can keep settings stable.
             let month = simulate(pattern, 1, 30, true, &profile).unwrap();
             let zeros = (month.oscillating, month.restless, month.hurt, month.hasty);
             assert_eq!(zeros, (0, 0, 0, 0), "{month:?}");

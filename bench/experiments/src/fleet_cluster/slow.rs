@@ -90,8 +90,7 @@ pub struct SlowRound {
     pub refused_without_stop: bool,
     /// From a disk that is as fast as before until its node has no veto, s.
     pub recovered_s: f64,
-    /// From an operator's order to move a VM there, once it has recovered, until its contract
-    /// verifies there, s.
+    /// From an operator's order to move a VM to the recovered node until its contract verifies, s.
     pub moved_s: f64,
     /// Nodes whose contracts exceeded their budget, over all checks.
     pub beyond_capacity: usize,

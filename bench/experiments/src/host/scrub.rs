@@ -23,8 +23,7 @@ const FILES: &[&str] = &[
     "/sys/class/dmi/id/product_serial",
     "/sys/class/dmi/id/product_uuid",
 ];
-/// Files below each directory in `/sys/block` and `/sys/class/net` whose content is a word to
-/// remove.
+/// Such files below each directory in `/sys/block` and `/sys/class/net`.
 const OF_DEVICES: &[(&str, &[&str])] = &[
     ("/sys/block", &["serial", "device/serial", "wwid", "device/wwid", "uuid"]),
     ("/sys/class/net", &["address"]),

@@ -176,8 +176,7 @@ struct Domain<'a> {
 }
 
 impl Domain<'_> {
-    /// Restarts the I/O domain where the scheme needs another configuration; the guest reconnects
-    /// by itself.
+    /// Restarts the I/O domain where the scheme needs other settings; the guest reconnects itself.
     fn use_scheme(&mut self, scheme: &Scheme) -> anyhow::Result<()> {
         let text = config(scheme.treatment, &self.tuning, self.device, self.dir);
         if self.running.is_none() || self.scheme != Some(scheme.name) {

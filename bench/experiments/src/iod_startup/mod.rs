@@ -67,8 +67,7 @@ pub struct Scheme {
     pub load: bool,
     /// Whether the application is started with `ionice -c 1`.
     pub real_time: bool,
-    /// Whether the guest's page cache is dropped before; else the application was started once
-    /// before.
+    /// Whether the guest's page cache is dropped before; else the application has run before.
     pub cold: bool,
 }
 

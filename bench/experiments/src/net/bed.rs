@@ -142,8 +142,7 @@ fn domain_config(dir: &Path, link: Option<f64>, options: &BedOptions) -> String 
     text
 }
 
-/// Configuration of the disks of both guests, each a part of a device: the victim's has a share of
-/// the device's time.
+/// Disks of both guests, each a part of a device: the victim's has a share of the device's time.
 fn disk_config(dir: &Path, device: &Path, size: Bytes) -> String {
     let cost = "cost = { read = { base = \"10us\", per_mib = \"300us\" }, write = { base = \"10us\", per_mib = \"300us\" } }";
     let mut text = format!("[[device]]\nname = \"d\"\nwindow = 4\nstall = \"1ms\"\n{cost}\n");
@@ -437,8 +436,7 @@ impl NetBed {
         Ok(Nanos(time.as_nanos() as u64))
     }
 
-    /// Kills the I/O domain and starts it again, with a link of this rate; returns the time of the
-    /// kill.
+    /// Kills the I/O domain and restarts it with a link of this rate; returns the time of the kill.
     ///
     /// # Errors
     /// When there is none, or it does not start.

@@ -118,8 +118,8 @@ impl Attacker {
     }
 }
 
-/// Attacks on one connection: frames of the victim's address, invalid headers, a storm of groups,
-/// kicks, and invalid chains.
+/// Attacks: frames of the victim's address, invalid headers, a storm of groups and kicks, and
+/// invalid chains.
 fn attack(client: &mut NetClient, own: [u8; 6], victim: [u8; 6]) {
     let frame = |to: [u8; 6], from: [u8; 6]| {
         let mut frame = [to, from].concat();

@@ -281,8 +281,7 @@ fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow
     Ok(UplinkData::new(bed.system, link == Uplink::Htb, udp, &trips?, rate))
 }
 
-/// Victim's reservation by the I/O domain's status: bound and worst in ns, and frames over the
-/// deadline.
+/// Victim's reservation by the I/O domain: bound and worst, ns, and frames over the deadline.
 fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
     let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
     let ports = status["ports"].as_array().cloned().unwrap_or_default();

@@ -134,8 +134,7 @@ impl Making {
     }
 
     fn run(&mut self, program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-        // In a process group of its own: Ctrl-C is for this process, which ends the others in
-        // order.
+        // In a process group of its own: this process handles Ctrl-C and ends the others.
         let mut command = self.command(program, arguments);
         let out = command.process_group(0).output().with_context(|| program.to_owned())?;
         if !out.status.success() {

@@ -65,8 +65,7 @@ impl ParavirtOptions {
             || self.only.is_empty() && !matches!(piece, Piece::Chain | Piece::Interrupts)
     }
 
-    /// Name of the result's file: single pieces have one of their own, and do not replace a whole
-    /// result.
+    /// File name of the result: single pieces have their own, and do not replace a whole result.
     #[must_use]
     pub fn file(&self) -> String {
         let pieces: Vec<Piece> = Piece::ALL.into_iter().filter(|piece| self.only.contains(piece)).collect();

@@ -30,8 +30,7 @@ pub const FILE: &str = "cpu-paravirt.json";
 /// File name of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
 
-/// Results of `rtvirtio-lab box` (a QEMU machine as host, with an emulated CPU), by the kernel of
-/// its host.
+/// Results of `rtvirtio-lab box` (a host in QEMU with an emulated CPU), by the host's kernel.
 pub const BOX_FILES: [&str; 4] = [
     "cpu-paravirt-box.json",
     "cpu-paravirt-box-rt.json",

@@ -43,8 +43,7 @@ const ATTEMPTS: u32 = 3;
 
 /// Lateness that about one in ten thousand wake-ups of this machine exceeds.
 const LATE: Duration = Duration::from_millis(10);
-/// Targets of the victim's alpha, as shares of the way from its least measured value to its
-/// largest.
+/// Targets of the victim's alpha, as shares of the range from its least value to its largest.
 const TARGETS: [f64; 3] = [0.25, 0.5, 0.75];
 /// Target of the victim's Delta over the longest measured one.
 const SLACK: f64 = 1.5;
@@ -286,8 +285,7 @@ impl VictimBed {
     }
 }
 
-/// Repeats a measurement while the host stalls for too long to be subtracted, and counts the
-/// repetitions.
+/// Repeats a measurement while the host stalls for too long to subtract; counts the repetitions.
 fn until_quiet<T>(
     spoiled: &mut u64,
     is_quiet: impl Fn(&T) -> bool,

@@ -15,8 +15,7 @@ const BOTH: Outstanding = Outstanding { victim: OUTSTANDING as u32, neighbour: O
 /// Bytes of each request.
 const BLOCK: u64 = 4_096;
 
-/// A held-out point of the victim: its expected service by the curve, and the bound by network
-/// calculus.
+/// A held-out point of the victim, with the curve's expectation and network calculus' bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JudgedVictim {
     /// Point as measured.

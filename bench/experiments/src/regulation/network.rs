@@ -21,8 +21,7 @@ const VM: [u8; 6] = [0x52, 0x54, 0, 0, 1, 0];
 const FAR: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 /// Length of a frame without FCS.
 const LENGTH: usize = 1_514;
-/// Interval at which a sender fills its queue: a queue holds more than the largest rate moves
-/// meanwhile.
+/// Interval of filling a sender's queue, which holds more than the largest rate moves meanwhile.
 const REFILL: Duration = Duration::from_millis(1);
 /// Frames that the host's end sends at each refill: more than the largest rate.
 const SENT: usize = 48;

@@ -248,8 +248,7 @@ impl<'a> Bed<'a> {
         Ok(Vm { guest, scheduler: String::new(), port })
     }
 
-    /// Favours the VM during starts as `rtvirtio starts` does, with a budget for all starts of a
-    /// run.
+    /// Favours the VM as `rtvirtio starts` does, with a budget for all starts of a run.
     fn favour(&self, plan: &RunPlan) -> anyhow::Result<Favouring> {
         let guest = &self.native.as_ref().context("no guest")?.guest;
         let vms = [StartVm { name: VM.to_owned(), socket: guest.handle().start_socket() }];

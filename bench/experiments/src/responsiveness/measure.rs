@@ -1,5 +1,4 @@
-//! Measurement of all cells, in random order, planes of a cell one after the other; a stopped
-//! matrix continues.
+//! All cells in random order, the planes of a cell in sequence; a stopped matrix continues.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -78,8 +78,7 @@ impl RunOfStarts {
         self.starts.iter().any(|s| s.timed_out)
     }
 
-    /// Smallest, largest, mean, deviation and interval of the starts' durations; `None` without
-    /// starts.
+    /// Summary of the starts' durations, s; `None` without starts.
     #[must_use]
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.starts.iter().map(|s| s.seconds).collect::<Vec<_>>())

@@ -1,7 +1,6 @@
 //! Quantiles of samples, by nearest rank.
 
-/// The smallest of the sorted samples with at least this share at or below it; `None` without
-/// samples.
+/// The smallest sorted sample with at least this share at or below it; `None` without samples.
 #[must_use]
 pub fn nearest_rank<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
     let rank = (sorted.len() as f64 * share).ceil() as usize;

@@ -41,8 +41,7 @@ pub struct Setup {
     pub knobs: Knobs,
 }
 
-/// Tails of four kinds: waiting for others' slices, waiting for requests, and both kinds of
-/// neighbour.
+/// Tails of four kinds: waiting for slices, waiting for requests, and both kinds of neighbour.
 #[must_use]
 pub fn setups() -> Vec<Setup> {
     let all = |vms: usize| vec![[LIGHT, MEDIUM, HEAVY].map(Stream::paced).to_vec(); vms];

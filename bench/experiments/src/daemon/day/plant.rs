@@ -94,8 +94,7 @@ impl Plant {
         Ok(plant)
     }
 
-    /// Closes the agents of the guests: QEMU serves one client of each, and the measurement needs
-    /// it.
+    /// Closes the guests' agents for the measurement: QEMU serves one client of each.
     fn close_agents(&mut self) {
         self.guests.iter_mut().flatten().for_each(QemuGuest::close_agent);
     }

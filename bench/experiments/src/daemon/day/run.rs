@@ -181,8 +181,7 @@ impl Day<'_> {
         self.rtvirtio(&["revert", "--force"])
     }
 
-    /// Causes a fault. Returns the time until the settings were correct again, for faults that are
-    /// waited for.
+    /// Causes a fault. Returns the time until the settings were correct again, where it is awaited.
     fn mishap(&mut self, mishap: Mishap, last: Mishap) -> anyhow::Result<Option<Duration>> {
         match mishap {
             Mishap::Nothing | Mishap::Flood => Ok(None),

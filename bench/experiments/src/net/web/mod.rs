@@ -33,8 +33,7 @@ const SEGMENT: usize = 1_448;
 const FRAME_BYTES: usize = 1_514;
 /// Frames of an answer.
 const FRAMES: u16 = FILE_BYTES.div_ceil(SEGMENT) as u16;
-/// The server's reservation of the link: an answer, which takes 107 660 bytes of the link, each 20
-/// ms.
+/// The server's reservation: an answer, which takes 107 660 bytes of the link, each 20 ms.
 const RESERVE: &str = "reserve = { rate = \"45Mbit/s\", burst = \"110kB\", deadline = \"12ms\" }\n";
 /// Round trips of the fast probe for each request: 500 requests by default, as in the paper.
 const ROUND_TRIPS_PER_REQUEST: u32 = 40;

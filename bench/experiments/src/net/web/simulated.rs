@@ -1,5 +1,4 @@
-//! The conditions on the I/O domain's scheduler in virtual time: the link alone, without threads
-//! and copies.
+//! The I/O domain's scheduler in virtual time: the link alone, without threads and copies.
 
 use std::collections::VecDeque;
 use std::path::Path;

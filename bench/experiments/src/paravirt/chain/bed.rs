@@ -87,8 +87,7 @@ impl DiskBed {
     }
 }
 
-/// Configuration in which the urgent requests of A have a share of the device's time; all others
-/// share the rest.
+/// The urgent requests of A have a share of the device's time; all others share the rest.
 fn config(control: &Path, device: &Path, sockets: &[PathBuf; 2]) -> String {
     let mut text = format!(
         "control = {:?}\n[[device]]\nname = \"bench\"\npolicy = \"edf\"\nwindow = {WINDOW}\nfifo = {FIFO}\nstall = \"1ms\"\n\

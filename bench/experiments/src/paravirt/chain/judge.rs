@@ -319,8 +319,7 @@ mod tests {
         requests[1].device_ns = 100 * US;
         let judged = judge(&[cycle(due)], &[begin(), lowered].concat(), &requests, "a");
         assert_eq!(inversions(&judged)[..3], [0, 0, 1]);
-        // A wait of 100 us at the floor is allowed for a promotion; then there is no promotion at
-        // all.
+        // 100 us at the floor are allowed for a promotion; then there is no promotion.
         let (mut moments, requests) = records(due);
         moments[3] = level(due + 500 * US, 90);
         let judged = judge(&[cycle(due)], &[begin(), moments].concat(), &requests, "a");

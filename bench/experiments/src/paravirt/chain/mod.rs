@@ -22,8 +22,7 @@ use crate::stats::rank::nearest_rank;
 
 /// Period of the cycles.
 pub const PERIOD: Nanos = Nanos::from_micros(10_000);
-/// Longest time that a promotion may take: an urgent vCPU that waits at its floor for longer is an
-/// inversion.
+/// Longest allowed promotion: an urgent vCPU that waits at its floor for longer is an inversion.
 pub const RAISE: Nanos = Nanos::from_micros(100);
 
 /// A step of a cycle.

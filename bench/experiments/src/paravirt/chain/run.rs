@@ -28,8 +28,7 @@ use crate::paravirt::measure::{GUEST_TIMEOUT, WARM_UP, WORK};
 const READS: &str = "fio --name=f --filename=/dev/vda --direct=1 --ioengine=libaio --rw=randread --bs=4k --iodepth=32 --time_based --runtime=3600 \
                      >/dev/null 2>&1";
 const DEPTH: u64 = 32;
-/// A guest's I/O scheduler dispatches requests in a kernel thread, which is not urgent in the
-/// guest.
+/// A guest's I/O scheduler dispatches in a kernel thread, which is not urgent in the guest.
 const ELEVATOR: &str = "echo none >/sys/block/vda/queue/scheduler && cat /sys/block/vda/queue/scheduler";
 /// A busy emulated guest starts its programs slowly.
 const START: Duration = Duration::from_secs(60);
