@@ -136,17 +136,20 @@ fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
 /// Lines for the vCPUs whose priority the guest moves.
 fn urgency_lines(vm: &Value) -> String {
     let line = |v: &Value| {
-        let time = |key: &str| Nanos(v[key].as_u64().unwrap_or(0));
+        let unknown = || "unknown".to_owned();
+        let count = |key: &str| v[key].as_u64().map_or_else(unknown, |n| n.to_string());
+        let time = |key: &str| v[key].as_u64().map_or_else(unknown, |ns| Nanos(ns).to_string());
         let level = match v["level"]["priority"].as_u64() {
-            Some(priority @ 1..) => format!("priority {priority}"),
-            _ => "ordinary".to_owned(),
+            Some(0) => "ordinary".to_owned(),
+            Some(priority) => format!("priority {priority}"),
+            None => "level unknown".to_owned(),
         };
         format!(
             "urgency of vcpu {}: {level} ({}), {} above the floor in {} promotions, {} left in this second\n",
-            v["vcpu"],
-            v["reason"].as_str().unwrap_or("?"),
+            count("vcpu"),
+            v["reason"].as_str().unwrap_or("unknown"),
             time("boosted"),
-            v["promotions"],
+            count("promotions"),
             time("task_left")
         )
     };
@@ -258,5 +261,25 @@ fn event(event: &Event<'_>, ui: &Ui) -> anyhow::Result<()> {
     match result.and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_the_urgency_file_does_not_say_is_unknown() {
+        let mut vm = json!({ "vcpus": [{ "vcpu": 1, "level": { "priority": 0 }, "reason": "floor", "boosted": 2_000,
+            "promotions": 3, "task_left": 0 }] });
+        let whole = "urgency of vcpu 1: ordinary (floor), 2us above the floor in 3 promotions, 0ns left in this second\n";
+        assert_eq!(urgency_lines(&vm), whole);
+        for key in ["level", "boosted", "promotions", "task_left", "reason"] {
+            let known = vm["vcpus"][0][key].take();
+            assert_eq!(urgency_lines(&vm).matches("unknown").count(), 1, "{key}: {}", urgency_lines(&vm));
+            vm["vcpus"][0][key] = known;
+        }
     }
 }
