@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rtvirtio_engine::config::File;
+use rtvirtio_domain_config::File;
 use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler};
 use rtvirtio_units::Nanos;
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rtvirtio_engine::backing::{Backing, BackingConfig};
+use rtvirtio_domain_resources::backing::{Backing, BackingConfig};
 use rtvirtio_engine::engine::{
     Command, Disk, Engine, EngineConfig, EngineHandle, QueueCommand, VmStatus, VringStart,
 };

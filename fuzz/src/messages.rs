@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
+use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
-use rtvirtio_engine::listen::SocketListener;
 use rtvirtio_engine::vhost_user::{DeviceInfo, VhostUserServer};
 
 use super::engine::{house, vm_status};

@@ -10,12 +10,11 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rtvirtio_engine::config;
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::engine::{QueueCommand, VringStart};
 use rtvirtio_engine::feature::{self, VERSION_1};
 use rtvirtio_engine::memory::GuestMem;
-use rtvirtio_engine::net::uplink::Uplink;
 use rtvirtio_engine::net::{NetCommand, NetEngine, NetHandle, PortStatus};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -60,7 +59,7 @@ struct Lan {
 fn lan() -> &'static Mutex<Lan> {
     static LAN: OnceLock<Mutex<Lan>> = OnceLock::new();
     LAN.get_or_init(|| {
-        let file = config::File::parse(Path::new("fuzz"), CONFIG).expect("a configuration");
+        let file = rtvirtio_domain_config::File::parse(Path::new("fuzz"), CONFIG).expect("a configuration");
         let pairs = [(), ()].map(|()| UnixDatagram::pair().expect("sockets"));
         let mut uplinks = Vec::new();
         let ends = pairs.map(|(end, uplink)| {

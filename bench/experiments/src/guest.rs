@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rtvirtio_domain_protocol::status::DiskStatus;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_vmm::agent::{ExecOutput, Process};
-use serde_json::Value;
 
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::domain::client as iod;
@@ -116,10 +116,9 @@ pub fn run_command(guest: &mut QemuGuest, argv: &[&str]) -> anyhow::Result<Strin
 /// The I/O domain's counters of its first VM.
 ///
 /// # Errors
-/// When the I/O domain does not answer, or has no VM.
-pub fn vm_status(control: &Path) -> anyhow::Result<Value> {
-    let mut status = iod::ask(control)?;
-    status.pointer_mut("/vms/0").map(Value::take).context("the I/O domain reports no VM")
+/// When the domain does not answer, or has no VM.
+pub fn vm_status(control: &Path) -> anyhow::Result<DiskStatus> {
+    iod::ask(control)?.vms.into_iter().next().context("the I/O domain reports no VM")
 }
 
 /// Whether the I/O domain's first VM is attached.
@@ -127,7 +126,7 @@ pub fn vm_status(control: &Path) -> anyhow::Result<Value> {
 /// # Errors
 /// When the I/O domain does not answer.
 pub fn is_attached(control: &Path) -> anyhow::Result<bool> {
-    Ok(vm_status(control)?["attached"].as_bool().unwrap_or(false))
+    Ok(vm_status(control)?.attached)
 }
 
 /// Waits until the guest is attached.

@@ -4,18 +4,19 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
+use rtvirtio_domain_protocol::{Changed, Command, Failure, Signalled, Stop};
+use rtvirtio_domain_resources::handover::Passed;
+use rtvirtio_domain_resources::listen::SocketListener;
+use rtvirtio_domain_resources::socket_group;
 use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::EngineHandle;
-use rtvirtio_engine::handover::{DiskFacts, Passed};
-use rtvirtio_engine::handover_port::PortFacts;
 use rtvirtio_engine::line_server::{Limits, Reply, Request, serve};
-use rtvirtio_engine::listen::SocketListener;
 use rtvirtio_engine::log::write_line;
 use rtvirtio_engine::running::Running;
-use rtvirtio_engine::socket_group;
-use serde_json::{Value, json};
+use serde::Serialize;
 use signal_hook::iterator::Handle;
 
 use crate::trace::TraceServer;
@@ -77,109 +78,94 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Commands refused to members of `control_group`: they open, close or end something.
-fn needs_owner(what: &str) -> Value {
-    let text = format!("only root and the user of the I/O domain may {what}; try again with sudo");
-    json!({ "error": text })
+/// A reply as a line.
+fn line(reply: &impl Serialize) -> String {
+    let text = serde_json::to_value(reply).map(|reply| format!("{reply}\n"));
+    text.unwrap_or_else(|e| failure(e))
 }
 
-fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -> Reply {
-    let Request { line, mut stream, descriptors, is_owner } = request;
-    let request: Value = serde_json::from_str(line).unwrap_or_default();
-    let force = request.get("force").and_then(Value::as_bool).unwrap_or(false);
-    let reply = match request.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::to_value(served.running.report())
-            .unwrap_or_else(|e| json!({ "error": e.to_string() })),
-        Some("histograms") => serde_json::to_value(served.running.histograms())
-            .unwrap_or_else(|e| json!({ "error": e.to_string() })),
-        Some("preview") => preview(served),
-        Some("reload") => match passed_files(&request, descriptors) {
-            Err(error) => json!({ "error": error }),
-            Ok(passed) if !is_owner && (force || !passed.is_empty()) => {
-                needs_owner("attach and detach disks and ports")
-            }
-            Ok(passed) => match reload(&served.running, &served.config, passed, force && is_owner) {
-                Ok(changed) => json!({ "changed": changed }),
-                Err(error) => json!({ "error": error }),
-            },
-        },
-        Some("signal_urgent") if !is_owner => needs_owner("follow urgent requests"),
-        Some("signal_urgent") => match signal_urgent(&served.running, &request, descriptors) {
-            Ok(()) => json!({ "signalled": request["disks"], "signalled_ports": request["ports"] }),
-            Err(error) => json!({ "error": error }),
-        },
-        Some("stop") if !is_owner => needs_owner("stop it"),
-        Some("stop") => {
-            let guests = served.running.connected();
-            if guests.is_empty() || force {
-                write_line("stopped by a command");
-                // Sent before the process ends; a disconnected peer needs no answer.
-                let _ = writeln!(&stream, "{}", json!({ "stopping": true }));
-                served.end.close();
-                return Reply::Detached;
-            }
-            json!({ "guests": guests })
-        }
-        Some("trace") => match traces.attach(stream, &request) {
-            Ok(()) => return Reply::Detached,
-            Err(refused) => {
-                stream = refused;
-                json!({ "error": "another listener traces this domain; wait until it ends" })
-            }
-        },
-        _ => {
-            json!({ "error": "there are the commands status, histograms, preview, reload, signal_urgent, stop and trace" })
-        }
-    };
-    Reply::Line(stream, format!("{reply}\n"))
+fn failure(error: impl ToString) -> String {
+    line(&Failure { error: error.to_string(), config: None })
 }
 
-/// Effect of a reload, and the configuration file's path.
-fn preview(served: &Served) -> Value {
-    let config = served.config.display().to_string();
-    match served.running.preview(&served.config) {
-        Ok(found) => {
-            let going = |list: &[(String, bool)]| -> Vec<Value> {
-                let one =
-                    |(name, connected): &(String, bool)| json!({ "name": name, "connected": connected });
-                list.iter().map(one).collect()
-            };
-            let (detach, detach_ports) = (going(&found.detach), going(&found.detach_ports));
-            json!({
-                "config": config, "attach": found.attach, "detach": detach,
-                "attach_ports": found.attach_ports, "detach_ports": detach_ports
-            })
-        }
-        Err(e) => json!({ "config": config, "error": e.to_string() }),
+fn reply_or_failure(reply: Result<impl Serialize, impl ToString>) -> String {
+    match reply {
+        Ok(reply) => line(&reply),
+        Err(error) => failure(error),
     }
 }
 
-fn passed_files(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Passed, String> {
-    let disks: Vec<DiskFacts> = list_of(request, "disks")?;
-    let ports: Vec<PortFacts> = list_of(request, "ports")?;
-    Passed::pair(disks, ports, descriptors)
-        .ok_or_else(|| "there are not three descriptors for each disk and two for each port".to_owned())
+/// Commands refused to members of `control_group`: they open, close or end something.
+fn needs_owner(what: &str) -> String {
+    failure(format!("only root and the user of the I/O domain may {what}; try again with sudo"))
+}
+
+fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -> Reply {
+    let Request { line: text, mut stream, descriptors, is_owner } = request;
+    let Served { running, config, .. } = served;
+    let command = match Command::parse(text) {
+        Ok(command) => command,
+        Err(e) => return Reply::Line(stream, failure(e)),
+    };
+    let reply = match command {
+        Command::Status => line(&running.status()),
+        Command::Histograms => line(&running.histograms()),
+        Command::Preview => match running.preview(config) {
+            Ok(preview) => line(&preview),
+            Err(e) => line(&Failure { error: e.to_string(), config: Some(config.clone()) }),
+        },
+        Command::Reload { force, disks, ports } => match Passed::pair(disks, ports, descriptors) {
+            None => failure("there are not three descriptors for each disk and two for each port"),
+            Some(passed) if !is_owner && (force || !passed.is_empty()) => {
+                needs_owner("attach and detach disks and ports")
+            }
+            Some(passed) => {
+                let changed = reload(running, config, passed, force && is_owner);
+                reply_or_failure(changed.map(|changed| Changed { changed }))
+            }
+        },
+        Command::SignalUrgent { .. } if !is_owner => needs_owner("follow urgent requests"),
+        Command::SignalUrgent { disks, ports } => {
+            let done = signal_urgent(running, &disks, &ports, descriptors);
+            reply_or_failure(done.map(|()| Signalled { signalled: disks, signalled_ports: ports }))
+        }
+        Command::Stop { .. } if !is_owner => needs_owner("stop it"),
+        Command::Stop { force } => {
+            let guests = running.connected();
+            if guests.is_empty() || force {
+                write_line("stopped by a command");
+                // Sent before the process ends; a disconnected peer needs no answer.
+                let _ = stream.write_all(line(&Stop::Ends { stopping: true }).as_bytes());
+                served.end.close();
+                return Reply::Detached;
+            }
+            line(&Stop::Serves { guests })
+        }
+        Command::Trace { for_ms } => match traces.attach(stream, for_ms.map(Duration::from_millis)) {
+            Ok(()) => return Reply::Detached,
+            Err(refused) => {
+                stream = refused;
+                failure("another listener traces this domain; wait until it ends")
+            }
+        },
+    };
+    Reply::Line(stream, reply)
 }
 
 /// Sets the disks and ports whose urgent completions and frames are signalled on the eventfd of the
 /// request; without an eventfd clears them.
-fn signal_urgent(running: &Running, request: &Value, descriptors: Vec<OwnedFd>) -> Result<(), String> {
-    let disks: Vec<String> = list_of(request, "disks")?;
-    let ports: Vec<String> = list_of(request, "ports")?;
+fn signal_urgent(
+    running: &Running,
+    disks: &[String],
+    ports: &[String],
+    descriptors: Vec<OwnedFd>,
+) -> Result<(), String> {
     let mut descriptors = descriptors.into_iter();
     let (eventfd, other) = (descriptors.next(), descriptors.next());
     if other.is_some() {
         return Err("one eventfd at most is signalled".to_owned());
     }
-    running.signal_urgent(&disks, &ports, eventfd).map_err(|e| e.to_string())
-}
-
-/// List under a key; empty without the key.
-fn list_of<T: serde::de::DeserializeOwned>(request: &Value, key: &str) -> Result<Vec<T>, String> {
-    match request.get(key) {
-        None => Ok(Vec::new()),
-        Some(list) => serde_json::from_value(list.clone()).map_err(|e| format!("`{key}`: {e}")),
-    }
+    running.signal_urgent(disks, ports, eventfd).map_err(|e| e.to_string())
 }
 
 /// Reloads the configuration, and logs the result.

@@ -12,17 +12,17 @@ use anyhow::Context;
 use clap::Parser;
 use rtvirtio_arguments::{Section, print};
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::check::{self, Directories};
+use rtvirtio_domain_resources::check::{self, Directories};
+use rtvirtio_domain_resources::doubts;
+use rtvirtio_domain_resources::handover::Passed;
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
-use rtvirtio_engine::doubts;
 use rtvirtio_engine::log::write_line;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
-use rtvirtio_engine::handover::Passed;
 
 /// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.
 #[derive(Debug, Parser)]

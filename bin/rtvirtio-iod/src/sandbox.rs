@@ -70,7 +70,7 @@ impl Sandbox {
             .handle_access(AccessNet::from_all(ABI::V5))?
             .scope(Scope::from_all(ABI::V6))?
             .create()?;
-        let sockets = rtvirtio_engine::handover::socket_directories(file);
+        let sockets = rtvirtio_domain_resources::handover::socket_directories(file);
         // Editors replace the file, so the rule covers its directory; and that of its target where
         // it is a link.
         let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());

@@ -5,21 +5,21 @@
 //! listener shuts down its side; without `for_ms` only then. A slow listener loses events, and
 //! delays no other thread.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rtvirtio_domain_protocol::trace::{Begin, End, Event, Mark};
 use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::{Command, EngineGone, EngineHandle, TraceCommand, TraceEvent, TraceReader};
 use rtvirtio_engine::net::trace::FrameEvent;
 use rtvirtio_engine::net::{NetCommand, NetHandle};
-use rtvirtio_sched::{Class, Op};
+use rtvirtio_sched::{Class, Op, Priority};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::Serialize;
-use serde_json::json;
 
 /// Events between two drains: 10 ms at 800 000 requests per second, about 0.7 MB.
 const CAPACITY: usize = 8_192;
@@ -47,7 +47,7 @@ impl TraceServer {
             for (stream, length) in next {
                 if let Err(e) = serve(&stream, length, &engines, &networks) {
                     // A closed connection is the usual end of a trace.
-                    let _ = writeln!(&stream, "{}", json!({ "error": format!("{e:#}") }));
+                    let _ = write_mark(&mut &stream, &Mark::Failed { error: format!("{e:#}") });
                 }
             }
         };
@@ -58,13 +58,16 @@ impl TraceServer {
     }
 
     /// Attaches a listener; returns its stream when another one is attached.
-    pub fn attach(&self, stream: UnixStream, request: &serde_json::Value) -> Result<(), UnixStream> {
-        let length = request.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
+    pub fn attach(&self, stream: UnixStream, length: Option<Duration>) -> Result<(), UnixStream> {
         self.listeners.try_send((stream, length)).map_err(|e| match e {
-            std::sync::mpsc::TrySendError::Full((stream, _))
-            | std::sync::mpsc::TrySendError::Disconnected((stream, _)) => stream,
+            TrySendError::Full((stream, _)) | TrySendError::Disconnected((stream, _)) => stream,
         })
     }
+}
+
+fn write_mark(out: &mut impl Write, mark: &Mark) -> std::io::Result<()> {
+    serde_json::to_writer(&mut *out, mark)?;
+    out.write_all(b"\n")
 }
 
 /// A traceable engine, of a device or of a network.
@@ -75,8 +78,8 @@ trait Traced: TraceCommand {
     fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
     /// Place and member number of an event.
     fn of(event: &Self::Event) -> (usize, u32);
-    /// Writes an event as JSON.
-    fn line(engine: &str, vm: &str, event: &Self::Event, out: &mut dyn Write) -> serde_json::Result<()>;
+    /// An event as it is sent.
+    fn event<'a>(engine: &'a str, vm: &'a str, event: &Self::Event) -> Event<'a>;
 }
 
 impl Traced for Command {
@@ -92,8 +95,33 @@ impl Traced for Command {
         (event.vm, event.member)
     }
 
-    fn line(device: &str, vm: &str, event: &TraceEvent, out: &mut dyn Write) -> serde_json::Result<()> {
-        serde_json::to_writer(out, &EventLine::new(device, vm, event))
+    fn event<'a>(device: &'a str, vm: &'a str, e: &TraceEvent) -> Event<'a> {
+        let op = match e.op {
+            Some(Op::Read) => "read",
+            Some(Op::Write) => "write",
+            Some(Op::Flush) => "flush",
+            Some(Op::Discard) => "discard",
+            Some(Op::WriteZeroes) => "write-zeroes",
+            None => "refused",
+        };
+        Event {
+            device: Some(Cow::Borrowed(device)),
+            network: None,
+            vm: Cow::Borrowed(vm),
+            queue: Some(e.queue),
+            op: Cow::Borrowed(op),
+            len: e.len,
+            class: Cow::Borrowed(class(e.priority)),
+            level: e.priority.level,
+            reserved: e.reserved,
+            refused: e.refused.map(Cow::Borrowed),
+            status: Some(e.status),
+            fate: None,
+            at_ns: e.arrival.0,
+            wait_ns: e.wait.0,
+            device_ns: e.device.0,
+            total_ns: e.wait.0 + e.device.0,
+        }
     }
 }
 
@@ -110,8 +138,33 @@ impl Traced for NetCommand {
         (event.port, event.member)
     }
 
-    fn line(network: &str, vm: &str, event: &FrameEvent, out: &mut dyn Write) -> serde_json::Result<()> {
-        serde_json::to_writer(out, &FrameLine::new(network, vm, event))
+    fn event<'a>(network: &'a str, vm: &'a str, e: &FrameEvent) -> Event<'a> {
+        Event {
+            device: None,
+            network: Some(Cow::Borrowed(network)),
+            vm: Cow::Borrowed(vm),
+            queue: None,
+            op: Cow::Borrowed(if e.sent { "send" } else { "receive" }),
+            len: e.len,
+            class: Cow::Borrowed(class(e.priority)),
+            level: e.priority.level,
+            reserved: e.reserved,
+            refused: None,
+            status: None,
+            fate: Some(Cow::Borrowed(e.fate.name())),
+            at_ns: e.arrival.0,
+            wait_ns: e.wait.0,
+            device_ns: e.passing.0,
+            total_ns: e.wait.0 + e.passing.0,
+        }
+    }
+}
+
+fn class(priority: Priority) -> &'static str {
+    match priority.class {
+        Class::RealTime => "real-time",
+        Class::BestEffort => "best-effort",
+        Class::Idle => "idle",
     }
 }
 
@@ -147,7 +200,7 @@ impl<C: Traced> Source<C> {
                     let found = found.filter(|(known, _)| *known == member);
                     found.map_or_else(|| "(detached)".to_owned(), |(_, name)| name)
                 });
-                let line = C::line(name, vm, &event, &mut *out);
+                let line = serde_json::to_writer(&mut *out, &C::event(name, vm, &event));
                 done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
         });
@@ -174,8 +227,8 @@ fn serve(
     let start = |(name, engine): &(String, NetHandle)| Source::start(name, engine);
     let mut networks = networks.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
     let mut out = BufWriter::new(stream);
-    let head = json!({ "devices": devices.len(), "networks": networks.len(), "room": CAPACITY });
-    writeln!(out, "{}", json!({ "trace": head }))?;
+    let trace = Begin { devices: devices.len(), networks: networks.len(), room: CAPACITY };
+    write_mark(&mut out, &Mark::Begin { trace })?;
     let begin = Instant::now();
     let mut events = 0;
     let mut over = false;
@@ -205,91 +258,7 @@ fn serve(
     }
     let dropped: u64 = ended.iter().map(|(_, dropped)| dropped).sum();
     events += ended.iter().map(|(events, _)| events).sum::<usize>();
-    writeln!(out, "{}", json!({ "end": { "events": events, "dropped": dropped } }))?;
+    write_mark(&mut out, &Mark::End { end: End { events: events as u64, dropped } })?;
     out.flush()?;
     Ok(())
-}
-
-/// A completed request as a JSON line.
-#[derive(Serialize)]
-struct EventLine<'a> {
-    device: &'a str,
-    vm: &'a str,
-    queue: u16,
-    op: &'static str,
-    len: u64,
-    class: Class,
-    level: u8,
-    reserved: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    refused: Option<&'static str>,
-    status: u8,
-    at_ns: u64,
-    wait_ns: u64,
-    device_ns: u64,
-    total_ns: u64,
-}
-
-impl<'a> EventLine<'a> {
-    fn new(device: &'a str, vm: &'a str, e: &TraceEvent) -> Self {
-        Self {
-            device,
-            vm,
-            queue: e.queue,
-            op: match e.op {
-                Some(Op::Read) => "read",
-                Some(Op::Write) => "write",
-                Some(Op::Flush) => "flush",
-                Some(Op::Discard) => "discard",
-                Some(Op::WriteZeroes) => "write-zeroes",
-                None => "refused",
-            },
-            len: e.len,
-            class: e.priority.class,
-            level: e.priority.level,
-            reserved: e.reserved,
-            refused: e.refused,
-            status: e.status,
-            at_ns: e.arrival.0,
-            wait_ns: e.wait.0,
-            device_ns: e.device.0,
-            total_ns: e.wait.0 + e.device.0,
-        }
-    }
-}
-
-/// A frame as a JSON line, with the keys of a request where they mean the same.
-#[derive(Serialize)]
-struct FrameLine<'a> {
-    network: &'a str,
-    vm: &'a str,
-    op: &'static str,
-    len: u64,
-    class: Class,
-    level: u8,
-    reserved: bool,
-    fate: &'static str,
-    at_ns: u64,
-    wait_ns: u64,
-    device_ns: u64,
-    total_ns: u64,
-}
-
-impl<'a> FrameLine<'a> {
-    fn new(network: &'a str, vm: &'a str, e: &FrameEvent) -> Self {
-        Self {
-            network,
-            vm,
-            op: if e.sent { "send" } else { "receive" },
-            len: e.len,
-            class: e.priority.class,
-            level: e.priority.level,
-            reserved: e.reserved,
-            fate: e.fate.name(),
-            at_ns: e.arrival.0,
-            wait_ns: e.wait.0,
-            device_ns: e.passing.0,
-            total_ns: e.wait.0 + e.passing.0,
-        }
-    }
 }

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Session, StateDir};
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::doubts;
+use rtvirtio_domain_protocol::Status;
+use rtvirtio_domain_resources::doubts;
 use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text};
 use rtvirtio_kernel::{BlockDevice, Root};
 use serde::Serialize;
-use serde_json::Value;
 
 use self::client::program;
 use self::process::{Domain, FILE, LOG, Start};
@@ -150,7 +150,7 @@ impl Config {
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) when another process answers.
-    pub fn ask(&self, pid: u32) -> Result<Value> {
+    pub fn ask(&self, pid: u32) -> Result<Status> {
         client::ask_one_of(&self.file.control, &[pid])
     }
 }
@@ -264,11 +264,9 @@ fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     };
     let attached = || -> Result<Vec<String>> {
         let status = client::ask_one_of(&control, &pids(processes))?;
-        let vms = status["vms"].as_array().context("its status names no VMs")?;
-        let ports = status["ports"].as_array().context("its status names no ports")?;
-        let attached = vms.iter().chain(ports).filter(|vm| vm["attached"] != false);
-        let mut names: Vec<String> =
-            attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect();
+        let disks = status.vms.into_iter().filter(|vm| vm.attached).map(|vm| vm.name);
+        let ports = status.ports.into_iter().filter(|port| port.attached).map(|port| port.name);
+        let mut names: Vec<String> = disks.chain(ports).collect();
         names.dedup();
         Ok(names)
     };

@@ -5,12 +5,11 @@
 //! may share one with data. So the readable part is one byte string whose first 16 bytes are the
 //! header, and the writable part is one whose last byte is the status.
 
+pub use rtvirtio_domain_resources::backing::{Limits, SECTOR};
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Bytes in a sector of the protocol, whatever the device's sector size is.
-pub const SECTOR: u64 = 512;
 /// Largest number of data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
 /// Length of the serial number.
@@ -32,17 +31,6 @@ pub struct Segment {
     pub addr: GuestAddress,
     /// Length in bytes.
     pub len: u32,
-}
-
-/// Size and operations of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Size of the disk in bytes.
-    pub size: u64,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether discards and zeroing are offered.
-    pub discard: bool,
 }
 
 /// A request whose header, ranges and flags are validated.

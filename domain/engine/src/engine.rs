@@ -17,24 +17,28 @@ mod trace;
 mod trace_reader;
 pub(crate) mod urgency_eventfd;
 pub(crate) mod uring;
+mod vm;
 pub(crate) mod vring;
 
 use std::io;
 
 use rtvirtio_domain_config::Poll;
+use rtvirtio_domain_resources::backing::Backing;
 use rtvirtio_sched::{Config, ConfigError, Scheduler};
 
 use self::thread::EngineThread;
-use crate::backing::Backing;
 use crate::confine::{Confine, Role};
-pub use command::{
-    Command, EngineGone, EngineHandle, EngineStatus, Faults, PromiseCounters, QueueCommand, ReconfigureError,
-    RefusedRequests, StartError, VmStatus, VringBase, VringStart,
-};
+pub use command::{Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub(crate) use run::{now, prepare_thread};
+pub use thread::EngineGone;
 pub use trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
+pub use vm::{Faults, PromiseCounters, RefusedRequests};
+pub use vring::{StartError, VringBase, VringStart};
+
+/// Sends commands to an engine, from any thread.
+pub type EngineHandle<C = Command> = thread::EngineHandle<C>;
 
 /// A VM's disk on this engine.
 #[derive(Debug)]

@@ -1,54 +1,11 @@
-//! Latency histograms of every disk, for a program that judges targets over windows of its own: the
-//! difference of two replies covers the time between them.
+//! Latency histograms of every disk.
 
-use serde::Serialize;
+use rtvirtio_domain_config::CapConfig;
+use rtvirtio_domain_protocol::histograms::{DirectionHistogram, DiskHistograms, Histograms, VERSION};
 
-use crate::config::CapConfig;
 use crate::engine::{Command, VmStatus};
 use crate::running::Running;
 
-/// Version of the reply: fields may be added, none is removed or changes its meaning.
-pub const VERSION: u32 = 1;
-
-/// Counters of one direction of a disk, since it is served.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct DirectionHistogram {
-    /// Completed requests since then.
-    pub requests: u64,
-    /// Bytes of completed requests.
-    pub bytes: u64,
-    /// Pieces that waited for a cap.
-    pub cap_hits: u64,
-    /// Latencies from fetch to completion in ns, rising, each with its requests; rounded up by less
-    /// than 1 %.
-    pub latencies: Vec<(u64, u64)>,
-}
-
-/// Histograms of a disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DiskHistograms {
-    /// Name of the device.
-    pub device: String,
-    /// Name of the disk.
-    pub name: String,
-    /// The process of the QEMU that is connected; `null` where it is not known.
-    pub peer: Option<u32>,
-    /// Whether reads are capped, and whether writes are.
-    pub capped: [bool; 2],
-    /// Reads of the disk.
-    pub read: DirectionHistogram,
-    /// Writes, flushes and discards.
-    pub write: DirectionHistogram,
-}
-
-/// Histograms of all disks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Histograms {
-    /// The [`VERSION`] of this reply.
-    pub version: u32,
-    /// Disks in the order of their devices.
-    pub disks: Vec<DiskHistograms>,
-}
 
 fn has_cap(cap: CapConfig) -> bool {
     cap.requests.is_some() || cap.bytes.is_some() || cap.share.is_some()

@@ -16,35 +16,27 @@
 //! Input of guests and of QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory,
 //! and `docs/explanation/threat-model.md`.
 
-pub mod backing;
-mod backing_error;
 pub mod blk;
-pub mod check;
 pub mod confine;
-mod disk_lock;
+mod disk;
 pub mod domain;
-pub mod doubts;
 pub mod engine;
+pub mod error;
 pub mod feature;
-pub mod handover;
-pub mod handover_port;
-pub mod histograms;
-mod image_format;
+mod histograms;
 pub mod inflight;
 pub mod line_server;
-pub mod listen;
 pub mod log;
 pub mod memory;
 pub mod net;
 mod network;
 mod network_membership;
-pub mod network_report;
+mod network_report;
+pub mod refusal;
 pub mod reload;
-pub mod report;
+mod report;
 pub mod running;
 mod running_state;
-pub mod socket_group;
+mod service_report;
 pub mod urgent;
 pub mod vhost_user;
-
-pub use rtvirtio_domain_config as config;

@@ -30,15 +30,17 @@ mod port;
 pub mod prepared;
 mod run;
 mod segment;
+mod settings;
 pub mod trace;
-pub mod uplink;
+mod uplink;
 
 use rtvirtio_domain_config::{Network, Poll, Power};
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_units::Nanos;
 
-pub use self::command::{Drops, Flow, NetCommand, NetHandle, NetStatus, PortSettings, PortStatus};
+pub use self::command::{Flow, NetCommand, NetHandle, NetStatus, PortStatus};
 pub use self::port::QUEUES;
-use self::uplink::Uplink;
+pub use self::settings::{Drops, PortSettings};
 use crate::confine::{Confine, Role};
 use crate::engine::EngineError;
 use crate::engine::thread::EngineThread;

@@ -1,16 +1,17 @@
 //! The networks of an I/O domain: opened before the process is confined, then served.
 
-use rtvirtio_domain_config::{File, Network, Port, Power};
+use rtvirtio_domain_config::{Network, Port, Power};
+use rtvirtio_domain_resources::listen::SocketListener;
+use rtvirtio_domain_resources::uplink::Uplink;
+use rtvirtio_domain_resources::{OpenError, socket_group};
 use rtvirtio_sched::Config;
 
 use crate::confine::{Confine, StartThread};
-use crate::domain::DomainError;
+use crate::error::DomainError;
 use crate::feature;
-use crate::listen::SocketListener;
-use crate::net::uplink::Uplink;
 use crate::net::{NetCommand, NetEngine, NetHandle, PortSettings};
-use crate::reload::{ReloadError, push_differences, same_names};
-use crate::socket_group;
+use crate::refusal::ReloadError;
+use crate::reload::{network_changes, port_changes};
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
 /// Queues of a port: receive and transmit.
@@ -25,21 +26,17 @@ pub(crate) struct OpenedNetwork {
 
 impl OpenedNetwork {
     /// Opens the uplinks, then listens.
-    pub(crate) fn open(network: &Network) -> Result<Self, DomainError> {
+    pub(crate) fn open(network: &Network) -> Result<Self, OpenError> {
         let uplink = |port: &Port| {
             Uplink::open(network, port)
-                .map_err(|source| DomainError::Uplink { port: port.name.clone(), source })
+                .map_err(|source| OpenError::Uplink { port: port.name.clone(), source })
         };
         let uplinks = network.ports.iter().map(uplink).collect::<Result<_, _>>()?;
-        let path_error = |port: &Port, key: &str, source| DomainError::Path {
-            what: format!("`{key}` of port \"{}\"", port.name),
-            source,
-        };
         let listen = |port: &Port| {
             let group = socket_group::resolve(port.socket_group.as_deref())
-                .map_err(|source| path_error(port, "socket_group", source))?;
+                .map_err(|source| OpenError::port_path(port, "socket_group", source))?;
             SocketListener::bind_for_group(&port.socket, group)
-                .map_err(|source| path_error(port, "socket", source))
+                .map_err(|source| OpenError::port_path(port, "socket", source))
         };
         let sockets = network.ports.iter().map(listen).collect::<Result<_, _>>()?;
         Ok(Self { uplinks, sockets })
@@ -158,83 +155,4 @@ impl RunningNetwork {
         let done = self.engine.handle().ask(ask).map_err(|e| refused(e.to_string()))?;
         done.map_err(|e| refused(e.to_string()))
     }
-}
-
-fn network_changes(old: &Network, new: &Network, list: &mut Vec<String>) {
-    let place = format!("network \"{}\": ", new.name);
-    push_differences!(list, place, old, new, policy, stall);
-}
-
-fn port_changes(old: &Port, new: &Port, list: &mut Vec<String>) {
-    let place = format!("port \"{}\": ", new.name);
-    push_differences!(list, place, old, new, weight, reserve, urgent, tx_cap, rx_cap, rx_coalesce);
-}
-
-/// The changes that need a restart, each with its place: of a network against the start, of a port
-/// against the configuration in force.
-pub(crate) fn networks_need_restart(old: &File, current: &File, new: &File) -> Vec<String> {
-    let mut list = Vec::new();
-    if !same_names(&old.networks, &new.networks, |network| &network.name) {
-        list.push("another list of networks".into());
-        return list;
-    }
-    for (old, new) in old.networks.iter().zip(&new.networks) {
-        let place = format!("network \"{}\": ", new.name);
-        // All fields by name: a new one must be classified.
-        let Network {
-            name: _,
-            uplink: _,
-            interface: _,
-            link: _,
-            mtu: _,
-            cpus: _,
-            fifo: _,
-            cpu_budget: _,
-            cpu_period: _,
-            poll: _,
-            ports: _,
-            // Live.
-            policy: _,
-            stall: _,
-        } = new;
-        push_differences!(list, place, old, new, uplink, interface, link, mtu, cpus, fifo, poll);
-        push_differences!(list, place, old, new, cpu_budget, cpu_period);
-        let current = current.networks.iter().find(|network| network.name == new.name);
-        for new in &new.ports {
-            let old = current.and_then(|network| network.ports.iter().find(|old| old.name == new.name));
-            if let Some(old) = old {
-                port_needs_restart(old, new, &mut list);
-            }
-        }
-    }
-    list
-}
-
-fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
-    let place = format!("port \"{}\": ", new.name);
-    let Port {
-        name: _,
-        socket: _,
-        socket_group: _,
-        tap: _,
-        mac: _,
-        vlans: _,
-        link_local: _,
-        multicast: _,
-        broadcast: _,
-        offload: _,
-        hugepages: _,
-        depth: _,
-        urgent_pcp: _,
-        urgent_dscp: _,
-        // Live.
-        weight: _,
-        reserve: _,
-        urgent: _,
-        tx_cap: _,
-        rx_cap: _,
-        rx_coalesce: _,
-    } = new;
-    push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, link_local, multicast);
-    push_differences!(list, place, old, new, broadcast, offload, hugepages, depth, urgent_pcp, urgent_dscp);
 }

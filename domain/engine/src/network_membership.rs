@@ -4,14 +4,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rtvirtio_domain_config::File;
+use rtvirtio_domain_resources::handover_port::{AdoptedPort, PassedPort};
 
 use crate::confine::StartThread;
-use crate::domain::DomainError;
-use crate::handover_port::{AdoptedPort, PassedPort};
+use crate::error::DomainError;
 use crate::net::prepared::{PreparedPort, VacantPort};
 use crate::net::{NetCommand, NetHandle};
 use crate::network::{PortMember, RunningNetwork, serve_port};
-use crate::reload::{Membership, ReloadError, named};
+use crate::refusal::{ReloadError, named};
+use crate::reload::Membership;
 
 /// Longest time for a removed port's frames on the link.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -35,8 +36,8 @@ impl ReadyPort {
 /// Adopts the ports to attach; changes nothing.
 ///
 /// # Errors
-/// [`ReloadError::NotPassed`] for a port that no process has opened, [`ReloadError::Disk`] for one
-/// that was changed in the file since.
+/// [`ReloadError::NotPassed`] for one that no process has opened, [`ReloadError::Open`] for one
+/// that the file has otherwise by now.
 pub(crate) fn adopt(
     new: &File,
     membership: &Membership,

@@ -1,124 +1,12 @@
 //! Differences of a new configuration from the running one: disks and ports that are attached and
 //! detached, keys that are live, and keys that need a restart.
 
-use std::collections::BTreeSet;
+mod network;
 
-use crate::config::{Device, Disk, File, FileError};
-use crate::domain::DomainError;
-use crate::engine::{AttachError, ReconfigureError};
-use crate::network::networks_need_restart;
+use rtvirtio_domain_config::{Device, Disk, File};
 
-/// Reasons for which a configuration is refused. The old one stays in force, unless the message
-/// names what was changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReloadError {
-    /// The file is invalid.
-    #[error("nothing is changed: {0}")]
-    File(#[from] FileError),
-    /// Changes that guests would notice, or that need new files.
-    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again{}", list.join(", "), of_size(list))]
-    Restart {
-        /// Changes, each with its place.
-        list: Vec<String>,
-    },
-    /// Disks and ports that no process has opened for the I/O domain.
-    #[error(
-        "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
-        names.join(", ")
-    )]
-    NotPassed {
-        /// Kinds and names of these.
-        names: Vec<String>,
-    },
-    /// Guests are attached to disks or ports that are removed.
-    #[error(
-        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
-         ever, and its link is down",
-        names.join(", ")
-    )]
-    Attached {
-        /// Kinds and names of these.
-        names: Vec<String>,
-    },
-    /// A disk or port cannot be served.
-    #[error("nothing is changed: {0}")]
-    Disk(#[from] DomainError),
-    /// A socket that the I/O domain could not remove at its end.
-    #[error(
-        "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
-        list(directories)
-    )]
-    Directory {
-        /// Kind and name of the disk or port.
-        what: String,
-        /// Directories of the sockets of the start.
-        directories: BTreeSet<std::path::PathBuf>,
-    },
-    /// The lock of a file with other disks does not cover the new one.
-    #[error(
-        "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
-    )]
-    Lock {
-        /// Name of the disk.
-        disk: String,
-        /// The use that is locked, in words.
-        held: &'static str,
-    },
-    /// An engine has no room for a disk.
-    #[error("nothing is changed: disk \"{disk}\": {source}")]
-    Attach {
-        /// Name of the disk.
-        disk: String,
-        /// Reason of the engine.
-        source: AttachError,
-    },
-    /// Requests of a detached disk do not end, because its device does not answer; or frames of a
-    /// port, because its link is slow.
-    #[error(
-        "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
-    )]
-    Draining {
-        /// Kind and name of the disk or port.
-        what: String,
-        /// Seconds of waiting before this error.
-        seconds: u64,
-    },
-    /// A network refuses a checked configuration: a defect. Changes before it are in force.
-    #[error("network \"{network}\": {message}")]
-    Network {
-        /// Name of the network.
-        network: String,
-        /// Reason of the refusal.
-        message: String,
-    },
-    /// An engine refuses a checked configuration: a defect. Changes before it are in force.
-    #[error("device \"{device}\": {source}")]
-    Engine {
-        /// Name of the device.
-        device: String,
-        /// Reason of the refusal.
-        source: ReconfigureError,
-    },
-}
-
-/// A disk or port in a message, such as `disk "a"`.
-pub(crate) fn named(kind: &str, name: &str) -> String {
-    format!("{kind} \"{name}\"")
-}
-
-/// Remark on sizes of disks, which a restart does not change for a guest.
-fn of_size(list: &[String]) -> &'static str {
-    if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
-        ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"
-    } else {
-        ""
-    }
-}
-
-fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {
-    directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
-}
+use self::network::networks_need_restart;
+pub(crate) use self::network::{network_changes, port_changes};
 
 /// Disks and ports to attach and detach: index of the device or network, and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -167,7 +55,7 @@ macro_rules! push_differences {
         $(if $old.$field != $new.$field { $list.push(format!("{}{}", $place, stringify!($field))); })+
     };
 }
-pub(crate) use push_differences;
+use push_differences;
 
 pub(crate) fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
@@ -273,7 +161,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
 }
 
 /// Whether two lists have the same names in the same order.
-pub(crate) fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
+fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
     old.len() == new.len() && old.iter().zip(new).all(|(a, b)| name(a) == name(b))
 }
 

@@ -5,19 +5,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rtvirtio_domain_config::{Device, Disk, File, Poll};
+use rtvirtio_domain_protocol::{Leaving, Preview};
+use rtvirtio_domain_resources::OpenError;
+use rtvirtio_domain_resources::disk_lock::DiskLock;
+use rtvirtio_domain_resources::handover::{AdoptedDisk, Passed, PassedDisk, is_below, socket_directories};
+use rtvirtio_domain_resources::listen::AdoptedSocket;
 use rtvirtio_sched::{Config, VmConfig};
 
-use crate::config::{Device, Disk, File, Poll};
 use crate::confine::StartThread;
-use crate::disk_lock::DiskLock;
-use crate::domain::{DomainError, disk_info, engine_disk, serve_disk};
+use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
-use crate::handover::{AdoptedDisk, Passed, PassedDisk, is_below, socket_directories};
+use crate::error::DomainError;
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
-use crate::reload::{Membership, ReloadError, device_changes, disk_changes, named, needs_restart};
-pub(crate) use crate::running_state::{Member, Part, RunningParts, State};
+use crate::refusal::{ReloadError, named};
+use crate::reload::{Membership, device_changes, disk_changes, needs_restart};
+pub(crate) use crate::running_state::{RunningParts, State};
 
 /// Longest time for a removed disk's requests at the device.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -44,18 +49,6 @@ impl std::fmt::Debug for Running {
     }
 }
 
-/// Disks and ports that a reload would attach and detach.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Preview {
-    /// Names of disks to attach.
-    pub attach: Vec<String>,
-    /// Names of disks to detach, and whether a QEMU is connected.
-    pub detach: Vec<(String, bool)>,
-    /// Names of ports to attach.
-    pub attach_ports: Vec<String>,
-    /// Names of ports to detach, and whether a QEMU is connected.
-    pub detach_ports: Vec<(String, bool)>,
-}
 
 /// A disk that is ready to be served.
 struct Ready {
@@ -65,7 +58,7 @@ struct Ready {
     info: crate::vhost_user::DeviceInfo,
     prepared: Box<PreparedDisk>,
     lock: Option<DiskLock>,
-    socket: (PathBuf, std::os::fd::OwnedFd),
+    socket: AdoptedSocket,
 }
 
 impl Running {
@@ -132,17 +125,15 @@ impl Running {
     pub fn preview(&self, path: &Path) -> Result<Preview, ReloadError> {
         let state = self.state();
         let (_, membership) = self.load(path, &state)?;
-        let detach = membership.detach.into_iter().map(|(_, name)| {
-            let connected = state.member(&name).is_some_and(|m| m.server.is_connected());
-            (name, connected)
-        });
-        let names = |list: Vec<(usize, String)>| list.into_iter().map(|(_, name)| name).collect();
-        let port = |(network, name): (usize, String)| {
-            let connected = state.is_port_connected(network, &name);
-            (name, connected)
+        let disk = |(_, name): (usize, String)| Leaving { connected: state.is_connected(&name), name };
+        let port = |(network, name): (usize, String)| Leaving {
+            connected: state.is_port_connected(network, &name),
+            name,
         };
+        let names = |list: Vec<(usize, String)>| list.into_iter().map(|(_, name)| name).collect();
         Ok(Preview {
-            detach: detach.collect(),
+            config: path.to_owned(),
+            detach: membership.detach.into_iter().map(disk).collect(),
             attach: names(membership.attach),
             detach_ports: membership.detach_ports.into_iter().map(port).collect(),
             attach_ports: names(membership.attach_ports),
@@ -259,11 +250,11 @@ impl Running {
                 let directories = self.0.directories.clone();
                 return Err(ReloadError::Directory { what: named("disk", &disk.name), directories });
             }
-            let part = Member::part_of(disk, &adopted.backing);
+            let part = Part::new(disk, &adopted.backing);
             let others = stays.iter().copied().chain(ready.iter().map(|r| &r.part));
             if let Some(other) = others.clone().find(|other| other.overlaps(&part)) {
                 let first = other.name.clone();
-                return Err(DomainError::Overlap { first, second: disk.name.clone() }.into());
+                return Err(OpenError::Overlap { first, second: disk.name.clone() }.into());
             }
             let on_file: Vec<&Part> = others.chain([&part]).filter(|p| p.identity == part.identity).collect();
             let locks = ready.iter().filter_map(|r: &Ready| r.lock.as_ref());
@@ -284,8 +275,8 @@ impl Running {
         disk: &Disk,
         adopted: AdoptedDisk,
     ) -> Result<Ready, ReloadError> {
-        let (backing, lock, socket) = adopted.into_parts();
-        let part = Member::part_of(disk, &backing);
+        let AdoptedDisk { backing, lock, socket } = adopted;
+        let part = Part::new(disk, &backing);
         let info = disk_info(disk, &backing, place);
         let sched = new.devices[device].sched();
         let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();
@@ -391,7 +382,8 @@ impl Running {
         let attached =
             handle.ask(|reply| Command::Attach { vm: place, disk: prepared, reply }).map_err(gone)?;
         attached.map_err(|refused| ReloadError::Attach { disk: part.name.clone(), source: refused.error })?;
-        let served = AdoptedDisk::listen(socket)
+        let served = socket
+            .listen()
             .map_err(|source| DomainError::Socket { device: format!("disk \"{}\"", part.name), source })
             .and_then(|listener| serve_disk(info, listener, handle, &*self.0.threads));
         let server = match served {

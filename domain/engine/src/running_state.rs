@@ -1,69 +1,12 @@
 //! State of an I/O domain that changes while it runs.
 
-use crate::backing::Backing;
-use crate::config::{Disk, File};
-use crate::disk_lock::{DiskLock, DiskUse, Identity};
+use rtvirtio_domain_config::{Disk, File};
+use rtvirtio_domain_resources::disk_lock::{DiskLock, DiskUse};
+
+use crate::disk::{Member, Part};
 use crate::network::RunningNetwork;
-use crate::reload::{Membership, ReloadError};
-use crate::vhost_user::VhostUserServer;
-
-/// The part of a file or device that belongs to a disk.
-#[derive(Clone, Debug)]
-pub(crate) struct Part {
-    pub(crate) name: String,
-    pub(crate) identity: Identity,
-    start: u64,
-    size: u64,
-    shared: bool,
-    read_only: bool,
-}
-
-impl Part {
-    /// Size of the disk, in bytes.
-    pub(crate) fn size(&self) -> u64 {
-        self.size
-    }
-
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let is_meant = (self.shared && other.shared) || (self.read_only && other.read_only);
-        !is_meant
-            && self.identity == other.identity
-            && self.start < other.start + other.size
-            && other.start < self.start + self.size
-    }
-}
-
-/// A disk that is served.
-#[derive(Debug)]
-pub(crate) struct Member {
-    pub(crate) part: Part,
-    pub(crate) server: VhostUserServer,
-}
-
-impl Member {
-    pub(crate) fn part_of(disk: &Disk, backing: &Backing) -> Part {
-        Part {
-            name: disk.name.clone(),
-            identity: backing.identity,
-            start: backing.start,
-            size: backing.limits.size,
-            shared: disk.shared,
-            read_only: disk.read_only,
-        }
-    }
-
-    pub(crate) fn new(part: Part, server: VhostUserServer) -> Self {
-        Self { part, server }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.part.name
-    }
-
-    pub(crate) fn server(&self) -> &VhostUserServer {
-        &self.server
-    }
-}
+use crate::refusal::ReloadError;
+use crate::reload::Membership;
 
 /// State that reloads change.
 #[derive(Debug)]

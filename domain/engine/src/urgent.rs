@@ -4,10 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::disk::Member;
 use crate::engine::Command;
 use crate::net::NetCommand;
-use crate::running::Running;
-use crate::running_state::{Member, State};
+use crate::running::{Running, State};
 
 /// Reasons for which an eventfd is not signalled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

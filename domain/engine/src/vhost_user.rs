@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use rtvirtio_domain_resources::listen::SocketListener;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 use self::connection::Connection;
 use crate::confine::{Role, StartThread};
 use crate::engine::{Command, EngineHandle, QueueCommand};
-use crate::listen::SocketListener;
 use crate::log::Refusals;
 
 /// The vhost-user properties of a device.

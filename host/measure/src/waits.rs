@@ -146,112 +146,15 @@ fn estimate_of(vm: &str, device: &str, intervals: &[Interval]) -> Option<WaitRow
     })
 }
 
-/// Longest waited for, and the sum of the other shares.
-fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
+/// The longest waited for, at most [`MOST_NEIGHBOURS`], and the share of the others.
+#[must_use]
+pub fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
     all.retain(|one| one.share > 0.0);
     all.sort_by(|a, b| b.share.total_cmp(&a.share).then_with(|| a.vm.cmp(&b.vm)));
     let rest = all.split_off(all.len().min(MOST_NEIGHBOURS));
     (all, rest.iter().map(|one| one.share).sum())
 }
 
-/// Waiting of a VM as counted by the I/O domain, in the `vms` of its status.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct DomainVm {
-    /// Device name in the I/O domain.
-    pub device: String,
-    /// Name of the VM.
-    pub name: String,
-    /// Counters of its waiting; `None` where the I/O domain does not count it by neighbour.
-    #[serde(default)]
-    pub waits: Option<DomainWaits>,
-}
-
-/// Counters since the VM is served.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct DomainWaits {
-    /// Time with requests queued, in ns.
-    pub queued_ns: u64,
-    /// Part of it without any piece at the device, in ns.
-    pub idle_ns: u64,
-    /// Part of it with pieces of its own at the device, in ns.
-    pub own_ns: u64,
-    /// Part of it with pieces of each other VM at the device.
-    pub neighbours: Vec<DomainNeighbour>,
-}
-
-/// Waiting for one neighbour.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct DomainNeighbour {
-    /// Name of the VM, or `others` for the rest.
-    pub name: String,
-    /// Waiting time, in ns.
-    pub ns: u64,
-}
-
-/// Counters by device and VM, of every VM that has them.
-pub type DomainCounters = BTreeMap<(String, String), DomainWaits>;
-
-/// Counters of a status, by device and VM.
-#[must_use]
-pub fn domain_counters(vms: Vec<DomainVm>) -> DomainCounters {
-    vms.into_iter().filter_map(|vm| Some(((vm.device, vm.name), vm.waits?))).collect()
-}
-
-/// Waiting from the first to the last of some readings, each with its time in seconds. A VM that
-/// appeared in between, or whose counters were reset, is counted from then on; a VM in the last
-/// reading only is left out.
-#[must_use]
-pub fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
-    let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
-    let row = |(key, now): (&(String, String), &DomainWaits)| {
-        // Counters only rise between restarts: a reading above this one is from before one.
-        let since =
-            earlier.iter().rposition(|(_, look)| !look.get(key).is_some_and(|then| then.precedes(now)));
-        let (begin, first) = earlier.get(since.map_or(0, |place| place + 1))?;
-        exact_row(key, first.get(key)?, now, end - begin)
-    };
-    last.iter().filter_map(row).collect()
-}
-
-impl DomainWaits {
-    /// Whether this may be an earlier reading of the same counters.
-    fn precedes(&self, later: &Self) -> bool {
-        self.queued_ns <= later.queued_ns && self.own_ns <= later.own_ns && self.idle_ns <= later.idle_ns
-    }
-}
-
-fn exact_row(
-    (device, vm): &(String, String),
-    then: &DomainWaits,
-    now: &DomainWaits,
-    seconds: f64,
-) -> Option<WaitRow> {
-    let queued = now.queued_ns.checked_sub(then.queued_ns)?;
-    let share = |ns: u64| if queued > 0 { ns as f64 / queued as f64 } else { 0.0 };
-    let mut neighbours = Vec::new();
-    let mut others = 0.0;
-    for one in &now.neighbours {
-        let earlier = then.neighbours.iter().find(|n| n.name == one.name).map_or(0, |n| n.ns);
-        // Another VM in its place counts from 0.
-        let ns = one.ns.checked_sub(earlier).unwrap_or(one.ns);
-        match one.name.as_str() {
-            "others" => others += share(ns),
-            name => neighbours.push(WaitFor { vm: name.to_owned(), share: share(ns) }),
-        }
-    }
-    let (neighbours, rest) = longest(neighbours);
-    Some(WaitRow {
-        vm: vm.clone(),
-        device: device.clone(),
-        kind: WaitKind::Exact,
-        seconds,
-        waited_s: Some(queued as f64 / 1e9),
-        own: share(now.own_ns.checked_sub(then.own_ns)?),
-        idle: Some(share(now.idle_ns.checked_sub(then.idle_ns)?)),
-        neighbours,
-        others: others + rest,
-    })
-}
 
 #[cfg(test)]
 mod tests {
@@ -324,31 +227,4 @@ mod tests {
         assert!((all - 1.0).abs() < 1e-9 && plc.others > 0.5, "{plc:?}");
     }
 
-    #[test]
-    fn the_domains_counters_between_two_looks() {
-        let status = |queued: u64, bulk: u64, others: u64| {
-            let text = format!(
-                r#"[{{"device": "d", "name": "plc", "waits": {{"queued_ns": {queued}, "idle_ns": 10, "own_ns": 0,
-                   "neighbours": [{{"name": "bulk", "ns": {bulk}}}, {{"name": "others", "ns": {others}}}]}}}},
-                   {{"device": "d", "name": "old"}}]"#
-            );
-            domain_counters(serde_json::from_str(&text).unwrap())
-        };
-        let between = |before, after| exact(&[(0.0, before), (10.0, after)]);
-        let rows = between(status(1_000, 100, 0), status(1_000_001_000, 900_000_100, 100_000_000));
-        let [plc] = rows.as_slice() else { panic!("{rows:?}") };
-        assert_eq!((plc.kind, plc.waited_s, plc.idle), (WaitKind::Exact, Some(1.0), Some(0.0)));
-        assert_eq!((shares(plc), plc.others), (vec![("bulk", 0.9)], 0.1));
-        // The I/O domain was restarted: no row before the next reading.
-        assert!(between(status(1_000, 100, 0), status(10, 5, 0)).is_empty());
-        // From then on, waiting since its start.
-        let rows = exact(&[(0.0, status(900, 9, 0)), (10.0, status(20, 5, 0)), (30.0, status(120, 55, 0))]);
-        assert_eq!((rows[0].seconds, shares(&rows[0])), (20.0, vec![("bulk", 0.5)]));
-        assert!(exact(&[(0.0, status(1, 1, 0))]).is_empty() && exact(&[]).is_empty());
-        // Another VM in the neighbour's place.
-        let rows = between(status(1_000, 100, 0), status(1_100, 50, 0));
-        assert_eq!(shares(&rows[0]), [("bulk", 0.5)]);
-        // No waiting.
-        assert_eq!(between(status(70, 1, 0), status(70, 1, 0))[0].longest(), None);
-    }
 }

@@ -9,9 +9,10 @@ use super::{
     Cost, DEPTHS, FIFO, FLOOD_SCHEMES, FloodScheme, IodData, PROTECTED, as_run, flood_config, flood_streams,
     part_of, simulated, socket,
 };
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use rtvirtio_domain_client::load::{Plan, Stream, run as run_load};
 use rtvirtio_domain_client::{Client, Options};
+use rtvirtio_domain_protocol::status::{DeviceStatus, Regulators};
 use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_spec::LabKind;
@@ -141,14 +142,14 @@ fn flood(
     let probe = NoiseProbe::start_above(FIFO);
     let results = run_load(&mut clients, &streams, &plan);
     let noise = probe.finish();
-    let window = client::ask(&dir.join("control"))?["devices"][0]["window"].as_u64().unwrap_or(0);
+    let window = device_status(dir)?.window.context("the domain does not say its window")?;
     drop(clients);
     drop(domain);
     let results = results?;
     if let Some(bad) = results.iter().find(|g| g.errors > 0) {
         bail!("{} of {}'s requests failed: a run with errors is not counted", bad.errors, bad.name);
     }
-    Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &results, noise), window))
+    Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &results, noise), u64::from(window)))
 }
 
 /// Pairs of the I/O domain's and the peer's cost; rates of one busy disk on engines of one and of
@@ -198,10 +199,15 @@ fn costs(options: &IodOptions, dir: &Path, progress: &dyn Progress) -> anyhow::R
     let domain = Backend::start_domain(dir, &capped)?;
     let seconds = Duration::from_nanos(options.length.0);
     cost(&domain, &socket(dir, 0), 32, seconds, false)?;
-    let status = client::ask(&dir.join("control"))?;
+    let status = device_status(dir)?;
     drop(domain);
-    let number = |key: &str| status["devices"][0][key].as_u64();
-    Ok((pairs, many, number("late_p9999_ns").zip(number("held"))))
+    let Regulators { held, late_p9999_ns, .. } = status.regulators;
+    Ok((pairs, many, late_p9999_ns.zip(held)))
+}
+
+/// The status of the only device.
+fn device_status(dir: &Path) -> anyhow::Result<DeviceStatus> {
+    client::ask(&dir.join("control"))?.devices.into_iter().next().context("the domain has no device")
 }
 
 fn plain_config(device: &Path, dir: &Path, more: &str) -> String {

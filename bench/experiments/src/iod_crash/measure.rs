@@ -159,7 +159,8 @@ impl Killer {
         let control = self.dir.join("control");
         match self.next {
             Next::Kill(due) if Instant::now() >= due => {
-                let outstanding = guest::vm_status(&control)?["outstanding"].as_u64().unwrap_or(0);
+                let outstanding = guest::vm_status(&control)?.outstanding;
+                let outstanding = outstanding.context("the domain counts no outstanding requests")?;
                 let killed = Instant::now();
                 self.domain.take().context("no domain to kill")?.kill()?;
                 self.domain = Some(Backend::start_domain(&self.dir, &self.config)?);

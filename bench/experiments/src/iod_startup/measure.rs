@@ -194,9 +194,14 @@ impl Domain<'_> {
     /// Requests, bytes, and pieces by reservation of the guest so far.
     fn counts(&self) -> anyhow::Result<[u64; 3]> {
         let vm = guest::vm_status(&self.control())?;
-        let number = |at: &str| vm.pointer(at).and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let both = |what: &str| number(&format!("/read/{what}")) + number(&format!("/write/{what}"));
-        Ok([both("requests"), both("bytes"), number("/reserved")])
+        let (read, write) = (vm.read, vm.write);
+        let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        let requests = both(read.requests, write.requests);
+        let bytes = both(read.service.bytes, write.service.bytes);
+        let [Some(requests), Some(bytes), Some(reserved)] = [requests, bytes, vm.reserved] else {
+            bail!("the domain does not count the guest's requests");
+        };
+        Ok([requests, bytes, reserved])
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::image::GuestImage;
@@ -284,10 +285,14 @@ fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow
 /// Victim's reservation by the I/O domain: bound and worst, ns, and frames over the deadline.
 fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
     let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
-    let ports = status["ports"].as_array().cloned().unwrap_or_default();
-    let port = ports.into_iter().find(|port| port["name"] == NAMES[0]).unwrap_or_default();
-    let promise = &port["promises"][0];
-    Ok(["bound_ns", "worst_ns", "missed"].map(|key| promise[key].as_u64().unwrap_or(0)))
+    let port =
+        status.ports.iter().find(|port| port.name == NAMES[0]).context("the domain has no such port")?;
+    let promise = port.promises.first().context("the victim has no reservation")?;
+    let [Some(bound), Some(worst), Some(missed)] = [promise.bound_ns, promise.worst_ns, promise.missed]
+    else {
+        bail!("the domain does not count the victim's reservation");
+    };
+    Ok([bound, worst, missed])
 }
 
 /// Kills the I/O domain repeatedly while the victim is probed.
@@ -344,7 +349,7 @@ fn wait_for_link(bed: &NetBed) -> anyhow::Result<()> {
     while !probe_once(bed)? {
         if begin.elapsed() > BACK {
             let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
-            anyhow::bail!("the guest's link is not back after {} s: {status}", BACK.as_secs());
+            anyhow::bail!("the guest's link is not back after {} s: {status:?}", BACK.as_secs());
         }
     }
     // The neighbour's too.

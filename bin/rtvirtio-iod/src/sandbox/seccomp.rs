@@ -214,7 +214,7 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
     }
     if role == Role::Network {
-        let requests = rtvirtio_engine::net::uplink::IOCTLS;
+        let requests = rtvirtio_domain_resources::uplink::IOCTLS;
         let requests: Result<Vec<_>, _> =
             requests.map(|request| rule(1, SeccompCmpOp::Eq, request)).into_iter().collect();
         rules.insert(libc::SYS_ioctl, requests?);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::handover::{Opened, send_descriptors};
+use rtvirtio_domain_resources::handover::{Opened, send_descriptors};
 use rtvirtio_testkit::HANG;
 use rustix::process::{Pid, Signal};
 

@@ -9,10 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use rtvirtio_console::{Global, Ui, show};
+use rtvirtio_domain_protocol::Command;
 use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::Progress as _;
-use rtvirtio_workflow::domain::client::ask;
+use rtvirtio_workflow::domain::client::{ask, send_command};
 use rtvirtio_workflow::domain::live::{self, Changes, Preview};
 
 use crate::args::IodCommand;
@@ -25,8 +26,13 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
             if let Some(every) = args.watch {
                 return watch::run(&control, every, ui);
             }
-            let status = ask(&control)?;
-            show(ui, &status, || table::status(&status))?;
+            if ui.json {
+                // As it came, with what only a newer domain has.
+                show(ui, &send_command::<serde_json::Value>(&control, &Command::Status)?, String::new)?;
+            } else {
+                let status = ask(&control)?;
+                show(ui, &status, || table::status(&status))?;
+            }
         }
         IodCommand::Reload(args) if args.dry_run => {
             let found = live::preview(&at(&args.control))?;

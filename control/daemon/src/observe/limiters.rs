@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use rtvirtio_domain_protocol::histograms::DiskHistograms;
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root, unless_gone};
@@ -14,7 +15,7 @@ use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
 use serde::Serialize;
 
 use super::VmObservation;
-use super::domain::DomainDisk;
+use super::domain;
 use super::qdisc;
 use crate::linux::RunningVm;
 
@@ -66,7 +67,7 @@ pub(super) struct Looked<'a> {
     /// QEMU's drives with their limits, and its counters.
     pub drives: &'a [Drive],
     pub disks: &'a [DiskStats],
-    pub domain: &'a [&'a DomainDisk],
+    pub domain: &'a [&'a DiskHistograms],
 }
 
 const FIRST: &str = "counted from the next look on";
@@ -89,7 +90,7 @@ impl LimiterCounters {
         for disk in looked.domain {
             let directions = [("read", &disk.read), ("write", &disk.write)].into_iter().zip(disk.capped);
             for ((word, direction), _) in directions.filter(|(_, capped)| *capped) {
-                let name = format!("{word} cap of {}", disk.id());
+                let name = format!("{word} cap of {}", domain::id(disk));
                 all.push(self.counted(
                     LimiterKind::IoDomainCap,
                     name,

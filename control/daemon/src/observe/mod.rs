@@ -3,6 +3,7 @@
 //! for each target over sliding windows.
 
 mod domain;
+mod domain_waits;
 mod limiters;
 mod memory;
 mod monitors;

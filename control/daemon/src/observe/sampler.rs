@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rtvirtio_cpu::group_name;
+use rtvirtio_domain_protocol::histograms::DiskHistograms;
 use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, task, unless_gone};
@@ -17,7 +18,7 @@ use rtvirtio_vmm::threads::user_role;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
 
-use super::domain::{self, DomainDisk};
+use super::domain;
 use super::limiters::{LimiterCounters, Looked};
 use super::memory::MemoryWindow;
 use super::monitors::{Disks, Monitors};
@@ -147,7 +148,7 @@ impl Sampler {
         &mut self,
         vm: &RunningVm,
         (at, disks): (Instant, Disks),
-        of_domain: &Result<Vec<DomainDisk>, String>,
+        of_domain: &Result<Vec<DiskHistograms>, String>,
         stalls: &Stalls,
     ) -> VmObservation {
         let spec = &vm.contract.vm;
@@ -177,10 +178,15 @@ impl Sampler {
         };
         add(&mut seen.disks, disks.clone(), stood, at);
         let all_of_domain = of_domain.as_deref().unwrap_or_default();
-        let of_domain: Vec<&DomainDisk> =
-            all_of_domain.iter().filter(|disk| disk.is_of(&spec.name, &vm.processes)).collect();
+        let of_domain: Vec<&DiskHistograms> =
+            all_of_domain.iter().filter(|disk| domain::is_of(disk, &spec.name, &vm.processes)).collect();
         let limits = limits(spec);
-        add(&mut seen.domain, of_domain.iter().map(|disk| disk.stats(&limits)).collect(), stood, now);
+        add(
+            &mut seen.domain,
+            of_domain.iter().map(|disk| domain::stats(disk, &limits)).collect(),
+            stood,
+            now,
+        );
         let of_qemu = seen.disks.iter().filter_map(|(id, window)| disk(id, window, DiskSource::Qemu));
         let served = seen.domain.iter().filter_map(|(id, window)| disk(id, window, DiskSource::IoDomain));
         out.disks = of_qemu.chain(served).collect();

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root, unless_gone};
-use rtvirtio_measure::waits::{
-    DomainCounters, DomainVm, Interval, Use, WaitRow, domain_counters, estimate, exact,
-};
+use rtvirtio_measure::waits::{Interval, Use, WaitRow, estimate};
 use rtvirtio_model::{Service, service};
 use rtvirtio_spec::{Device, Spec};
 use rtvirtio_vmm::disk_stats::DiskStats;
@@ -20,6 +18,7 @@ use rtvirtio_workflow::{Dirs, Kind};
 use serde::{Deserialize, Serialize};
 
 use super::domain::control;
+use super::domain_waits::{DomainCounters, domain_counters, exact};
 use crate::history::now;
 use crate::linux::RunningVm;
 
@@ -133,10 +132,8 @@ fn path_of(device: &Device) -> Option<PathBuf> {
 /// The counters of an I/O domain; `None` where none runs.
 fn domain(dirs: &Dirs) -> Result<Option<DomainCounters>, String> {
     let Some(control) = control(dirs)? else { return Ok(None) };
-    let mut status = client::ask(&control).map_err(|e| format!("{e:#}"))?;
-    let vms: Vec<DomainVm> = serde_json::from_value(status["vms"].take())
-        .map_err(|e| format!("{}: not a status: {e}", control.display()))?;
-    Ok(Some(domain_counters(vms)))
+    let status = client::ask(&control).map_err(|e| format!("{e:#}"))?;
+    Ok(Some(domain_counters(status.vms)))
 }
 
 /// The cgroup of each VM that has one of its own.

@@ -5,10 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rtvirtio_domain_protocol::{Command, ReplyError, Status, parse_reply};
 use rtvirtio_kernel::process;
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
 
-use crate::error::{Context as _, Result, bail, ensure};
+use crate::error::{Context as _, Error, Kind, Result, ensure};
 
 /// The domain's program.
 const PROGRAM: &str = "rtvirtio-iod";
@@ -56,15 +57,15 @@ pub fn connect(control: &Path) -> Result<UnixStream> {
 ///
 /// # Errors
 /// When none answers.
-pub fn ask(control: &Path) -> Result<Value> {
-    send_command(control, "status")
+pub fn ask(control: &Path) -> Result<Status> {
+    send_command(control, &Command::Status)
 }
 
 /// The status of a domain, if it is one of these processes: another one may listen at that path.
 ///
 /// # Errors
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) when none of them answers.
-pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Value> {
+pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Status> {
     let stream = connect(control)?;
     let peer = process::peer(&stream)?;
     ensure!(
@@ -74,7 +75,7 @@ pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Value> {
         control.display(),
         peer.map_or_else(String::new, |pid| format!(" ({pid})"))
     );
-    exchange(&stream, control, "status")
+    request(&stream, control, &Command::Status, PATIENCE)
 }
 
 /// The process that listens at a control socket; `None` where none does.
@@ -93,46 +94,43 @@ pub fn listener(control: &Path) -> Result<Option<String>> {
     }
 }
 
-/// One command and its answer.
+/// One command and its reply.
 ///
 /// # Errors
-/// When none answers.
-pub fn send_command(control: &Path, command: &str) -> Result<Value> {
-    exchange(&connect(control)?, control, command)
+/// When none answers; as [`answer`].
+pub fn send_command<T: DeserializeOwned>(control: &Path, command: &Command) -> Result<T> {
+    request(&connect(control)?, control, command, PATIENCE)
 }
 
-fn exchange(stream: &UnixStream, control: &Path, command: &str) -> Result<Value> {
-    request(stream, control, &json!({ "command": command }), PATIENCE)
-}
-
-/// One request, with descriptors that were sent ahead of it, and its answer within `patience`.
+/// One command, with descriptors that were sent ahead of it, and its reply within `patience`.
 ///
 /// # Errors
 /// As [`answer`].
-pub fn request(stream: &UnixStream, control: &Path, request: &Value, patience: Duration) -> Result<Value> {
+pub fn request<T: DeserializeOwned>(
+    stream: &UnixStream,
+    control: &Path,
+    command: &Command,
+    patience: Duration,
+) -> Result<T> {
     let mut to = stream;
-    to.write_all(format!("{request}\n").as_bytes())?;
+    to.write_all(command.line()?.as_bytes())?;
     answer(stream, control, patience)
 }
 
-/// The error that a domain answers with.
+/// The reply to what was sent, within `patience`.
 ///
 /// # Errors
-/// [`Kind::Guarded`](crate::Kind::Guarded) with it.
-pub fn refused(reply: &Value) -> Result<()> {
-    match reply["error"].as_str() {
-        Some(error) => bail!(Guarded, "{error}"),
-        None => Ok(()),
-    }
-}
-
-/// The answer to what was sent, within `patience`.
-///
-/// # Errors
-/// None, or one that is no JSON.
-pub fn answer(stream: &UnixStream, control: &Path, patience: Duration) -> Result<Value> {
+/// [`Kind::Guarded`] with the error that the domain answers with; no reply, or one without what is
+/// required.
+pub fn answer<T: DeserializeOwned>(stream: &UnixStream, control: &Path, patience: Duration) -> Result<T> {
     stream.set_read_timeout(Some(patience))?;
     let mut line = String::new();
     BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
-    serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
+    match parse_reply(&line) {
+        Ok(reply) => Ok(reply),
+        Err(ReplyError::Refused(error)) => Err(Error::new(Kind::Guarded, error)),
+        Err(ReplyError::Invalid(e)) => {
+            Err(e).with_context(|| format!("{}: not an answer", control.display()))
+        }
+    }
 }

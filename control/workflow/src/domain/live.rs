@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use rtvirtio_apply::Session;
 use rtvirtio_domain_config::{File, edit, parent_dir};
-use rtvirtio_engine::blk::SECTOR;
-use rtvirtio_engine::handover::Opened;
-use rtvirtio_engine::handover_port::MOST_PORTS;
-use rtvirtio_engine::{check, handover};
+use rtvirtio_domain_protocol::handover::{MOST_DISKS, MOST_PORTS};
+use rtvirtio_domain_protocol::{self as protocol, Changed, Command, Leaving, Stop};
+use rtvirtio_domain_resources::backing::SECTOR;
+use rtvirtio_domain_resources::handover::Opened;
+use rtvirtio_domain_resources::{OpenError, check};
 use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::trusted;
 use rtvirtio_units::Bytes;
 use serde::Serialize;
-use serde_json::Value;
 
-use super::client::{self, answer, connect, refused};
+use super::client::{self, answer, connect, request};
 use super::process::{self, Domain};
 use super::{Fate, stop};
 use crate::dirs::Dirs;
@@ -73,27 +73,19 @@ fn peer(stream: &UnixStream, control: &Path) -> Result<Peer> {
     Ok(Peer { pid: peer.pid.as_raw_nonzero().get().unsigned_abs(), uid: peer.uid.as_raw() })
 }
 
-fn send(stream: &UnixStream, control: &Path, request: &Value) -> Result<Value> {
-    client::request(stream, control, request, RELOAD)
-}
-
 /// What a reload would do with disks and ports, after all checks of the file.
 ///
 /// # Errors
 /// A file that is refused; a domain that does not answer.
 pub fn preview(control: &Path) -> Result<Preview> {
-    let reply = send(&connect(control)?, control, &serde_json::json!({ "command": "preview" }))?;
-    refused(&reply)?;
-    let strings = |list: &Value, of: fn(&Value) -> &Value| -> Vec<String> {
-        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
-        list.iter().filter_map(|v| of(v).as_str().map(ToOwned::to_owned)).collect()
-    };
+    let found: protocol::Preview = request(&connect(control)?, control, &Command::Preview, RELOAD)?;
+    let names = |list: Vec<Leaving>| list.into_iter().map(|leaving| leaving.name).collect();
     Ok(Preview {
-        config: reply["config"].as_str().unwrap_or_default().into(),
-        attach: strings(&reply["attach"], |v| v),
-        detach: strings(&reply["detach"], |v| &v["name"]),
-        attach_ports: strings(&reply["attach_ports"], |v| v),
-        detach_ports: strings(&reply["detach_ports"], |v| &v["name"]),
+        config: found.config,
+        attach: found.attach,
+        detach: names(found.detach),
+        attach_ports: found.attach_ports,
+        detach_ports: names(found.detach_ports),
     })
 }
 
@@ -109,9 +101,7 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     let Peer { pid, uid } = peer(&stream, control)?;
     let mut opened = Opened::default();
     if !attach.is_empty() || !attach_ports.is_empty() {
-        for (names, what, most) in
-            [(&attach, "disks", handover::MOST_DISKS), (&attach_ports, "ports", MOST_PORTS)]
-        {
+        for (names, what, most) in [(&attach, "disks", MOST_DISKS), (&attach_ports, "ports", MOST_PORTS)] {
             if names.len() > most {
                 bail!(Argument, "{} {what} come at once; attach at most {most}", names.len());
             }
@@ -119,18 +109,14 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
         let file = File::load(&config)?;
         let [disks, ports]: [BTreeSet<String>; 2] =
             [attach, attach_ports].map(|names| names.into_iter().collect());
-        let guarded = |e: rtvirtio_engine::domain::DomainError| {
-            crate::Error::new(crate::Kind::Guarded, format!("nothing is changed: {e}"))
-        };
+        let guarded =
+            |e: OpenError| crate::Error::new(crate::Kind::Guarded, format!("nothing is changed: {e}"));
         check::refuse_collisions(&file, &config).map_err(guarded)?;
         opened = Opened::open(&file, [&disks, &ports], pid, uid).map_err(guarded)?;
     }
     opened.send_reload(&stream, force)?;
-    let reply = answer(&stream, control, RELOAD)?;
-    refused(&reply)?;
+    let Changed { changed } = answer(&stream, control, RELOAD)?;
     opened.release();
-    let changed = reply["changed"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let changed = changed.iter().filter_map(|c| c.as_str().map(ToOwned::to_owned)).collect();
     // The domain has taken the change: what is not known of it undoes nothing.
     let notes = other_sizes(control, &config)
         .unwrap_or_else(|e| vec![format!("whether a disk has grown is not known: {e:#}")]);
@@ -147,9 +133,14 @@ fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
     let file = File::load(config)?;
     let mut notes = Vec::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks).filter(|disk| disk.size.is_none()) {
-        let vms = status["vms"].as_array().into_iter().flatten();
-        let seen = vms.filter(|vm| vm["name"] == *disk.name).find_map(|vm| vm["size"].as_u64());
-        let Some(seen) = seen else { continue };
+        let Some(served) = status.vms.iter().find(|vm| vm.name == disk.name) else { continue };
+        let Some(seen) = served.size else {
+            notes.push(format!(
+                "disk \"{}\": the I/O domain does not say what size its guest sees",
+                disk.name
+            ));
+            continue;
+        };
         // disk
         let open = OpenFile::options().read(true).custom_flags(NONBLOCK).open(&disk.path);
         let end = open.and_then(|mut file| file.seek(SeekFrom::End(0)));
@@ -281,10 +272,7 @@ pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<Stopped> {
         };
     }
     let process = Process::open(pid).with_context(|| format!("process {pid}"))?;
-    let reply = send(&stream, control, &serde_json::json!({ "command": "stop", "force": force }))?;
-    refused(&reply)?;
-    if let Some(guests) = reply["guests"].as_array() {
-        let guests: Vec<&str> = guests.iter().filter_map(Value::as_str).collect();
+    if let Stop::Serves { guests } = request(&stream, control, &Command::Stop { force }, RELOAD)? {
         bail!(
             Guarded,
             "not stopped: it serves {}. Shut these VMs down first, or use `--force`, after which their requests wait until a domain runs again",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_domain_config::File;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan, plan_networks};
-use rtvirtio_engine::check::Directories;
+use rtvirtio_domain_resources::check::Directories;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Spec, Vm};
 
@@ -90,7 +90,7 @@ pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Resul
 /// their locks, formats, sizes and overlaps. `apply` makes the sockets' directories. Nothing is
 /// changed.
 pub(super) fn check(file: &File, config: &Path) -> Result<()> {
-    match rtvirtio_engine::check::check(file, config, Directories::AreMade) {
+    match rtvirtio_domain_resources::check::check(file, config, Directories::AreMade) {
         Ok(_) => Ok(()),
         Err(e) => bail!(Guarded, "{e}"),
     }

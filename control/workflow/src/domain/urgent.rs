@@ -4,9 +4,9 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_engine::handover::send_descriptors;
+use rtvirtio_domain_protocol::{Command, Signalled, Status};
+use rtvirtio_domain_resources::handover::send_descriptors;
 use rustix::event::{EventfdFlags, eventfd};
-use serde_json::{Value, json};
 
 use super::client::{self, ask, connect, listener};
 use super::process;
@@ -80,13 +80,10 @@ impl Drop for UrgentSignals {
 }
 
 /// The disks and ports of a domain's status to which this process is connected.
-fn served_to(status: &Value, pid: u32) -> Served {
-    let names = |list: &str| {
-        let all = status[list].as_array().map(Vec::as_slice).unwrap_or_default();
-        let ours = all.iter().filter(|one| one["peer"].as_u64() == Some(u64::from(pid)));
-        ours.filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
-    };
-    Served { disks: names("vms"), ports: names("ports") }
+fn served_to(status: &Status, pid: u32) -> Served {
+    let disks = status.vms.iter().filter(|vm| vm.peer == Some(pid)).map(|vm| vm.name.clone());
+    let ports = status.ports.iter().filter(|port| port.peer == Some(pid)).map(|port| port.name.clone());
+    Served { disks: disks.collect(), ports: ports.collect() }
 }
 
 /// Asks for signals of these; without an eventfd, for none more.
@@ -96,9 +93,9 @@ fn signal(control: &Path, served: &Served, eventfd: Option<&OwnedFd>) -> Result<
         send_descriptors(&stream, &[eventfd.as_fd()])?;
     }
     let Served { disks, ports } = served;
-    let request = json!({ "command": "signal_urgent", "disks": disks, "ports": ports });
-    let reply = client::request(&stream, control, &request, client::PATIENCE)?;
-    client::refused(&reply).with_context(|| control.display().to_string())
+    let command = Command::SignalUrgent { disks: disks.clone(), ports: ports.clone() };
+    let signalled: Result<Signalled> = client::request(&stream, control, &command, client::PATIENCE);
+    signalled.map(drop).with_context(|| control.display().to_string())
 }
 
 #[cfg(test)]
@@ -107,16 +104,25 @@ mod tests {
 
     #[test]
     fn what_a_process_is_connected_to_is_found() {
-        let status = json!({
-            "vms": [
-                { "name": "a", "peer": 7 }, { "name": "b", "peer": null }, { "name": "c", "peer": 7 }, { "name": "d" },
-            ],
-            "ports": [{ "name": "plc", "peer": 7 }, { "name": "hmi", "peer": 9 }],
-        });
+        let disk = |name: &str, peer: Option<u32>| {
+            serde_json::json!({ "device": "d", "name": name, "socket": "", "connected": true, "attached": true,
+                "peer": peer, "read": {}, "write": {}, "promises": [], "refused": null, "refused_requests": {} })
+        };
+        let port = |name: &str, peer: u32| {
+            serde_json::json!({ "network": "n", "name": name, "socket": "", "mac": "", "connected": true,
+                "attached": true, "peer": peer, "tx": {}, "rx": {}, "promises": [], "drops": {}, "refused": null,
+                "throttled": null })
+        };
+        let status = serde_json::from_value(serde_json::json!({
+            "version": 1, "devices": [], "networks": [],
+            "vms": [disk("a", Some(7)), disk("b", None), disk("c", Some(7))],
+            "ports": [port("plc", 7), port("hmi", 9)],
+        }));
+        let status: Status = status.unwrap();
         let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         assert_eq!(served_to(&status, 7), Served { disks: names(&["a", "c"]), ports: names(&["plc"]) });
         assert_eq!(served_to(&status, 9), Served { disks: names(&[]), ports: names(&["hmi"]) });
         assert_eq!(served_to(&status, 8), Served::default());
-        assert_eq!(served_to(&Value::Null, 7), Served::default());
+        assert_eq!(served_to(&Status::default(), 7), Served::default());
     }
 }

@@ -3,77 +3,17 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, Waits};
 use rtvirtio_stats::Latencies;
-use rtvirtio_units::Nanos;
-use vm_memory::GuestAddress;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
-use super::thread::Quit;
+use super::thread::{EngineGone, Quit};
 use super::trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
-use crate::blk::Refused;
-use crate::inflight::Inflight;
-use crate::memory::GuestMem;
-
-/// A queue to serve.
-#[derive(Debug)]
-pub struct VringStart {
-    /// Guest memory that holds the rings.
-    pub mem: Arc<GuestMem>,
-    /// Descriptors of the queue.
-    pub size: u16,
-    /// Address of the descriptor table.
-    pub desc: GuestAddress,
-    /// Address of the available ring.
-    pub avail: GuestAddress,
-    /// Address of the used ring.
-    pub used: GuestAddress,
-    /// Next index in the available ring.
-    pub base: u16,
-    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
-    pub event_idx: bool,
-    /// Feature bits that the guest accepted.
-    pub features: u64,
-    /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
-    /// are not served.
-    pub kick: File,
-    /// The notification of completions; `None` for a guest that polls.
-    pub call: Option<File>,
-    /// Shared memory that tracks requests in flight.
-    pub inflight: Option<Inflight>,
-}
-
-/// The index in the available ring at which a queue stopped.
-pub type VringBase = u16;
-
-/// Reasons for which a queue is not started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The disk has no such queue.
-    #[error("there is no queue {0}")]
-    NoQueue(u16),
-    /// The queue is served already.
-    #[error("queue {0} runs already")]
-    Running(u16),
-    /// An invalid number of descriptors.
-    #[error("queue of {size} descriptors: {source}")]
-    Size {
-        /// Number of descriptors.
-        size: u16,
-        /// Error of the virtqueue.
-        source: virtio_queue::Error,
-    },
-    /// A misaligned or unreadable ring address.
-    #[error("ring addresses: {0}")]
-    Address(#[source] virtio_queue::Error),
-    /// A ring outside of guest memory.
-    #[error("the rings do not lie in the guest's memory")]
-    OutsideMemory,
-}
+use super::vm::{Faults, PromiseCounters};
+use super::vring::{StartError, VringBase, VringStart};
 
 /// Reasons for which a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -285,98 +225,3 @@ pub struct VmStatus {
     pub faults: Faults,
 }
 
-/// Requests that were not carried out, each in one counter; those whose header or status is outside
-/// of the shared memory are in two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// Chains that are no valid requests.
-    pub malformed: u64,
-    /// Requests that were answered without the device.
-    pub refused: RefusedRequests,
-    /// Requests that the device failed.
-    pub errors: u64,
-    /// Result of the kernel for the last of these: a negative error number, or the bytes of a piece
-    /// that ended early.
-    pub last_error: Option<i32>,
-    /// Queues that are no longer served because the guest corrupted them.
-    pub broken_queues: u64,
-}
-
-/// Requests of which every piece was submitted under a reservation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromiseCounters {
-    /// Completed requests.
-    pub requests: u64,
-    /// Requests that took longer than the reservation's deadline.
-    pub missed: u64,
-    /// Longest time from when the reservation covered a request.
-    pub worst: Nanos,
-}
-
-impl PromiseCounters {
-    pub(crate) fn record(&mut self, took: Nanos, missed: bool) {
-        self.requests += 1;
-        self.missed += u64::from(missed);
-        self.worst = self.worst.max(took);
-    }
-}
-
-/// Requests that were answered without the device, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefusedRequests([u64; Refused::ALL.len()]);
-
-impl RefusedRequests {
-    pub(crate) fn count(&mut self, why: Refused) {
-        self.0[why as usize] += 1;
-    }
-
-    /// Number of refused requests for a reason.
-    #[must_use]
-    pub fn of(&self, why: Refused) -> u64 {
-        self.0[why as usize]
-    }
-}
-
-/// The engine has ended.
-#[derive(Debug, thiserror::Error)]
-#[error("the engine has ended")]
-pub struct EngineGone;
-
-/// Sends commands to an engine, from any thread.
-#[derive(Debug)]
-pub struct EngineHandle<C = Command> {
-    sender: SyncSender<C>,
-    doorbell: Arc<OwnedFd>,
-}
-
-impl<C> Clone for EngineHandle<C> {
-    fn clone(&self) -> Self {
-        Self { sender: self.sender.clone(), doorbell: Arc::clone(&self.doorbell) }
-    }
-}
-
-impl<C> EngineHandle<C> {
-    pub(crate) fn new(sender: SyncSender<C>, doorbell: Arc<OwnedFd>) -> Self {
-        Self { sender, doorbell }
-    }
-
-    /// Sends a command; waits while the engine's command queue is full.
-    ///
-    /// # Errors
-    /// The engine has ended.
-    pub fn send(&self, command: impl Into<C>) -> Result<(), EngineGone> {
-        self.sender.send(command.into()).map_err(|_| EngineGone)?;
-        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
-        Ok(())
-    }
-
-    /// Sends a command and waits for its reply.
-    ///
-    /// # Errors
-    /// The engine has ended.
-    pub fn ask<T, K: Into<C>>(&self, command: impl FnOnce(SyncSender<T>) -> K) -> Result<T, EngineGone> {
-        let (reply, answer) = sync_channel(1);
-        self.send(command(reply))?;
-        answer.recv().map_err(|_| EngineGone)
-    }
-}

@@ -7,8 +7,8 @@ use std::io;
 use rtvirtio_sched::{Config, MembershipError, PreparedVm, Scheduler};
 
 use super::Disk;
-use super::run::Vm;
 use super::table::PieceSlot;
+use super::vm::Vm;
 
 /// A disk that an engine can serve at once.
 pub struct PreparedDisk {

@@ -8,10 +8,9 @@ use std::sync::mpsc::SyncSender;
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
-use super::command::{StartError, VringStart};
 use super::slot::{Draining, QueueSlot};
 use super::uring::{Completion, CompletionToken, Uring};
-use super::vring::Vring;
+use super::vring::{StartError, Vring, VringStart};
 
 /// An event loop that serves queues of VMs.
 pub trait QueueHost {

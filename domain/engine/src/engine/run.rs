@@ -10,90 +10,26 @@ mod submit;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::Receiver;
 
 use rtvirtio_sched::{Config, Scheduler};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
-use super::command::{Command, Faults, PromiseCounters};
+use super::command::Command;
 use super::poll::AdaptivePoll;
-use super::slot::QueueSlot;
-use super::table::{PieceSlot, RequestTable};
+use super::table::PieceSlot;
 use super::thread::Serve;
 use super::trace::TraceWriter;
-use super::urgency_eventfd::UrgencyEventfd;
 use super::uring::{CompletionToken, Uring};
-use super::vring::Vring;
+use super::vm::{LONGEST_LATENCY, Vm};
 use super::{Disk, EngineConfig, EngineError};
-
-/// Largest latency that the histograms distinguish: 1000 s.
-const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// A histogram of two digits, some 40 kB.
 fn histogram() -> Latencies {
     Latencies::with_range(LONGEST_LATENCY, 2)
 }
 
-/// A VM, or a vacant place: the index of a VM never changes.
-pub(in crate::engine) struct Vm {
-    /// `None` in a vacant place.
-    disk: Option<Disk>,
-    /// Number that no other VM on this engine has or had.
-    member: u32,
-    slots: Vec<QueueSlot>,
-    /// Index of the queue that is fetched from first.
-    next_queue: usize,
-    /// Whether the VM exceeded a round's budget of work without device time, and is fetched from
-    /// after all others.
-    deferred: bool,
-    requests: RequestTable,
-    latencies: [Latencies; 2],
-    faults: Faults,
-    /// Requests under a reservation: real-time ones, then the others.
-    promises: [PromiseCounters; 2],
-    urgency: UrgencyEventfd,
-    /// All requests of its depth are outstanding, and its queues may hold more.
-    depth_exhausted: bool,
-    /// Answered when nothing of the VM is in flight after a disconnect.
-    disconnect_reply: Option<SyncSender<()>>,
-}
-
-impl Vm {
-    /// A VM with this disk, all of its memory allocated.
-    pub(in crate::engine) fn new(disk: Disk, depth: u32) -> Self {
-        let queues = disk.queues;
-        Self { disk: Some(disk), ..Self::with_queues(queues, depth, LONGEST_LATENCY) }
-    }
-
-    /// A place without a VM.
-    fn vacant() -> Self {
-        Self::with_queues(0, 0, Nanos(2))
-    }
-
-    fn with_queues(queues: u16, depth: u32, longest: Nanos) -> Self {
-        let histogram = || Latencies::with_range(longest, 2);
-        Self {
-            disk: None,
-            member: 0,
-            slots: (0..queues).map(|_| QueueSlot::default()).collect(),
-            next_queue: 0,
-            deferred: false,
-            requests: RequestTable::new(depth),
-            latencies: [histogram(), histogram()],
-            faults: Faults::default(),
-            promises: [PromiseCounters::default(); 2],
-            urgency: UrgencyEventfd::default(),
-            depth_exhausted: false,
-            disconnect_reply: None,
-        }
-    }
-
-    /// Whether one of its queues may hold requests.
-    fn needs_fetch(&self) -> bool {
-        self.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::needs_fetch)
-    }
-}
 
 /// The state of the engine's thread.
 pub struct EventLoop {

@@ -10,8 +10,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use super::command::{StartError, VringStart};
-use super::vring::Vring;
+use super::vring::{StartError, Vring, VringStart};
 
 /// A stopped queue with operations in flight in the kernel.
 #[derive(Debug)]

@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::EngineError;
-use super::command::EngineHandle;
 use crate::confine::{Confine, Role};
 
 /// Commands that wait for the loop: a few for each VM, further ones wait in the control threads.
@@ -26,6 +25,50 @@ pub(crate) trait Serve {
 pub(crate) trait Quit {
     /// Makes the command that ends the loop.
     fn quit() -> Self;
+}
+
+/// The engine has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine has ended")]
+pub struct EngineGone;
+
+/// Sends commands to an engine, from any thread.
+#[derive(Debug)]
+pub struct EngineHandle<C> {
+    sender: SyncSender<C>,
+    doorbell: Arc<OwnedFd>,
+}
+
+impl<C> Clone for EngineHandle<C> {
+    fn clone(&self) -> Self {
+        Self { sender: self.sender.clone(), doorbell: Arc::clone(&self.doorbell) }
+    }
+}
+
+impl<C> EngineHandle<C> {
+    fn new(sender: SyncSender<C>, doorbell: Arc<OwnedFd>) -> Self {
+        Self { sender, doorbell }
+    }
+
+    /// Sends a command; waits while the engine's command queue is full.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn send(&self, command: impl Into<C>) -> Result<(), EngineGone> {
+        self.sender.send(command.into()).map_err(|_| EngineGone)?;
+        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
+        Ok(())
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn ask<T, K: Into<C>>(&self, command: impl FnOnce(SyncSender<T>) -> K) -> Result<T, EngineGone> {
+        let (reply, answer) = sync_channel(1);
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| EngineGone)
+    }
 }
 
 /// A running loop; it ends when this is dropped.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::command::{Command, EngineGone, EngineHandle};
+use super::command::Command;
+use super::thread::{EngineGone, EngineHandle};
 use super::trace::{TraceCommand, TraceWriter};
 
 /// Reasons for which a trace does not start.

@@ -8,10 +8,66 @@ use std::sync::mpsc::SyncSender;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::command::{StartError, VringBase, VringStart};
 use crate::blk::{self, Limits, Malformed, Parsed, Segment};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
+
+/// A queue to serve.
+#[derive(Debug)]
+pub struct VringStart {
+    /// The guest's memory.
+    pub mem: Arc<GuestMem>,
+    /// Number of descriptors.
+    pub size: u16,
+    /// Descriptor table.
+    pub desc: GuestAddress,
+    /// Available ring.
+    pub avail: GuestAddress,
+    /// Used ring.
+    pub used: GuestAddress,
+    /// Next index in the available ring.
+    pub base: u16,
+    /// VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// The negotiated features.
+    pub features: u64,
+    /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
+    /// are not served.
+    pub kick: File,
+    /// The notification of completions; `None` for a guest that polls.
+    pub call: Option<File>,
+    /// Shared memory that tracks requests in flight.
+    pub inflight: Option<Inflight>,
+}
+
+/// The index in the available ring at which a queue stopped.
+pub type VringBase = u16;
+
+/// Why a queue is not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The disk has no such queue.
+    #[error("there is no queue {0}")]
+    NoQueue(u16),
+    /// The queue is served already.
+    #[error("queue {0} runs already")]
+    Running(u16),
+    /// An invalid number of descriptors.
+    #[error("queue of {size} descriptors: {source}")]
+    Size {
+        /// The number.
+        size: u16,
+        /// Why.
+        source: virtio_queue::Error,
+    },
+    /// A misaligned or unreadable ring address.
+    #[error("ring addresses: {0}")]
+    Address(#[source] virtio_queue::Error),
+    /// A ring outside of guest memory.
+    #[error("the rings do not lie in the guest's memory")]
+    OutsideMemory,
+}
 
 /// A virtqueue that is served.
 #[derive(Debug)]

@@ -4,15 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_domain_config::{Network, Port};
 use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
-use rtvirtio_units::Nanos;
 
 use super::prepared::{DetachedPort, PreparedPort, VacantPort};
+use super::settings::{Drops, PortSettings};
 use super::trace::FrameEvent;
 use crate::engine::thread::Quit;
-use crate::engine::{EngineHandle, PromiseCounters, QueueCommand, TraceReply, TraceWriter};
+use crate::engine::{EngineHandle, PromiseCounters, QueueCommand, TraceCommand, TraceReply, TraceWriter};
 
 /// A command to the engine of a network.
 #[derive(Debug)]
@@ -123,6 +122,19 @@ impl Quit for NetCommand {
     }
 }
 
+impl TraceCommand for NetCommand {
+    type Event = FrameEvent;
+    const EMPTY: FrameEvent = FrameEvent::EMPTY;
+
+    fn start_trace(writer: Box<TraceWriter<FrameEvent>>, reply: TraceReply<FrameEvent>) -> Self {
+        Self::StartTrace { writer, reply }
+    }
+
+    fn stop_trace(reply: TraceReply<FrameEvent>) -> Self {
+        Self::StopTrace { reply }
+    }
+}
+
 impl From<QueueCommand> for NetCommand {
     fn from(command: QueueCommand) -> Self {
         Self::Queue(command)
@@ -139,55 +151,6 @@ pub struct NetStatus {
     pub ports: usize,
     /// Delay of regulated frames to the link beyond their exact moment.
     pub regulator_lateness: Latencies,
-}
-
-/// Settings of a port that may change while it is served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortSettings {
-    /// Time for which the thread sleeps beyond the moment at which a frame to the VM is admitted.
-    pub coalesce: Nanos,
-    /// Least time between two notifications of frames to the VM.
-    pub notify_interval: Nanos,
-    /// Whether large segments pass whole: to the VM, and from it.
-    pub whole: [bool; 2],
-    /// Weight of its share of the thread's CPU budget: the reserved bytes per second of the link.
-    pub cpu_weight: u64,
-}
-
-impl PortSettings {
-    /// Settings of a configured port.
-    #[must_use]
-    pub fn new(network: &Network, port: &Port) -> Self {
-        Self {
-            coalesce: port.delivery_slack(),
-            notify_interval: port.notify_interval(),
-            whole: network.passes_whole(port),
-            cpu_weight: port.reserved().round() as u64,
-        }
-    }
-}
-
-/// Frames that were not passed on, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drops {
-    /// From the VM: another source address or VLAN.
-    pub spoofed: u64,
-    /// From the VM: of the link's own protocols, without `link_local`.
-    pub link_local: u64,
-    /// From the VM: no valid chain, header or frame.
-    pub malformed: u64,
-    /// From the VM: longer than the MTU of the network, or of the uplink.
-    pub too_long: u64,
-    /// From the VM: refused by the uplink.
-    pub refused: u64,
-    /// To the VM: beyond its limit on broadcasts.
-    pub broadcast: u64,
-    /// To the VM: for another VLAN or address.
-    pub filtered: u64,
-    /// To the VM: without buffers, or with a full queue.
-    pub no_buffer: u64,
-    /// To the VM: a large segment that the VM cannot receive.
-    pub segmented: u64,
 }
 
 /// Counters of one direction of a port.

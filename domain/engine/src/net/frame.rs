@@ -3,10 +3,10 @@
 use rtvirtio_domain_config::{Mac, Port};
 use rtvirtio_sched::Priority;
 
+pub use rtvirtio_domain_resources::uplink::HEADER;
+
 use crate::feature::net as feature;
 
-/// Length of virtio-net's header (virtio 1.2, section 5.1.6).
-pub const HEADER: usize = 12;
 /// Length of the header of a legacy driver without mergeable buffers.
 pub const LEGACY_HEADER: usize = 10;
 /// Length of Ethernet's header.

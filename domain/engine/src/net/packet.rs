@@ -4,10 +4,11 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rtvirtio_domain_resources::uplink::PACKET_AUXDATA;
+
 use super::frame::{ETHERNET, HEADER, LEGACY_HEADER, NEEDS_CSUM, TAG, VLAN, field};
 
 /// Socket option of `linux/if_packet.h`.
-pub(super) const PACKET_AUXDATA: libc::c_int = 8;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 

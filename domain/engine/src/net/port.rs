@@ -4,19 +4,20 @@ use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Mac, Network, OFFLOADED_FRAME, Port as PortConfig};
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{Bucket, Meter};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::command::{Drops, PortSettings};
 use super::frame::{HEADER, LEGACY_HEADER, PortRules};
 use super::hold::Hold;
 use super::moderation::Moderation;
 use super::pool::FramePool;
 use super::segment::Cutter;
-use super::uplink::Uplink;
+use super::settings::{Drops, PortSettings};
+use super::uplink;
 use crate::blk::Segment;
 use crate::engine::PromiseCounters;
 use crate::engine::slot::QueueSlot;
@@ -217,7 +218,7 @@ impl Port {
         let whole = self.settings.whole[usize::from(RX)];
         let features =
             if whole { features } else { features & !(feature::GUEST_TSO[0] | feature::GUEST_TSO[1]) };
-        if let Some(Err(e)) = self.uplink.as_ref().map(|uplink| uplink.set_offloads(features)) {
+        if let Some(Err(e)) = self.uplink.as_ref().map(|uplink| uplink::set_offloads(uplink, features)) {
             crate::log::write_line(format_args!("{}: offloads: {e}", self.name));
         }
     }

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use rtvirtio_domain_config::Network;
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{MembershipError, PreparedVm, Scheduler};
 
 use super::port::Port;
-use super::uplink::Uplink;
 
 /// A port that a network can serve at once.
 pub struct PreparedPort {

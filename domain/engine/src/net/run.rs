@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW, Network, Poll, UplinkKind};
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{CpuBudget, Scheduler, VirtualLink};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
@@ -20,7 +21,6 @@ use self::budget::Spending;
 use super::command::NetCommand;
 use super::port::{Port, RX, TX};
 use super::trace::FrameEvent;
-use super::uplink::Uplink;
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::slot::QueueSlot;

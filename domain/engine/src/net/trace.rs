@@ -3,9 +3,6 @@
 use rtvirtio_sched::Priority;
 use rtvirtio_units::Nanos;
 
-use super::command::NetCommand;
-use crate::engine::{TraceCommand, TraceReply, TraceWriter};
-
 /// A frame that was passed on or dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameEvent {
@@ -76,16 +73,8 @@ impl Fate {
 }
 
 impl FrameEvent {
-    /// A frame that was dropped on arrival.
-    pub(super) fn dropped(port: usize, sent: bool, fate: Fate, len: usize, time: Nanos) -> Self {
-        let len = len as u64;
-        Self { port, sent, fate, len, arrival: time, ..NetCommand::EMPTY }
-    }
-}
-
-impl TraceCommand for NetCommand {
-    type Event = FrameEvent;
-    const EMPTY: FrameEvent = FrameEvent {
+    /// No frame: fills the buffer of a trace.
+    pub(super) const EMPTY: Self = Self {
         port: 0,
         member: 0,
         sent: false,
@@ -98,11 +87,9 @@ impl TraceCommand for NetCommand {
         passing: Nanos(0),
     };
 
-    fn start_trace(writer: Box<TraceWriter<FrameEvent>>, reply: TraceReply<FrameEvent>) -> Self {
-        Self::StartTrace { writer, reply }
-    }
-
-    fn stop_trace(reply: TraceReply<FrameEvent>) -> Self {
-        Self::StopTrace { reply }
+    /// A frame that was dropped at the moment at which it came.
+    pub(super) fn dropped(port: usize, sent: bool, fate: Fate, len: usize, time: Nanos) -> Self {
+        let len = len as u64;
+        Self { port, sent, fate, len, arrival: time, ..Self::EMPTY }
     }
 }

@@ -69,7 +69,7 @@ impl DiskBed {
         let (mut signals, eventfd) = UrgentSignals::new(pid, &self.dirs)?;
         signals.renew()?;
         // A guest that is not attached would silently have no signals.
-        let is_signalled = !vm_status(&self.control)?["urgent_signals"].is_null();
+        let is_signalled = vm_status(&self.control)?.urgent_signals.is_some();
         ensure!(is_signalled, "the I/O domain signals no urgent completions of {}", DISKS[0]);
         Ok((signals, eventfd))
     }
@@ -83,7 +83,7 @@ impl DiskBed {
                 return Ok(attr.to_string());
             }
         }
-        bail!("no thread of the I/O domain is real-time: {}", client::ask(&self.control)?)
+        bail!("no thread of the I/O domain is real-time: {:?}", client::ask(&self.control)?)
     }
 }
 

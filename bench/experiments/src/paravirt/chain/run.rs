@@ -99,7 +99,7 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
 /// Reads of a disk that the I/O domain has completed.
 fn reads(guests: &Guests<'_>, disk: usize) -> anyhow::Result<u64> {
     let status = client::ask(guests.disks()?.control())?;
-    status["vms"][disk]["read"]["requests"].as_u64().context("the domain counts no reads")
+    status.vms.get(disk).and_then(|vm| vm.read.requests).context("the domain counts no reads")
 }
 
 /// Threads of the chain with their priorities by the kernel.

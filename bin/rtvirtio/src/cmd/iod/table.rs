@@ -1,10 +1,12 @@
 //! `rtvirtio iod status` as a table.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
+use rtvirtio_domain_protocol::status::{
+    DeviceStatus, DiskStatus, NetworkStatus, PortStatus, Refusal, Regulators, Service, Status,
+};
 use rtvirtio_report::terminal;
 use rtvirtio_units::{Bytes, Nanos};
-use serde_json::Value;
 
 /// Meaning of the columns of disks.
 const LEGEND: &str = "\
@@ -26,27 +28,50 @@ p50 ... longest: out, from the guest's queue to the uplink; in, from the uplink 
 capped: frames that waited for a cap of the VM. Of a flood to a VM the kernel drops the rest, which is not seen here
 ";
 
+/// What a line about a disk or port begins with.
+const INDENT: &str = "                 ";
+
 /// Status as a table, with its legend.
-pub fn status(status: &Value) -> String {
+pub fn status(status: &Status) -> String {
     let mut s = String::new();
-    if list(status, "networks").is_empty() || !list(status, "devices").is_empty() {
+    if status.networks.is_empty() || !status.devices.is_empty() {
         disks(status, &mut s);
     }
-    if !list(status, "networks").is_empty() {
+    if !status.networks.is_empty() {
         networks(status, &mut s);
     }
     s
 }
 
-fn disks(status: &Value, s: &mut String) {
-    list(status, "devices").iter().for_each(|d| device(d, s));
+/// A number of the status; one that the domain's process does not have is unknown, not 0.
+pub fn known(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "unknown".to_owned(), |value| value.to_string())
+}
+
+fn time(ns: Option<u64>) -> String {
+    known(ns.map(Nanos))
+}
+
+fn name(name: &str) -> String {
+    terminal(name, false)
+}
+
+/// A line about a counter that is 0 where all is well.
+fn unless_zero(count: Option<u64>, line: impl FnOnce(&str) -> String, s: &mut String) {
+    if count != Some(0) {
+        let _ = writeln!(s, "{INDENT}{}", line(&known(count)));
+    }
+}
+
+fn disks(status: &Status, s: &mut String) {
+    status.devices.iter().for_each(|d| device(d, s));
     promises(status, s);
     let _ = writeln!(
         s,
         "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
         "VM", "", "requests", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
     );
-    list(status, "vms").iter().for_each(|v| vm(v, s));
+    status.vms.iter().for_each(|v| disk(v, s));
     waits(status, s);
     s.push_str(LEGEND);
 }
@@ -55,126 +80,115 @@ fn bit_rate(bytes_per_second: f64) -> String {
     format!("{:.1}Mbit/s", bytes_per_second * 8.0 / 1e6)
 }
 
-fn networks(status: &Value, s: &mut String) {
-    for n in list(status, "networks") {
-        let link = n["link_bytes_per_second"].as_f64();
-        let link = link.map_or_else(|| "no rate declared: frames go at once".to_owned(), bit_rate);
-        let _ = write!(s, "network {}: {link}", name(&n));
-        if n["held"].as_u64().unwrap_or(0) > 0 {
-            let late = time(&n, "late_p9999_ns");
-            let _ = write!(s, ", {} frames held by regulators, p99.99 {late} late", n["held"]);
-        }
-        s.push('\n');
+/// What regulators delayed, behind the line of a device or network.
+fn held(regulators: &Regulators, what: &str, s: &mut String) {
+    if regulators.held != Some(0) {
+        let (held, late) = (known(regulators.held), time(regulators.late_p9999_ns));
+        let _ = write!(s, ", {held} {what} held by regulators, p99.99 {late} late");
     }
-    let ports = list(status, "ports");
-    if ports.iter().any(|port| !list(port, "promises").is_empty()) {
+}
+
+fn network(n: &NetworkStatus, s: &mut String) {
+    let link = n.link_bytes_per_second;
+    let link = link.map_or_else(|| "no rate declared: frames go at once".to_owned(), bit_rate);
+    let _ = write!(s, "network {}: {link}", name(&n.name));
+    held(&n.regulators, "frames", s);
+    s.push('\n');
+}
+
+fn networks(status: &Status, s: &mut String) {
+    status.networks.iter().for_each(|n| network(n, s));
+    if status.ports.iter().any(|port| !port.promises.is_empty()) {
         let _ = writeln!(
             s,
             "{:<16} {:<7} {:>12} {:>9} {:>9} {:>9} {:>9} {:>7} {:>10}",
             "VM", "", "rate", "burst", "promised", "bound", "worst", "missed", "frames"
         );
-        ports.iter().for_each(|port| link_promises(port, s));
+        status.ports.iter().for_each(|port| link_promises(port, s));
     }
     let _ = writeln!(
         s,
         "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
         "VM", "", "frames", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
     );
-    ports.iter().for_each(|p| port(p, s));
+    status.ports.iter().for_each(|p| port(p, s));
     s.push_str(PORT_LEGEND);
 }
 
-fn link_promises(port: &Value, s: &mut String) {
-    for p in list(port, "promises") {
-        let frames = p["frames"].as_u64().unwrap_or(0);
-        // Without frames the promise was neither kept nor missed.
-        let seen = |text: String| if frames > 0 { text } else { "-".into() };
-        let bound = if p["bound_ns"].is_null() { "none".to_owned() } else { time(&p, "bound_ns") };
+/// The longest request or frame and those that were late. Where none was seen, none was kept and
+/// none missed.
+fn outcome(seen: Option<u64>, worst_ns: Option<u64>, missed: Option<u64>) -> [String; 2] {
+    if seen == Some(0) { ["-", "-"].map(str::to_owned) } else { [time(worst_ns), known(missed)] }
+}
+
+fn link_promises(port: &PortStatus, s: &mut String) {
+    for p in &port.promises {
+        let [worst, missed] = outcome(p.frames, p.worst_ns, p.missed);
+        let bound = p.bound_ns.map_or_else(|| "none".to_owned(), |ns| Nanos(ns).to_string());
         let _ = writeln!(
             s,
-            "{:<16} {:<7} {:>12} {:>9} {:>9} {bound:>9} {:>9} {:>7} {frames:>10}",
-            name(port),
-            p["key"].as_str().unwrap_or_default(),
-            bit_rate(p["bytes_per_second"].as_f64().unwrap_or(0.0)),
-            format!("{}B", p["burst"]),
-            time(&p, "deadline_ns"),
-            seen(time(&p, "worst_ns")),
-            seen(p["missed"].to_string()),
+            "{:<16} {:<7} {:>12} {:>9} {:>9} {bound:>9} {worst:>9} {missed:>7} {:>10}",
+            name(&port.name),
+            p.key,
+            known(p.bytes_per_second.map(bit_rate)),
+            known(p.burst.map(|burst| format!("{burst}B"))),
+            time(p.deadline_ns),
+            known(p.frames),
         );
     }
 }
 
-fn port(port: &Value, s: &mut String) {
-    service(&name(port), [("tx", "out"), ("rx", "in")], "frames", port, s);
-    let drops = port["drops"].as_object().cloned().unwrap_or_default();
-    let drops: Vec<String> = drops
-        .iter()
-        .filter(|(_, count)| count.as_u64() != Some(0))
-        .map(|(reason, count)| format!("{} {count}", reason.replace('_', " ")))
-        .collect();
+fn port(port: &PortStatus, s: &mut String) {
+    let directions = [("out", port.tx.frames, &port.tx.service), ("in", port.rx.frames, &port.rx.service)];
+    service(&port.name, directions, s);
+    let drops = port.drops.iter().filter(|(_, count)| **count > 0);
+    let drops: Vec<String> =
+        drops.map(|(reason, count)| format!("{} {count}", name(&reason.replace('_', " ")))).collect();
     if !drops.is_empty() {
-        let _ = writeln!(s, "                 not passed on: {}", drops.join(", "));
+        let _ = writeln!(s, "{INDENT}not passed on: {}", drops.join(", "));
     }
-    let (throttled, backoffs) = (count(port, "throttled"), count(port, "backoffs"));
-    if throttled > 0 {
-        let waited = time(port, "throttled_ns");
+    if let Some(throttled @ 1..) = port.throttled {
+        let waited = time(port.throttled_ns);
         let _ = writeln!(
             s,
-            "                 used up its part of cpu_budget {throttled} times, and waited for {waited} in all"
+            "{INDENT}used up its part of cpu_budget {throttled} times, and waited for {waited} in all"
         );
     }
-    if backoffs > 0 {
-        let _ = writeln!(
-            s,
-            "                 waited {backoffs} times for up to 1ms: its kicks brought nothing, or its frames were refused"
-        );
-    }
-    notes(port, "the network", s);
+    let backoffs = |n: &str| {
+        format!("waited {n} times for up to 1ms: its kicks brought nothing, or its frames were refused")
+    };
+    unless_zero(port.backoffs, backoffs, s);
+    let notes = Notes {
+        attached: port.attached,
+        connected: port.connected,
+        refused: port.refused.as_ref(),
+        broken: port.broken,
+    };
+    notes.write("the network", s);
 }
 
-fn list(value: &Value, key: &str) -> Vec<Value> {
-    value[key].as_array().cloned().unwrap_or_default()
-}
-
-/// Formats a number with a width, which a JSON value ignores.
-fn count(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or(0)
-}
-
-fn time(value: &Value, key: &str) -> String {
-    Nanos(value[key].as_u64().unwrap_or(0)).to_string()
-}
-
-fn name(value: &Value) -> String {
-    terminal(value["name"].as_str().unwrap_or_default(), false)
-}
-
-fn device(d: &Value, s: &mut String) {
+fn device(d: &DeviceStatus, s: &mut String) {
     // Writing to a String cannot fail.
-    let _ = write!(s, "device {}: window {}", name(d), d["window"]);
-    if d["held"].as_u64().unwrap_or(0) > 0 {
-        let _ =
-            write!(s, ", {} pieces held by regulators, p99.99 {} late", d["held"], time(d, "late_p9999_ns"));
-    }
-    if let Some(policy) = d["policy"].as_str().filter(|policy| *policy != "edf") {
-        let _ = write!(s, "; policy {policy}: reservations have no effect");
+    let _ = write!(s, "device {}: window {}", name(&d.name), known(d.window));
+    held(&d.regulators, "pieces", s);
+    if d.policy != "edf" {
+        let _ = write!(s, "; policy {}: reservations have no effect", name(&d.policy));
     }
     s.push('\n');
-    if d["discard_pieces"].as_u64().unwrap_or(0) > 0 {
+    if d.discard_pieces != Some(0) {
         let _ = writeln!(
             s,
             "  discards: {} pieces, the longest took {}; {} took longer than `cost.discard`",
-            d["discard_pieces"],
-            time(d, "discard_longest_ns"),
-            d["discard_overruns"],
+            known(d.discard_pieces),
+            time(d.discard_longest_ns),
+            known(d.discard_overruns),
         );
     }
 }
 
 /// Table of promises, printed first.
-fn promises(status: &Value, s: &mut String) {
-    let vms = list(status, "vms");
-    if vms.iter().all(|vm| list(vm, "promises").is_empty()) {
+fn promises(status: &Status, s: &mut String) {
+    if status.vms.iter().all(|vm| vm.promises.is_empty()) {
         return;
     }
     let _ = writeln!(
@@ -182,60 +196,58 @@ fn promises(status: &Value, s: &mut String) {
         "{:<16} {:<7} {:>6} {:>9} {:>9} {:>9} {:>7} {:>10}",
         "VM", "", "share", "burst", "promised", "worst", "missed", "requests"
     );
-    for vm in &vms {
-        for p in list(vm, "promises") {
-            let count = |key: &str| p[key].as_u64().unwrap_or(0);
-            // Without requests the promise was neither kept nor missed.
-            let seen = count("requests") > 0;
-            let worst = if seen { time(&p, "worst_ns") } else { "-".into() };
-            let missed = if seen { count("missed").to_string() } else { "-".into() };
+    for vm in &status.vms {
+        for p in &vm.promises {
+            let [worst, missed] = outcome(p.requests, p.worst_ns, p.missed);
             let _ = writeln!(
                 s,
                 "{:<16} {:<7} {:>6} {:>9} {:>9} {worst:>9} {missed:>7} {:>10}",
-                name(vm),
-                p["key"].as_str().unwrap_or_default(),
-                format!("{:.0}%", p["share"].as_f64().unwrap_or(0.0) * 100.0),
-                time(&p, "burst_ns"),
-                time(&p, "deadline_ns"),
-                count("requests"),
+                name(&vm.name),
+                p.key,
+                known(p.share.map(|share| format!("{:.0}%", share * 100.0))),
+                time(p.burst_ns),
+                time(p.deadline_ns),
+                known(p.requests),
             );
         }
     }
 }
 
 /// Table of the VMs that each VM has waited for, the longest wait first.
-fn waits(status: &Value, s: &mut String) {
-    let vms = list(status, "vms");
-    let waited = vms.iter().filter(|vm| count(&vm["waits"], "queued_ns") > 0).collect::<Vec<_>>();
+fn waits(status: &Status, s: &mut String) {
+    let waited = status.vms.iter().filter_map(|vm| Some((&vm.name, vm.waits.as_ref()?)));
+    let waited: Vec<_> = waited.filter(|(_, waits)| waits.queued_ns > 0).collect();
     if waited.is_empty() {
         return;
     }
     let _ = writeln!(s, "{:<16} {:>9} for", "VM", "waited");
-    for vm in waited {
-        let waits = &vm["waits"];
-        let mut all = list(waits, "neighbours");
-        all.sort_by_key(|n| std::cmp::Reverse(count(n, "ns")));
-        let all: Vec<String> = all.iter().map(|n| format!("{} {}", name(n), time(n, "ns"))).collect();
+    for (vm, waits) in waited {
+        let mut all: Vec<_> = waits.neighbours.iter().collect();
+        all.sort_by_key(|n| std::cmp::Reverse(n.ns));
+        let all: Vec<String> = all.iter().map(|n| format!("{} {}", name(&n.name), Nanos(n.ns))).collect();
         let all = if all.is_empty() { "no other VM".to_owned() } else { all.join(", ") };
-        let _ = writeln!(s, "{:<16} {:>9} {all}", name(vm), time(waits, "queued_ns"));
+        let _ = writeln!(s, "{:<16} {:>9} {all}", name(vm), Nanos(waits.queued_ns).to_string());
     }
 }
 
-fn vm(vm: &Value, s: &mut String) {
-    service(&name(vm), [("read", "read"), ("write", "write")], "requests", vm, s);
-    notes(vm, "the disk", s);
-    if count(vm, "errors") > 0 {
-        let why = vm["last_error"].as_str().map(|why| format!(" (the last one: {})", terminal(why, false)));
-        let _ = writeln!(s, "                 errors: {}{}", vm["errors"], why.unwrap_or_default());
-    }
-    if count(vm, "malformed") > 0 {
-        let _ = writeln!(s, "                 malformed: {}", vm["malformed"]);
-    }
-    for (key, what) in REFUSED {
-        let refused = count(&vm["refused_requests"], key);
-        if refused > 0 {
-            let _ = writeln!(s, "                 refused: {refused} requests {what}");
-        }
+fn disk(vm: &DiskStatus, s: &mut String) {
+    let (read, write) = (&vm.read, &vm.write);
+    let directions = [("read", read.requests, &read.service), ("write", write.requests, &write.service)];
+    service(&vm.name, directions, s);
+    let notes = Notes {
+        attached: vm.attached,
+        connected: vm.connected,
+        refused: vm.refused.as_ref(),
+        broken: vm.broken,
+    };
+    notes.write("the disk", s);
+    let why = vm.last_error.as_ref().map(|why| format!(" (the last one: {})", terminal(why, false)));
+    unless_zero(vm.errors, |n| format!("errors: {n}{}", why.unwrap_or_default()), s);
+    unless_zero(vm.malformed, |n| format!("malformed: {n}"), s);
+    for (reason, n) in vm.refused_requests.iter().filter(|(_, n)| **n > 0) {
+        let known = REFUSED.iter().find(|(key, _)| key == reason).map(|(_, what)| (*what).to_owned());
+        let what = known.unwrap_or_else(|| format!("({})", name(&reason.replace('_', " "))));
+        let _ = writeln!(s, "{INDENT}refused: {n} requests {what}");
     }
 }
 
@@ -257,136 +269,52 @@ fn moved(bytes: u64) -> Bytes {
     Bytes(bytes >> unit << unit)
 }
 
-/// Rows for both directions of a disk or port: key and title of each.
-fn service(name: &str, directions: [(&str, &str); 2], counted: &str, of: &Value, s: &mut String) {
-    for (i, (direction, title)) in directions.into_iter().enumerate() {
-        let f = &of[direction];
-        let vm = if i == 0 { name } else { "" };
+/// Both directions of a disk or port: the title of each, and its requests or frames.
+fn service(vm: &str, directions: [(&str, Option<u64>, &Service); 2], s: &mut String) {
+    for (i, (title, counted, f)) in directions.into_iter().enumerate() {
+        let vm = if i == 0 { name(vm) } else { String::new() };
         let _ = writeln!(
             s,
             "{vm:<16} {title:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}",
-            count(f, counted),
-            moved(count(f, "bytes")).to_string(),
-            time(f, "p50_ns"),
-            time(f, "p99_ns"),
-            time(f, "p9999_ns"),
-            time(f, "max_ns"),
-            format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
-            time(f, "delta_ns"),
-            count(f, "cap_hits"),
+            known(counted),
+            known(f.bytes.map(moved)),
+            time(f.p50_ns),
+            time(f.p99_ns),
+            time(f.p9999_ns),
+            time(f.max_ns),
+            known(f.alpha_bytes_per_second.map(|alpha| format!("{:.1}MB/s", alpha / 1e6))),
+            time(f.delta_ns),
+            known(f.cap_hits),
         );
     }
 }
 
-/// Notes on a VM: whether its guest is connected, and refused requests.
-fn notes(vm: &Value, device: &str, s: &mut String) {
-    let refused = vm["refused"]["why"].as_str().map(|why| {
-        let seconds = Nanos(vm["refused"]["seconds_ago"].as_u64().unwrap_or(0) * 1_000_000_000);
-        format!(
-            "the last refusal, {seconds} ago ({} in all): {}",
-            vm["refused"]["count"],
-            terminal(why, false)
-        )
-    });
-    if vm["attached"] == false {
-        let state = if vm["connected"] == true {
-            format!("a QEMU is connected, and its guest does not use {device} (yet)")
-        } else {
-            "no guest is attached".to_owned()
-        };
-        let _ = writeln!(s, "                 {state}");
-    }
-    if let Some(refused) = refused {
-        let _ = writeln!(s, "                 {refused}");
-    }
-    if vm["broken"].as_u64().unwrap_or(0) > 0 {
-        let _ = writeln!(s, "                 broken: {}", vm["broken"]);
+/// Whether a guest is there, and what was refused.
+struct Notes<'a> {
+    attached: bool,
+    connected: bool,
+    refused: Option<&'a Refusal>,
+    broken: Option<u64>,
+}
+
+impl Notes<'_> {
+    fn write(&self, device: &str, s: &mut String) {
+        if !self.attached {
+            let state = if self.connected {
+                format!("a QEMU is connected, and its guest does not use {device} (yet)")
+            } else {
+                "no guest is attached".to_owned()
+            };
+            let _ = writeln!(s, "{INDENT}{state}");
+        }
+        if let Some(Refusal { why, seconds_ago, count }) = self.refused {
+            let ago = Nanos(seconds_ago.saturating_mul(1_000_000_000));
+            let why = terminal(why, false);
+            let _ = writeln!(s, "{INDENT}the last refusal, {ago} ago ({count} in all): {why}");
+        }
+        unless_zero(self.broken, |n| format!("broken: {n}"), s);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn example(requests: u64, missed: u64) -> Value {
-        let direction = json!({ "requests": 5, "bytes": 0, "p50_ns": 1, "p99_ns": 1, "p9999_ns": 1, "max_ns": 1,
-            "alpha_bytes_per_second": 0.0, "delta_ns": 0, "cap_hits": 0 });
-        json!({
-            "devices": [{ "name": "d", "policy": "edf", "window": 2, "held": 0, "discard_pieces": 0 }],
-            "vms": [{ "name": "plc", "attached": false, "connected": false, "read": direction, "write": direction,
-                "refused": { "why": "memory: region 0 is not sealed", "seconds_ago": 7, "count": 3 },
-                "promises": [{ "key": "reserve", "share": 0.17, "burst_ns": 500_000, "deadline_ns": 2_000_000,
-                    "requests": requests, "worst_ns": 2_500_000, "missed": missed }] }]
-        })
-    }
-
-    #[test]
-    fn promised_worst_and_missed_are_shown() {
-        let text = status(&example(10, 3));
-        let line = text.lines().find(|l| l.starts_with("plc") && l.contains("reserve")).unwrap();
-        assert_eq!(
-            line.split_whitespace().collect::<Vec<_>>(),
-            ["plc", "reserve", "17%", "500us", "2ms", "2.5ms", "3", "10"]
-        );
-        // Without requests no promise was tested.
-        let text = status(&example(0, 0));
-        let line = text.lines().find(|l| l.contains("reserve")).unwrap();
-        assert!(line.split_whitespace().filter(|w| *w == "-").count() == 2, "{line}");
-    }
-
-    #[test]
-    fn who_waited_for_whom_is_shown_where_anyone_has() {
-        assert!(!status(&example(1, 0)).lines().any(|l| l.ends_with("waited for")), "nobody has");
-        let mut seen = example(1, 0);
-        let neighbours = json!([{ "name": "hmi", "ns": 2_000_000 }, { "name": "bulk", "ns": 70_000_000 }]);
-        seen["vms"][0]["waits"] =
-            json!({ "queued_ns": 80_000_000, "idle_ns": 0, "own_ns": 0, "neighbours": neighbours });
-        let text = status(&seen);
-        let line = text.lines().skip_while(|l| !l.ends_with("waited for")).nth(1).unwrap();
-        assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), "plc 80ms bulk 70ms, hmi 2ms");
-    }
-
-    #[test]
-    fn ports_are_shown_with_what_was_dropped() {
-        let flow = json!({ "frames": 9, "bytes": 3 << 20, "p50_ns": 1, "p99_ns": 1, "p9999_ns": 1, "max_ns": 1,
-            "alpha_bytes_per_second": 0.0, "delta_ns": 0, "cap_hits": 4 });
-        let value = json!({
-            "networks": [{ "name": "lan", "link_bytes_per_second": 12.5e6, "held": 0 }],
-            "ports": [{ "name": "plc", "attached": true, "tx": flow, "rx": flow,
-                "drops": { "spoofed": 3, "no_buffer": 0 }, "backoffs": 2, "throttled": 7, "throttled_ns": 40_000_000,
-                "promises": [{ "key": "reserve", "bytes_per_second": 1.25e6, "burst": 3_000,
-                    "deadline_ns": 2_000_000, "bound_ns": 1_400_000, "worst_ns": 900_000, "frames": 9, "missed": 0 }] }]
-        });
-        let text = status(&value);
-        assert!(text.starts_with("network lan: 100.0Mbit/s\n"), "{text}");
-        let line = text.lines().find(|l| l.contains("reserve")).unwrap();
-        let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(words, ["plc", "reserve", "10.0Mbit/s", "3000B", "2ms", "1.4ms", "900us", "0", "9"]);
-        assert!(text.contains("not passed on: spoofed 3\n") && text.contains(PORT_LEGEND), "{text}");
-        assert!(text.contains("cpu_budget 7 times, and waited for 40ms in all\n"), "{text}");
-        assert!(text.contains("waited 2 times for up to 1ms"), "{text}");
-    }
-
-    #[test]
-    fn the_last_refusal_and_every_column_are_explained() {
-        let text = status(&example(1, 0));
-        assert!(text.contains("no guest is attached\n"), "{text}");
-        assert!(
-            text.contains("the last refusal, 7s ago (3 in all): memory: region 0 is not sealed"),
-            "{text}"
-        );
-        let mut seen = example(1, 0);
-        seen["vms"][0]["errors"] = json!(2);
-        seen["vms"][0]["last_error"] = json!("No space left on device (os error 28)");
-        seen["vms"][0]["refused_requests"] = json!({ "outside_memory": 204, "outside_disk": 0 });
-        let text = status(&seen);
-        assert!(text.contains("errors: 2 (the last one: No space left on device"), "{text}");
-        assert!(text.contains("refused: 204 requests outside of the memory that QEMU has shared"), "{text}");
-        assert!(!text.contains("beyond the end"), "{text}");
-        for word in ["promised:", "worst", "missed", "alpha:", "Delta:", "capped:", "held by regulators:"] {
-            assert!(LEGEND.contains(word), "{word}");
-        }
-    }
-}
+mod tests;

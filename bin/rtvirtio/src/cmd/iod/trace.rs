@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use rtvirtio_domain_protocol::Command;
+use rtvirtio_domain_protocol::trace::{End, Event, Line, Mark};
 use rtvirtio_units::{Bytes, Nanos};
-use serde::Deserialize;
-use serde_json::{Value, json};
 
 use crate::args::IodTraceArgs;
 use rtvirtio_console::Ui;
@@ -23,11 +23,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
     let stream = rtvirtio_workflow::domain::client::connect(control)?;
     stream.set_read_timeout(Some(LOOK))?;
-    let asked = match args.length {
-        Some(length) => json!({ "command": "trace", "for_ms": length.0.div_ceil(1_000_000) }),
-        None => json!({ "command": "trace" }),
-    };
-    writeln!(&stream, "{asked}")?;
+    let for_ms = args.length.map(|length| length.0.div_ceil(1_000_000));
+    (&stream).write_all(Command::Trace { for_ms }.line()?.as_bytes())?;
     let mut lines = Lines {
         from: BufReader::new(&stream),
         stream: &stream,
@@ -38,31 +35,32 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut first = None;
     while let Some(text) = lines.next(ui, &mut out)? {
-        let line: Line =
-            serde_json::from_slice(text).with_context(|| format!("{}: not an answer", control.display()))?;
-        let shown = match (&line.error, line.total_ns) {
-            (Some(error), _) => anyhow::bail!("{}: {error}", control.display()),
-            (None, Some(total)) if args.slower_than.is_some_and(|least| total <= least.0) => Ok(()),
-            (None, Some(_)) if args.dropped && !is_dropped(text)? => Ok(()),
-            // Copied without formatting: this program must keep up with a busy I/O domain.
+        let line = Line::parse(text).with_context(|| format!("{}: not an answer", control.display()))?;
+        let shown = match &line {
+            Line::Mark(Mark::Failed { error }) => anyhow::bail!("{}: {error}", control.display()),
+            Line::Event(event) if args.slower_than.is_some_and(|least| event.total_ns <= least.0) => Ok(()),
+            Line::Event(event) if args.dropped && !event.is_dropped() => Ok(()),
+            // As it came, with what only a newer domain has.
             _ if ui.json => out.write_all(text),
-            (None, Some(_)) => {
-                let event: Value = serde_json::from_slice(text)?;
-                let at = line.at_ns.unwrap_or(0);
-                writeln!(out, "{}", row(&event, at.saturating_sub(*first.get_or_insert(at))))
+            Line::Event(event) => {
+                let since = event.at_ns.saturating_sub(*first.get_or_insert(event.at_ns));
+                writeln!(out, "{}", row(event, since))
             }
-            (None, None) if line.end.is_none() => writeln!(out, "{HEADER}"),
-            (None, None) => Ok(()),
+            Line::Mark(Mark::Begin { .. }) => writeln!(out, "{HEADER}"),
+            Line::Mark(Mark::End { .. }) => Ok(()),
         };
-        let shown = if line.end.is_some() { shown.and_then(|()| out.flush()) } else { shown };
+        let end = match line {
+            Line::Mark(Mark::End { end }) => Some(end),
+            _ => None,
+        };
+        let shown = if end.is_some() { shown.and_then(|()| out.flush()) } else { shown };
         match shown {
             // `rtvirtio iod trace | head` is not an error.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
             other => other?,
         }
-        if let Some(end) = line.end {
-            let (n, more) = (end.events, end.dropped);
-            ui.step(&format!("{n} requests and frames, {more} more were not caught up with"));
+        if let Some(End { events, dropped }) = end {
+            ui.step(&format!("{events} requests and frames, {dropped} more were not caught up with"));
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -70,27 +68,6 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
         return Ok(ExitCode::SUCCESS);
     }
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
-}
-
-/// Whether an event is a dropped frame or a refused request.
-fn is_dropped(text: &[u8]) -> serde_json::Result<bool> {
-    let event: Value = serde_json::from_slice(text)?;
-    Ok(event["refused"].is_string() || event["fate"].as_str().is_some_and(|fate| fate != "passed"))
-}
-
-/// Required fields of every line.
-#[derive(Deserialize)]
-struct Line {
-    error: Option<String>,
-    end: Option<End>,
-    at_ns: Option<u64>,
-    total_ns: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct End {
-    events: u64,
-    dropped: u64,
 }
 
 /// Lines of the I/O domain's answer.
@@ -137,38 +114,31 @@ impl Lines<'_> {
 const HEADER: &str =
     "        at  VM               op           len       class          waited     device      total";
 
-fn row(e: &Value, since: u64) -> String {
-    let time = |key: &str| Nanos(e[key].as_u64().unwrap_or(0)).to_string();
-    let text = |key: &str| e[key].as_str().unwrap_or_default().to_owned();
+fn row(e: &Event<'_>, since: u64) -> String {
     let mut s = format!(
         "{:>9.6}s  {:<16} {:<12} {:>8}  {:<11} {:>1} {:>9}  {:>9}  {:>9}",
         since as f64 / 1e9,
-        text("vm"),
-        text("op"),
-        Bytes(e["len"].as_u64().unwrap_or(0)).to_string(),
-        text("class"),
-        e["level"].as_u64().unwrap_or(0),
-        time("wait_ns"),
-        time("device_ns"),
-        time("total_ns"),
+        e.vm,
+        e.op,
+        Bytes(e.len).to_string(),
+        e.class,
+        e.level,
+        Nanos(e.wait_ns).to_string(),
+        Nanos(e.device_ns).to_string(),
+        Nanos(e.total_ns).to_string(),
     );
-    if e["reserved"] == true {
+    if e.reserved {
         s.push_str("  reserved");
     }
-    match (e["fate"].as_str(), e["status"].as_u64()) {
-        (Some("passed"), _) | (None, Some(0)) => {}
-        (Some(fate), _) => {
-            s.push_str("  not passed on: ");
-            s.push_str(&fate.replace('_', " "));
-        }
-        (None, _) if e["refused"].is_string() => {
-            s.push_str("  refused: ");
-            s.push_str(&e["refused"].as_str().unwrap_or_default().replace('_', " "));
-        }
-        (None, Some(2)) => s.push_str("  not supported"),
-        (None, _) => s.push_str("  I/O error"),
-    }
-    s
+    let outcome = match (e.fate.as_deref(), e.refused.as_deref(), e.status) {
+        (Some("passed"), ..) | (None, None, Some(0)) => String::new(),
+        (Some(fate), ..) => format!("  not passed on: {}", fate.replace('_', " ")),
+        (None, Some(why), _) => format!("  refused: {}", why.replace('_', " ")),
+        (None, None, Some(2)) => "  not supported".to_owned(),
+        (None, None, Some(_)) => "  I/O error".to_owned(),
+        (None, None, None) => "  outcome unknown".to_owned(),
+    };
+    s + &outcome
 }
 
 #[cfg(test)]
@@ -177,10 +147,12 @@ mod tests {
 
     #[test]
     fn a_row_says_all_that_matters() {
-        let mut event = json!({
-            "vm": "controller", "op": "read", "len": 4_096, "class": "real-time", "level": 4, "reserved": true,
-            "status": 0, "wait_ns": 1_500, "device_ns": 62_000, "total_ns": 63_500,
-        });
+        let mut event: Event<'_> = serde_json::from_str(
+            r#"{ "device": "d", "vm": "controller", "queue": 0, "op": "read", "len": 4096, "class": "real-time",
+                "level": 4, "reserved": true, "status": 0, "at_ns": 0, "wait_ns": 1500, "device_ns": 62000,
+                "total_ns": 63500 }"#,
+        )
+        .unwrap();
         let text = row(&event, 1_500_000);
         for part in [
             "0.001500s",
@@ -197,16 +169,20 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert!(!text.contains("error"));
-        event["status"] = json!(1);
+        event.status = Some(1);
         assert!(row(&event, 0).ends_with("I/O error"));
-        event["refused"] = json!("outside_memory");
+        event.status = None;
+        assert!(row(&event, 0).ends_with("outcome unknown"));
+        event.refused = Some("outside_memory".into());
         assert!(row(&event, 0).ends_with("refused: outside memory"));
-        let mut frame = json!({
-            "network": "lan", "vm": "relay", "op": "send", "len": 140, "class": "real-time", "level": 4,
-            "reserved": true, "fate": "passed", "wait_ns": 9_000, "device_ns": 13_000, "total_ns": 22_000,
-        });
+        let mut frame: Event<'_> = serde_json::from_str(
+            r#"{ "network": "lan", "vm": "relay", "op": "send", "len": 140, "class": "real-time", "level": 4,
+                "reserved": true, "fate": "passed", "at_ns": 0, "wait_ns": 9000, "device_ns": 13000,
+                "total_ns": 22000 }"#,
+        )
+        .unwrap();
         assert!(row(&frame, 0).ends_with("22us  reserved"), "{}", row(&frame, 0));
-        frame["fate"] = json!("no_buffer");
+        frame.fate = Some("no_buffer".into());
         assert!(row(&frame, 0).ends_with("not passed on: no buffer"));
     }
 }

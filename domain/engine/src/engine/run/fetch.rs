@@ -13,10 +13,11 @@ use rtvirtio_sched::{Op, Request};
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
-use super::{EventLoop, Vm, now};
+use super::{EventLoop, now};
 use crate::blk::{self, Malformed, Parsed, Refused};
 use crate::engine::data::write_serial;
 use crate::engine::trace::TraceEvent;
+use crate::engine::vm::Vm;
 use crate::engine::vring::Vring;
 
 /// Chains fetched from a VM's queues in one turn.

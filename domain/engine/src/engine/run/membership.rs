@@ -2,8 +2,9 @@
 
 use rtvirtio_sched::MembershipError;
 
-use super::{EventLoop, Vm};
+use super::EventLoop;
 use crate::engine::prepared::{AttachError, DetachedDisk, PreparedDisk, RefusedDisk};
+use crate::engine::vm::Vm;
 
 impl EventLoop {
     /// Adds a disk. Each place has a slot for a flush, which stays when the place gets vacant.

@@ -8,8 +8,9 @@ use rtvirtio_sched::{Config, ConfigError};
 use super::NetLoop;
 use crate::engine::queue_host::QueueHost;
 use crate::engine::{QueueCommand, now};
-use crate::net::command::{Flow, NetCommand, NetStatus, PortSettings, PortStatus};
+use crate::net::command::{Flow, NetCommand, NetStatus, PortStatus};
 use crate::net::port::{FlowMeter, QUEUES, RX};
+use crate::net::settings::PortSettings;
 
 /// Largest number of commands in one round: all guests wait for them.
 const COMMAND_BATCH: usize = 16;

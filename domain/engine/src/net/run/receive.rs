@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
 use rtvirtio_units::Nanos;
 
@@ -13,7 +14,7 @@ use crate::net::frame::{Delivery, Frame, HEADER, complete_checksum, segmentation
 use crate::net::port::{Delivered, Port, RX};
 use crate::net::segment::Cut;
 use crate::net::trace::{Fate, FrameEvent};
-use crate::net::uplink::Uplink;
+use crate::net::uplink;
 
 /// Frames read for a VM in one turn.
 const READ_BATCH: u32 = 16;
@@ -52,7 +53,7 @@ impl NetLoop {
             }
             let Some(uplink) = &port.uplink else { return any };
             let Some(buffer) = port.rx.first_free() else { return any };
-            let len = match uplink.read(buffer) {
+            let len = match uplink::read(uplink, buffer) {
                 Ok(len) => len,
                 Err(e) => {
                     port.readable = e.kind() == io::ErrorKind::Interrupted;

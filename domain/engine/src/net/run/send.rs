@@ -14,6 +14,7 @@ use crate::net::frame::{Delivery, Frame, HEADER, is_valid_header, segmentation};
 use crate::net::port::{Fetched, Port, TX};
 use crate::net::segment::Cut;
 use crate::net::trace::{Fate, FrameEvent};
+use crate::net::uplink;
 
 /// Frames fetched from a VM in one turn, and their time limit: chains may be long.
 const FETCH_BATCH: u32 = 32;
@@ -218,7 +219,7 @@ impl NetLoop {
         let mut fate = Fate::Passed;
         if !own {
             let written = match &port.uplink {
-                Some(uplink) => uplink.write(port.tx.bytes(slot)),
+                Some(uplink) => uplink::write(uplink, port.tx.bytes(slot)),
                 None => Ok(()),
             };
             match written {

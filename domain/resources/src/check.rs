@@ -4,26 +4,24 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use rtvirtio_domain_config::{File, NamedPath, parent_dir};
 use rustix::fs::Access;
 use rustix::net::SocketAddrUnix;
 
-use crate::backing::BackingError;
-use crate::config::{File, NamedPath, parent_dir};
-use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
-use crate::domain::{DomainError, OpenedDisks};
+use crate::disks::{OpenedDisks, take_locks};
 use crate::doubts;
+use crate::error::OpenError;
 use crate::listen::{self, SocketState};
-use crate::net::uplink::Uplink;
 use crate::socket_group;
+use crate::uplink::Uplink;
 
 /// Refuses two paths of a configuration that lead to the same file, such as a socket in the place
 /// of a disk. Paths that do not exist yet are compared by directory and name.
 ///
 /// # Errors
-/// [`DomainError::Collision`], or a path that cannot be read.
-pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> {
+/// [`OpenError::Collision`], or a path that cannot be read.
+pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), OpenError> {
     let paths = file.paths(config);
     let identities: Vec<Option<PathIdentity>> = paths.iter().map(path_identity).collect::<Result<_, _>>()?;
     for (i, first) in paths.iter().enumerate() {
@@ -31,7 +29,7 @@ pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> 
             let same = identities[i].is_some() && identities[i] == identities[j];
             if same && !first.may_share_with(second) {
                 let (first, second) = (first.what.clone(), second.what.clone());
-                return Err(DomainError::Collision { first, second, path: paths[j].path.clone() });
+                return Err(OpenError::Collision { first, second, path: paths[j].path.clone() });
             }
         }
     }
@@ -47,10 +45,10 @@ enum PathIdentity {
 }
 
 /// The identity of a path; `None` when its directory does not exist.
-fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError> {
+fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, OpenError> {
     let failed = |source: io::Error| {
         let source = io::Error::new(source.kind(), format!("{}: {source}", named.path.display()));
-        DomainError::Path { what: named.what.clone(), source }
+        OpenError::Path { what: named.what.clone(), source }
     };
     let inode = |path: &Path| match std::fs::metadata(path) {
         Ok(meta) => Ok(Some((meta.dev(), meta.ino()))),
@@ -79,12 +77,12 @@ pub enum Directories {
 ///
 /// # Errors
 /// The first error of a start.
-pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec<String>, DomainError> {
+pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec<String>, OpenError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
     check_bindable(&file.control, true).map_err(control_error)?;
     socket_group::resolve(file.control_group.as_deref())
-        .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
+        .map_err(|source| OpenError::Path { what: "`control_group`".into(), source })?;
     let running = running_pid(file)?;
     if let Some(pid) = running {
         notes.push(format!("process {pid} answers on {}", file.control.display()));
@@ -94,10 +92,10 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
     let ports = file.networks.iter().flat_map(|n| &n.ports);
     let ports = ports.map(|p| (format!("port \"{}\"", p.name), &p.socket, p.socket_group.as_deref()));
     for (name, socket, group) in disks.chain(ports) {
-        let failed = |source| DomainError::Path { what: format!("`socket` of {name}"), source };
+        let failed = |source| OpenError::Path { what: format!("`socket` of {name}"), source };
         check_bindable(socket, directories == Directories::AreMade).map_err(failed)?;
         socket_group::resolve(group)
-            .map_err(|source| DomainError::Path { what: format!("`socket_group` of {name}"), source })?;
+            .map_err(|source| OpenError::Path { what: format!("`socket_group` of {name}"), source })?;
         if let Some(listener) = listener_pid(socket).map_err(failed)? {
             let pid = listener.map_err(failed)?;
             if running != Some(pid) {
@@ -111,7 +109,7 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
         for network in &file.networks {
             for port in &network.ports {
                 let opened = Uplink::open(network, port);
-                opened.map_err(|source| DomainError::Uplink { port: port.name.clone(), source })?;
+                opened.map_err(|source| OpenError::Uplink { port: port.name.clone(), source })?;
             }
         }
     }
@@ -120,36 +118,23 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
     Ok(notes)
 }
 
-fn control_error(source: io::Error) -> DomainError {
-    DomainError::Path { what: "`control`".into(), source }
+fn control_error(source: io::Error) -> OpenError {
+    OpenError::Path { what: "`control`".into(), source }
 }
 
 /// The process that listens on `control`.
-fn running_pid(file: &File) -> Result<Option<u32>, DomainError> {
+fn running_pid(file: &File) -> Result<Option<u32>, OpenError> {
     let listener = listener_pid(&file.control).map_err(control_error)?;
     listener.transpose().map_err(control_error)
 }
 
-fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
+fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, OpenError> {
     let opened = OpenedDisks::open(file, take_locks(running), |_| true)?;
     let unlocked = opened.locks.iter().any(|lock| !lock.is_held());
     Ok(unlocked
         .then(|| "its disks are in use by that domain, and were not locked".to_owned())
         .into_iter()
         .collect())
-}
-
-/// Takes the locks of files. Those that the process `running` holds are left to it.
-pub(crate) fn take_locks(running: Option<u32>) -> impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError> {
-    let timeout = if running.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
-    move |path, wanted| match (DiskLock::acquire(path, wanted, timeout), running) {
-        (Err(BackingError::InUse { processes, .. }), Some(pid))
-            if processes.iter().all(|p| *p == pid) && !processes.is_empty() =>
-        {
-            DiskLock::open_unlocked(path)
-        }
-        (done, _) => done,
-    }
 }
 
 /// Checks that a socket can be bound: the path has a valid length, and its directory is writable.

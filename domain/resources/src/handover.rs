@@ -13,56 +13,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_domain_config::{Disk, File, parent_dir};
+use rtvirtio_domain_protocol::Command;
+use rtvirtio_domain_protocol::handover::{
+    DISK_DESCRIPTORS, DiskFacts, LockFacts, PORT_DESCRIPTORS, PortFacts,
+};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use serde::{Deserialize, Serialize};
 
 use crate::backing::{Backing, BackingConfig, BackingError, Geometry};
-use crate::check::take_locks;
-use crate::config::{Disk, File};
 use crate::disk_lock::{DiskLock, DiskUse, identity};
-use crate::domain::{DomainError, OpenedDisks};
-use crate::handover_port::{self, OpenedPort, PassedPort, PortFacts};
-use crate::listen::{BoundSocket, SocketListener};
+use crate::disks::{OpenedDisks, take_locks};
+use crate::error::OpenError;
+use crate::handover_port::{self, OpenedPort, PassedPort};
+use crate::listen::{AdoptedSocket, BoundSocket};
 use crate::socket_group;
-
-/// Descriptors of each disk: its file, its lock, its socket.
-pub const DESCRIPTORS: usize = 3;
-/// Largest number of disks of one reload.
-pub const MOST_DISKS: usize = 256;
-
-/// Properties of a disk that its descriptors do not show.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DiskFacts {
-    /// Name of the disk.
-    pub name: String,
-    /// Path of the file or device, as it was opened.
-    pub path: PathBuf,
-    /// Path of the vhost-user socket, as it was bound.
-    pub socket: PathBuf,
-    /// Length of the whole file or device, in bytes.
-    pub len: u64,
-    /// Alignment of direct I/O, in bytes.
-    pub block: u32,
-    /// Whether the file or device supports discards.
-    pub discard: bool,
-    /// Whether the file is opened for direct I/O.
-    pub direct: bool,
-    /// Whether the file is opened for reading only.
-    pub read_only: bool,
-    /// Locks that are passed on; `None` where the running I/O domain holds them already.
-    pub lock: Option<LockFacts>,
-}
-
-/// Kind of the locks of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LockFacts {
-    /// Whether the locks are those of readers.
-    pub read_only: bool,
-    /// Whether other writers are expected.
-    pub shared: bool,
-}
 
 /// A disk that this process has opened for a running I/O domain.
 #[derive(Debug)]
@@ -78,12 +42,7 @@ pub struct OpenedDisk {
 ///
 /// # Errors
 /// The first error of a start; nothing stays open then.
-pub fn open(
-    file: &File,
-    names: &BTreeSet<String>,
-    pid: u32,
-    uid: u32,
-) -> Result<Vec<OpenedDisk>, DomainError> {
+pub fn open(file: &File, names: &BTreeSet<String>, pid: u32, uid: u32) -> Result<Vec<OpenedDisk>, OpenError> {
     let file = related(file, names)?;
     let opened = OpenedDisks::open(&file, take_locks(Some(pid)), |disk| names.contains(&disk.name))?;
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(opened.backings.into_iter().flatten());
@@ -91,13 +50,13 @@ pub fn open(
     let mut all = Vec::new();
     for (disk, backing) in disks.filter(|(disk, _)| names.contains(&disk.name)) {
         let lock = opened.locks.iter().find(|lock| lock.identity == backing.identity);
-        let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
+        let failed = |source| OpenError::Disk { disk: disk.name.clone(), source };
         let replaced = || failed(BackingError::Replaced { path: disk.path.clone() });
         let lock = lock.ok_or_else(replaced)?;
         let group = socket_group::resolve(disk.socket_group.as_deref())
-            .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+            .map_err(|source| OpenError::disk_path(disk, "socket_group", source))?;
         let socket = BoundSocket::bind(&disk.socket, Some(uid).filter(|uid| *uid != own), group)
-            .map_err(|source| DomainError::path(disk, "socket", source))?;
+            .map_err(|source| OpenError::disk_path(disk, "socket", source))?;
         let copy = lock.file().try_clone();
         let io = |source| BackingError::Io { path: disk.path.clone(), what: "cannot pass on", source };
         let facts = DiskFacts {
@@ -117,13 +76,13 @@ pub fn open(
 }
 
 /// The disks in `names`, and those on the same files: overlaps and locks concern these too.
-fn related(file: &File, names: &BTreeSet<String>) -> Result<File, DomainError> {
+fn related(file: &File, names: &BTreeSet<String>) -> Result<File, OpenError> {
     let identity_of = |disk: &Disk| std::fs::metadata(&disk.path).map(|meta| identity(&meta));
     let mut wanted = BTreeSet::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks).filter(|d| names.contains(&d.name)) {
         let source = |source| BackingError::Io { path: disk.path.clone(), what: "cannot open", source };
         let id = identity_of(disk).map_err(source);
-        wanted.insert(id.map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?);
+        wanted.insert(id.map_err(|source| OpenError::Disk { disk: disk.name.clone(), source })?);
     }
     let mut file = file.clone();
     for device in &mut file.devices {
@@ -153,7 +112,7 @@ impl Opened {
         [disks, ports]: [&BTreeSet<String>; 2],
         pid: u32,
         uid: u32,
-    ) -> Result<Self, DomainError> {
+    ) -> Result<Self, OpenError> {
         let disks = if disks.is_empty() { Vec::new() } else { open(file, disks, pid, uid)? };
         Ok(Self { disks, ports: handover_port::open(file, ports, uid)? })
     }
@@ -166,10 +125,10 @@ impl Opened {
     pub fn send_reload(&self, stream: &UnixStream, force: bool) -> io::Result<()> {
         self.disks.iter().try_for_each(|disk| send_descriptors(stream, &disk.descriptors()))?;
         self.ports.iter().try_for_each(|port| send_descriptors(stream, &port.descriptors()))?;
-        let disks: Vec<&DiskFacts> = self.disks.iter().map(OpenedDisk::facts).collect();
-        let ports: Vec<&PortFacts> = self.ports.iter().map(OpenedPort::facts).collect();
-        let line = serde_json::json!({ "command": "reload", "force": force, "disks": disks, "ports": ports });
-        (&mut &*stream).write_all(format!("{line}\n").as_bytes())
+        let disks = self.disks.iter().map(|disk| disk.facts().clone()).collect();
+        let ports = self.ports.iter().map(|port| port.facts().clone()).collect();
+        let command = Command::Reload { force, disks, ports };
+        (&mut &*stream).write_all(command.line()?.as_bytes())
     }
 
     /// Keeps the sockets, because the I/O domain serves them now.
@@ -179,12 +138,13 @@ impl Opened {
     }
 }
 
-/// Sends up to [`DESCRIPTORS`] descriptors with a space of JSON, before the line of a command.
+/// Sends up to [`DISK_DESCRIPTORS`] descriptors with a space of JSON, ahead of the line of a
+/// command.
 ///
 /// # Errors
 /// Of the connection.
 pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DISK_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("no room for three descriptors: a defect"));
@@ -202,7 +162,7 @@ impl OpenedDisk {
 
     /// Descriptors in the order of the request: file, lock, socket.
     #[must_use]
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; DISK_DESCRIPTORS] {
         [self.backing.file.as_fd(), self.lock.as_fd(), self.socket.fd()]
     }
 
@@ -234,7 +194,7 @@ impl Passed {
     /// Pairs facts and descriptors of a request; `None` where their numbers differ.
     #[must_use]
     pub fn pair(disks: Vec<DiskFacts>, ports: Vec<PortFacts>, descriptors: Vec<OwnedFd>) -> Option<Self> {
-        let needed = disks.len() * DESCRIPTORS + ports.len() * handover_port::DESCRIPTORS;
+        let needed = disks.len() * DISK_DESCRIPTORS + ports.len() * PORT_DESCRIPTORS;
         if descriptors.len() != needed {
             return None;
         }
@@ -265,9 +225,12 @@ impl PassedDisk {
         &self.facts.name
     }
 
-    /// Checks the disk against the configuration, and opens it as a backing of this process.
-    pub(crate) fn adopt(self, disk: &Disk) -> Result<AdoptedDisk, DomainError> {
-        let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
+    /// Takes the disk into this process, as the configuration has it.
+    ///
+    /// # Errors
+    /// [`OpenError`] where the configuration has it otherwise by now.
+    pub fn adopt(self, disk: &Disk) -> Result<AdoptedDisk, OpenError> {
+        let failed = |source| OpenError::Disk { disk: disk.name.clone(), source };
         let io = |what| move |source: io::Error| BackingError::Io { path: disk.path.clone(), what, source };
         let Self { facts, file, lock, socket } = self;
         let (path, read_only, direct) = (&disk.path, disk.read_only, !disk.cached);
@@ -287,29 +250,20 @@ impl PassedDisk {
         let held = facts.lock.map(|l| DiskUse { read_only: l.read_only, shared: l.shared });
         let lock = held.map(|held| DiskLock::adopt(path, lock, held)).transpose();
         let lock = lock.map_err(io("cannot look at it")).map_err(failed)?;
-        Ok(AdoptedDisk { backing, lock, socket: (disk.socket.clone(), socket) })
+        let socket = AdoptedSocket { path: disk.socket.clone(), socket };
+        Ok(AdoptedDisk { backing, lock, socket })
     }
 }
 
 /// A passed disk in this process.
 #[derive(Debug)]
-pub(crate) struct AdoptedDisk {
-    pub(crate) backing: Backing,
+pub struct AdoptedDisk {
+    /// Its open file.
+    pub backing: Backing,
     /// `None` where this process holds the lock already.
-    pub(crate) lock: Option<DiskLock>,
-    socket: (PathBuf, OwnedFd),
-}
-
-impl AdoptedDisk {
-    /// Listens on a passed socket.
-    pub(crate) fn listen(socket: (PathBuf, OwnedFd)) -> io::Result<SocketListener> {
-        SocketListener::adopt(&socket.0, socket.1)
-    }
-
-    /// Backing, lock and bound socket.
-    pub(crate) fn into_parts(self) -> (Backing, Option<DiskLock>, (PathBuf, OwnedFd)) {
-        (self.backing, self.lock, self.socket)
-    }
+    pub lock: Option<DiskLock>,
+    /// Its socket.
+    pub socket: AdoptedSocket,
 }
 
 /// Directories from which an I/O domain may remove sockets.
@@ -317,14 +271,11 @@ impl AdoptedDisk {
 pub fn socket_directories(file: &File) -> BTreeSet<PathBuf> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
     let ports = file.networks.iter().flat_map(|n| &n.ports).map(|p| &p.socket);
-    disks
-        .chain(ports)
-        .chain([&file.control])
-        .map(|p| crate::config::parent_dir(p).to_owned())
-        .collect::<BTreeSet<_>>()
+    disks.chain(ports).chain([&file.control]).map(|p| parent_dir(p).to_owned()).collect::<BTreeSet<_>>()
 }
 
-/// Whether a socket's directory is one of these, compared as text.
-pub(crate) fn is_below(directories: &BTreeSet<PathBuf>, socket: &Path) -> bool {
-    directories.contains(crate::config::parent_dir(socket))
+/// Whether a socket lies in one of some directories, by the text of its path.
+#[must_use]
+pub fn is_below(directories: &BTreeSet<PathBuf>, socket: &Path) -> bool {
+    directories.contains(parent_dir(socket))
 }

@@ -18,15 +18,17 @@ use crate::image_format;
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Device and inode of a file, or the number of a block device: disks with the same one share it.
-pub(crate) type Identity = (u64, u64);
+pub type Identity = (u64, u64);
 
-pub(crate) fn identity(meta: &std::fs::Metadata) -> Identity {
+/// The identity of an open file or device.
+#[must_use]
+pub fn identity(meta: &std::fs::Metadata) -> Identity {
     if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) }
 }
 
 /// Access of a file's disks, for the kind of the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DiskUse {
+pub struct DiskUse {
     /// Whether no disk on the file is writable.
     pub read_only: bool,
     /// Whether other writers are expected.
@@ -43,11 +45,12 @@ impl DiskUse {
 /// them: `O_EXCL` (mounts, device mapper, other exclusive users), `flock` (other I/O domains), and
 /// QEMU's image locks.
 #[derive(Debug)]
-pub(crate) struct DiskLock {
+pub struct DiskLock {
     path: PathBuf,
     file: File,
     held: Option<DiskUse>,
-    pub(crate) identity: Identity,
+    /// The locked file or device.
+    pub identity: Identity,
 }
 
 /// User of the file that prevents a lock.
@@ -136,7 +139,8 @@ impl DiskLock {
     }
 
     /// Access under the locks; `None` without locks.
-    pub(crate) fn held(&self) -> Option<DiskUse> {
+    #[must_use]
+    pub fn held(&self) -> Option<DiskUse> {
         self.held
     }
 

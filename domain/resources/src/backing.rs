@@ -7,8 +7,21 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 pub use crate::backing_error::BackingError;
-use crate::blk::{Limits, SECTOR};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
+
+/// Bytes in a sector of virtio-blk, whatever the device's sector size is.
+pub const SECTOR: u64 = 512;
+
+/// Size and operations of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Size in bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Discards and zeroing are offered.
+    pub discard: bool,
+}
 
 /// Path, range and mode of a disk's backing.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rtvirtio_domain_config::parent_dir;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
-use crate::config::parent_dir;
 
 /// Connections waiting for accept.
 const BACKLOG: i32 = 128;
@@ -66,6 +65,24 @@ impl SocketListener {
         }
         rustix::net::listen(&socket, BACKLOG).map_err(|e| named(path)(e.into()))?;
         Ok(Self { path: path.to_owned(), identity: identity(&meta), listener: UnixListener::from(socket) })
+    }
+}
+
+/// A bound socket of another process that does not listen yet.
+#[derive(Debug)]
+pub struct AdoptedSocket {
+    /// Where it is bound.
+    pub path: PathBuf,
+    pub(crate) socket: OwnedFd,
+}
+
+impl AdoptedSocket {
+    /// Listens.
+    ///
+    /// # Errors
+    /// As [`SocketListener::adopt`].
+    pub fn listen(self) -> io::Result<SocketListener> {
+        SocketListener::adopt(&self.path, self.socket)
     }
 }
 

@@ -11,8 +11,7 @@ use rtvirtio_domain_config::{Disk, File, Network};
 use rtvirtio_units::Bytes;
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::backing::{block_geometry, direct_alignment};
-use crate::blk::SECTOR;
+use crate::backing::{SECTOR, block_geometry, direct_alignment};
 
 /// All warnings, as sentences with a remedy. A failed check is one too.
 #[must_use]

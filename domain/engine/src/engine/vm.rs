@@ -1,0 +1,128 @@
+//! What an engine has of one VM: its disk, queues, requests and counters.
+
+use std::sync::mpsc::SyncSender;
+
+use rtvirtio_stats::Latencies;
+use rtvirtio_units::Nanos;
+
+use super::Disk;
+use super::slot::QueueSlot;
+use super::table::RequestTable;
+use super::urgency_eventfd::UrgencyEventfd;
+use super::vring::Vring;
+use crate::blk::Refused;
+
+/// Longest latency that the histograms tell apart: 1000 s.
+pub(super) const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
+
+/// A VM, or a vacant place: the index of a VM never changes.
+pub(super) struct Vm {
+    /// `None` in a vacant place.
+    pub(super) disk: Option<Disk>,
+    /// Tells apart the VMs that had this place.
+    pub(super) member: u32,
+    pub(super) slots: Vec<QueueSlot>,
+    /// The queue that is fetched from first.
+    pub(super) next_queue: usize,
+    /// It exceeded a round's budget of work without device time, and is fetched from after all
+    /// others.
+    pub(super) deferred: bool,
+    pub(super) requests: RequestTable,
+    pub(super) latencies: [Latencies; 2],
+    pub(super) faults: Faults,
+    /// Requests under a reservation: real-time ones, then the others.
+    pub(super) promises: [PromiseCounters; 2],
+    pub(super) urgency: UrgencyEventfd,
+    /// All requests of its depth are outstanding, and its queues may hold more.
+    pub(super) depth_exhausted: bool,
+    /// Answered when nothing of the VM is in flight after a disconnect.
+    pub(super) disconnect_reply: Option<SyncSender<()>>,
+}
+
+impl Vm {
+    /// A VM with this disk, all of its memory allocated.
+    pub(super) fn new(disk: Disk, depth: u32) -> Self {
+        let queues = disk.queues;
+        Self { disk: Some(disk), ..Self::with_queues(queues, depth, LONGEST_LATENCY) }
+    }
+
+    /// A place without a VM.
+    pub(super) fn vacant() -> Self {
+        Self::with_queues(0, 0, Nanos(2))
+    }
+
+    fn with_queues(queues: u16, depth: u32, longest: Nanos) -> Self {
+        let histogram = || Latencies::with_range(longest, 2);
+        Self {
+            disk: None,
+            member: 0,
+            slots: (0..queues).map(|_| QueueSlot::default()).collect(),
+            next_queue: 0,
+            deferred: false,
+            requests: RequestTable::new(depth),
+            latencies: [histogram(), histogram()],
+            faults: Faults::default(),
+            promises: [PromiseCounters::default(); 2],
+            urgency: UrgencyEventfd::default(),
+            depth_exhausted: false,
+            disconnect_reply: None,
+        }
+    }
+
+    /// Whether one of its queues may hold requests.
+    pub(super) fn needs_fetch(&self) -> bool {
+        self.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::needs_fetch)
+    }
+}
+
+/// Requests that were not carried out, each in one counter; those whose header or status is outside
+/// of the shared memory are in two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Chains that are no valid requests.
+    pub malformed: u64,
+    /// Requests that were answered without the device.
+    pub refused: RefusedRequests,
+    /// Requests that the device failed.
+    pub errors: u64,
+    /// What the kernel gave for the last of these: a negative error number, or the bytes of a piece
+    /// that ended early.
+    pub last_error: Option<i32>,
+    /// Queues that are no longer served because the guest corrupted them.
+    pub broken_queues: u64,
+}
+
+/// Requests of which every piece was submitted under a reservation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromiseCounters {
+    /// Completed ones.
+    pub requests: u64,
+    /// Those that took longer than the reservation's deadline.
+    pub missed: u64,
+    /// The longest, from when the reservation covered it.
+    pub worst: Nanos,
+}
+
+impl PromiseCounters {
+    pub(crate) fn record(&mut self, took: Nanos, missed: bool) {
+        self.requests += 1;
+        self.missed += u64::from(missed);
+        self.worst = self.worst.max(took);
+    }
+}
+
+/// Requests that were answered without the device, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedRequests([u64; Refused::ALL.len()]);
+
+impl RefusedRequests {
+    pub(crate) fn count(&mut self, why: Refused) {
+        self.0[why as usize] += 1;
+    }
+
+    /// Those of a reason.
+    #[must_use]
+    pub fn of(&self, why: Refused) -> u64 {
+        self.0[why as usize]
+    }
+}

@@ -1,0 +1,125 @@
+//! Why a reload is refused.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use rtvirtio_domain_config::FileError;
+use rtvirtio_domain_resources::OpenError;
+
+use crate::engine::{AttachError, ReconfigureError};
+use crate::error::DomainError;
+
+/// Why a configuration is refused. The old one stays in force, unless the message names what was
+/// changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// The file is invalid.
+    #[error("nothing is changed: {0}")]
+    File(#[from] FileError),
+    /// Changes that guests would notice, or that need new files.
+    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk or a port can also be detached and attached again{}", list.join(", "), of_size(list))]
+    Restart {
+        /// The changes, each with its place.
+        list: Vec<String>,
+    },
+    /// Disks and ports that no process has opened for the domain.
+    #[error(
+        "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        names.join(", ")
+    )]
+    NotPassed {
+        /// Their kinds and names.
+        names: Vec<String>,
+    },
+    /// Guests are attached to disks or ports that go.
+    #[error(
+        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
+         ever, and its link is down",
+        names.join(", ")
+    )]
+    Attached {
+        /// Their kinds and names.
+        names: Vec<String>,
+    },
+    /// A disk or port cannot be served.
+    #[error("nothing is changed: {0}")]
+    Serve(#[from] DomainError),
+    /// A disk or port is not as a start needs it.
+    #[error("nothing is changed: {0}")]
+    Open(#[from] OpenError),
+    /// A socket that the domain could not remove at its end.
+    #[error(
+        "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
+        list(directories)
+    )]
+    Directory {
+        /// The disk or port.
+        what: String,
+        /// The directories.
+        directories: BTreeSet<PathBuf>,
+    },
+    /// The lock of a file with other disks does not cover the new one.
+    #[error(
+        "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
+    )]
+    Lock {
+        /// The disk.
+        disk: String,
+        /// The use that is locked, in words.
+        held: &'static str,
+    },
+    /// An engine has no room for a disk.
+    #[error("nothing is changed: disk \"{disk}\": {source}")]
+    Attach {
+        /// The disk.
+        disk: String,
+        /// Why.
+        source: AttachError,
+    },
+    /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
+    /// slow.
+    #[error(
+        "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
+    )]
+    Draining {
+        /// The disk or port.
+        what: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// A network's engine refuses what was checked, a defect. Changes before it are in force.
+    #[error("network \"{network}\": {message}")]
+    Network {
+        /// Which.
+        network: String,
+        /// Why.
+        message: String,
+    },
+    /// An engine refuses what was checked, a defect. Changes before it are in force.
+    #[error("device \"{device}\": {source}")]
+    Engine {
+        /// Which.
+        device: String,
+        /// Why.
+        source: ReconfigureError,
+    },
+}
+
+/// A disk or port in a message.
+pub(crate) fn named(kind: &str, name: &str) -> String {
+    format!("{kind} \"{name}\"")
+}
+
+/// What a restart does not do for a guest.
+fn of_size(list: &[String]) -> &'static str {
+    if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
+        ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"
+    } else {
+        ""
+    }
+}
+
+fn list(directories: &BTreeSet<PathBuf>) -> String {
+    directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
+}
