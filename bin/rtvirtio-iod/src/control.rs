@@ -81,23 +81,23 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
 /// A reply as a line.
 fn line(reply: &impl Serialize) -> String {
     let text = serde_json::to_value(reply).map(|reply| format!("{reply}\n"));
-    text.unwrap_or_else(|e| failure(e))
+    text.unwrap_or_else(|e| failure(&e))
 }
 
-fn failure(error: impl ToString) -> String {
+fn failure(error: &dyn std::fmt::Display) -> String {
     line(&Failure { error: error.to_string(), config: None })
 }
 
-fn reply_or_failure(reply: Result<impl Serialize, impl ToString>) -> String {
+fn reply_or_failure(reply: Result<impl Serialize, impl std::fmt::Display>) -> String {
     match reply {
         Ok(reply) => line(&reply),
-        Err(error) => failure(error),
+        Err(error) => failure(&error),
     }
 }
 
 /// Commands refused to members of `control_group`: they open, close or end something.
 fn needs_owner(what: &str) -> String {
-    failure(format!("only root and the user of the I/O domain may {what}; try again with sudo"))
+    failure(&format!("only root and the user of the I/O domain may {what}; try again with sudo"))
 }
 
 fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -> Reply {
@@ -105,7 +105,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
     let Served { running, config, .. } = served;
     let command = match Command::parse(text) {
         Ok(command) => command,
-        Err(e) => return Reply::Line(stream, failure(e)),
+        Err(e) => return Reply::Line(stream, failure(&e)),
     };
     let reply = match command {
         Command::Status => line(&running.status()),
@@ -115,7 +115,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
             Err(e) => line(&Failure { error: e.to_string(), config: Some(config.clone()) }),
         },
         Command::Reload { force, disks, ports } => match Passed::pair(disks, ports, descriptors) {
-            None => failure("there are not three descriptors for each disk and two for each port"),
+            None => failure(&"there are not three descriptors for each disk and two for each port"),
             Some(passed) if !is_owner && (force || !passed.is_empty()) => {
                 needs_owner("attach and detach disks and ports")
             }
@@ -145,7 +145,7 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
             Ok(()) => return Reply::Detached,
             Err(refused) => {
                 stream = refused;
-                failure("another listener traces this domain; wait until it ends")
+                failure(&"another listener traces this domain; wait until it ends")
             }
         },
     };
