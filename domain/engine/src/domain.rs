@@ -105,7 +105,6 @@ impl OpenedDomain {
     }
 }
 
-
 impl Domain {
     /// Handles of all engines.
     #[must_use]

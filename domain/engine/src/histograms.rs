@@ -6,7 +6,6 @@ use rtvirtio_domain_protocol::histograms::{DirectionHistogram, DiskHistograms, H
 use crate::engine::{Command, VmStatus};
 use crate::running::Running;
 
-
 fn has_cap(cap: CapConfig) -> bool {
     cap.requests.is_some() || cap.bytes.is_some() || cap.share.is_some()
 }

@@ -49,7 +49,6 @@ impl std::fmt::Debug for Running {
     }
 }
 
-
 /// A disk that is ready to be served.
 struct Ready {
     device: usize,

@@ -155,7 +155,6 @@ pub fn longest(mut all: Vec<WaitFor>) -> (Vec<WaitFor>, f64) {
     (all, rest.iter().map(|one| one.share).sum())
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,5 +225,4 @@ mod tests {
         let all = plc.others + plc.neighbours.iter().map(|n| n.share).sum::<f64>();
         assert!((all - 1.0).abs() < 1e-9 && plc.others > 0.5, "{plc:?}");
     }
-
 }

@@ -224,4 +224,3 @@ pub struct VmStatus {
     /// Requests that were not carried out.
     pub faults: Faults,
 }
-

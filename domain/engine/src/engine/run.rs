@@ -30,7 +30,6 @@ fn histogram() -> Latencies {
     Latencies::with_range(LONGEST_LATENCY, 2)
 }
 
-
 /// The state of the engine's thread.
 pub struct EventLoop {
     config: EngineConfig,

@@ -21,7 +21,6 @@ pub(super) fn set_offloads(uplink: &Uplink, features: u64) -> io::Result<()> {
         for (tso, bit) in feature::GUEST_TSO.into_iter().zip(TUN_F_TSO) {
             offloads |= if features & tso != 0 && features & feature::MRG_RXBUF != 0 { bit } else { 0 };
         }
-
     }
     uplink.set_offloads(offloads)
 }
