@@ -8,7 +8,7 @@ use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, Stack};
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Vm, VmDisk};
 use rtvirtio_traffic::{
     Actuator, AxiPort, Cache, CompileError, Compiled, Direction, MemoryControl, Place, ResctrlPlace, Tspec,
-    compile,
+    compile_among,
 };
 use rtvirtio_units::{Bytes, BytesPerSec};
 use rtvirtio_vmm::threads;
@@ -132,7 +132,7 @@ fn of_vm(
                 continue;
             }
             let compiled =
-                here.place(actuator, direction, &limits).and_then(|place| compile(&tspec, direction, &place));
+                here.place(actuator).and_then(|place| compile_among(&tspec, direction, &limits, &place));
             outcomes.push(match compiled {
                 Ok(compiled) => Outcome::Compiled(Box::new(compiled)),
                 Err(e) => Outcome::Refused { actuator, direction, why: e.to_string() },
@@ -176,12 +176,7 @@ impl<'a> Here<'a> {
         })
     }
 
-    fn place(
-        &mut self,
-        actuator: Actuator,
-        direction: Direction,
-        limits: &[(Direction, Tspec)],
-    ) -> std::result::Result<Place, CompileError> {
+    fn place(&mut self, actuator: Actuator) -> std::result::Result<Place, CompileError> {
         Ok(match actuator {
             Actuator::IoDomain => Place::IoDomain,
             Actuator::IoMax => {
@@ -197,9 +192,7 @@ impl<'a> Here<'a> {
             Actuator::TcHtb => Place::TcHtb { interface: self.interface() },
             Actuator::Qemu => {
                 let drive = self.drive();
-                let is_other = |(of, _): &&(Direction, Tspec)| of.is_disk() && *of != direction;
-                let other = limits.iter().find(is_other).map(|(_, tspec)| *tspec);
-                Place::Qemu { drive: self.or_variable("DRIVE", drive), other }
+                Place::Qemu { drive: self.or_variable("DRIVE", drive) }
             }
             Actuator::Libvirt => self.libvirt(),
             Actuator::Resctrl => Place::Resctrl(self.resctrl()?),

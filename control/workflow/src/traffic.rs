@@ -122,7 +122,8 @@ pub fn limits_only(spec: &Spec) -> Result<Plan> {
 pub fn name_unset<'v>(vms: impl Iterator<Item = &'v Vm>, progress: &dyn Progress) {
     let unset = |vm: &Vm| {
         let all = Tspec::all(&vm.traffic).filter(|(direction, _)| !direction.is_disk());
-        let names: Vec<&str> = all.map(|(direction, _)| direction.name()).collect();
+        let mut names: Vec<&str> = all.map(|(direction, _)| direction.name()).collect();
+        names.dedup();
         (!names.is_empty()).then(|| (vm.name.clone(), names.join(" and ")))
     };
     let vms: Vec<(String, String)> = vms.filter_map(unset).collect();
@@ -161,6 +162,10 @@ mod tests {
         );
         let one = settings(&spec("traffic.write = { rate = \"500/s\" }", "")).unwrap();
         assert_eq!((one.len(), &one[0].knob), (1, &limit(LimitKind::WriteIops)));
+        // Bytes and requests of a direction are two limits of the kernel.
+        let both = settings(&spec("traffic.read = { rate = \"50MB/s\", iops = \"3000/s\" }", "")).unwrap();
+        let found: Vec<_> = both.iter().map(|s| (s.knob.clone(), s.value.as_str())).collect();
+        assert_eq!(found, [(limit(LimitKind::ReadBps), "50000000"), (limit(LimitKind::ReadIops), "3000")]);
         assert!(settings(&spec("traffic.rx = { rate = \"1MB/s\" }", "")).unwrap().is_empty());
     }
 
@@ -188,6 +193,9 @@ mod tests {
         // Half of the requests read.
         assert!(with("200/s").is_ok());
         assert_eq!(with("201/s").unwrap_err().kind(), Kind::Infeasible);
+        let task = "rate = \"202/s\"\ntarget = { latency = \"10ms\" }";
+        let both = settings(&spec("traffic.read = { rate = \"1GB/s\", iops = \"100/s\" }", task));
+        assert_eq!(both.unwrap_err().kind(), Kind::Infeasible);
         let closed =
             settings(&spec("traffic.write = { rate = \"1MB/s\" }", "target = { latency = \"10ms\" }"));
         assert!(closed.unwrap_err().to_string().contains("any number of"));

@@ -3,7 +3,7 @@
 use rtvirtio_sched::bound::{self, EdfRoom, Refusal};
 use rtvirtio_sched::{LINK_STALL, Link, MAX_BURST, Reservation};
 use rtvirtio_spec::{Direction, Flow, Traffic};
-use rtvirtio_traffic::{Direction as Way, Tspec, Unit};
+use rtvirtio_traffic::{Direction as Way, Stream, Tspec, Unit, held_back};
 use rtvirtio_units::{Bytes, BytesPerSec, Nanos, Ratio};
 use serde::Serialize;
 
@@ -49,22 +49,20 @@ pub fn frame_limits(traffic: &Traffic, largest_frame: u64) -> impl Iterator<Item
     })
 }
 
-/// Longest time for which the VM's transmit limit delays one of its frames, when a vCPU stalls for
-/// `stall` and then sends the accumulated frames; `None` when nothing bounds that.
+/// Longest time for which the limits on what a VM sends hold one of its frames back, when its vCPU
+/// stands still for `stall` and then makes up for it; `None` when nothing bounds that.
 pub fn frames_held_back<'f>(
-    limit: Option<&Tspec>,
+    limits: &[Tspec],
     flows: impl Iterator<Item = &'f Flow>,
     stall: Nanos,
 ) -> Option<Nanos> {
-    let Some(tspec) = limit else { return Some(Nanos(0)) };
-    let (mut rate, mut burst) = (0.0, 0.0);
-    for flow in flows {
-        let each = if tspec.unit == Unit::Bytes { flow.frame.0 as f64 } else { 1.0 };
-        rate += flow.rate.0 * each;
-        burst += (f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil()) * each;
-    }
-    let cap = tspec.arrival();
-    (rate <= cap.rate).then(|| Nanos::from_secs_f64(cap.holds_back(burst)))
+    let stream = |flow: &Flow| Stream {
+        bytes: [flow.frame.0 as f64; 2],
+        rate: flow.rate.0,
+        at_once: f64::from(flow.burst) + (flow.rate.0 * stall.as_secs_f64()).ceil(),
+    };
+    let streams: Vec<Stream> = flows.map(stream).collect();
+    held_back(limits, &streams).map(Nanos::from_secs_f64)
 }
 
 /// The part of a contract on one network.
@@ -163,8 +161,9 @@ impl Network {
         if let Some(frame) = of.flows.iter().map(|f| f.frame).find(|frame| *frame > largest) {
             return Err(NoPromise::Frame { frame, largest });
         }
-        let limit = frame_limits(&of.traffic, link.largest_frame).find(|(way, _)| *way == Way::Tx);
-        let held = frames_held_back(limit.as_ref().map(|(_, tspec)| tspec), of.flows.iter(), link.stall);
+        let limits = frame_limits(&of.traffic, link.largest_frame).filter(|(way, _)| *way == Way::Tx);
+        let limits: Vec<Tspec> = limits.map(|(_, tspec)| tspec).collect();
+        let held = frames_held_back(&limits, of.flows.iter(), link.stall);
         let mut reserves = [None; 2];
         for (reserve, is_urgent) in reserves.iter_mut().zip([true, false]) {
             let class = || of.flows.iter().filter(move |f| f.mark.is_some() == is_urgent);

@@ -48,7 +48,7 @@ pub use limits::{
 pub use name::{MAX_NAME, dashed, is_name_char};
 pub use network::{Direction, Flow, Mark, Network, Nic, Uplink};
 pub use path::{PathPart, VmPath};
-pub use traffic::{Traffic, TrafficSpec, TrafficUnit};
+pub use traffic::{RequestLimit, Traffic, TrafficSpec, TrafficUnit};
 pub use types::*;
 
 use error::Report;

@@ -55,16 +55,38 @@ pub struct TrafficSpec {
     /// Largest rate per second within the burst; `None` for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<u64>,
+    /// Requests or frames besides, where `unit` is bytes; `None` for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<RequestLimit>,
+}
+
+impl TrafficSpec {
+    /// A rate with a burst of one unit, and no peak.
+    #[must_use]
+    pub fn new(unit: TrafficUnit, rate: u64) -> Self {
+        Self { unit, rate, burst: None, peak: None, requests: None }
+    }
+}
+
+/// A limit on requests or frames next to the one on bytes; both hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RequestLimit {
+    /// Per second in the long run.
+    pub rate: u64,
+    /// Beyond the rate; `None` for one request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
 }
 
 const DIRECTIONS: [&str; 4] = ["read", "write", "rx", "tx"];
-const KEYS: &[&str] = &["rate", "burst", "peak"];
-const ALL_KEYS: &[&str] = &["read", "write", "rx", "tx", "rate", "burst", "peak"];
+const KEYS: &[&str] = &["rate", "burst", "peak", "iops", "iops_burst"];
+const ALL_KEYS: &[&str] = &["read", "write", "rx", "tx", "rate", "burst", "peak", "iops", "iops_burst"];
 const ALIASES: &[(&str, &str)] = &[
     ("average", "rate"),
     ("avg", "rate"),
     ("bps", "rate"),
-    ("iops", "rate"),
+    ("requests", "iops"),
+    ("frames", "iops"),
     ("max", "peak"),
     ("ceil", "peak"),
     ("receive", "rx"),
@@ -168,12 +190,27 @@ fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> 
 }
 
 fn one(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec> {
+    let requests = requests(report, section);
+    if section.place("rate").is_none() && section.place("iops").is_some() {
+        let RequestLimit { rate, burst } = requests??;
+        if let Some(key) = ["burst", "peak"].into_iter().find(|key| section.place(key).is_some()) {
+            let help = "give `rate`, to which it belongs, or `iops_burst` instead of it";
+            report.add(section.value_span(key), format!("`{key}` without `rate`"), help);
+            return None;
+        }
+        return Some(TrafficSpec { burst, ..TrafficSpec::new(TrafficUnit::Requests, rate) });
+    }
     let rate = per_second(report, section, "rate");
     let rate = section.required(report, "rate", "\"20MB/s\"", rate).into_value();
     let peak = per_second(report, section, "peak").optional();
     let (unit, rate) = rate?;
     let burst = burst(report, section, unit).optional();
-    let (peak, burst) = (peak?, burst?);
+    let (peak, burst, requests) = (peak?, burst?, requests?);
+    if unit == TrafficUnit::Requests && requests.is_some() {
+        let help = "give `rate` in bytes per second, or leave `iops` out";
+        report.add(section.value_span("iops"), "`rate` and `iops` both count requests", help);
+        return None;
+    }
     if let Some((of_peak, peak)) = peak {
         if of_peak != unit {
             let help = "write both in bytes per second, or both in requests per second";
@@ -186,7 +223,30 @@ fn one(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec
             return None;
         }
     }
-    Some(TrafficSpec { unit, rate: rate as u64, burst, peak: peak.map(|(_, peak)| peak as u64) })
+    let peak = peak.map(|(_, peak)| peak as u64);
+    Some(TrafficSpec { unit, rate: rate as u64, burst, peak, requests })
+}
+
+/// `iops` and its burst; the inner `None` without them.
+fn requests(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Option<RequestLimit>> {
+    let rate = per_second(report, section, "iops").and_then(|(unit, rate)| {
+        if unit == TrafficUnit::Requests {
+            return Field::Given(rate as u64);
+        }
+        let help = "write iops = \"3000/s\"; bytes per second are `rate`";
+        report.add(section.value_span("iops"), "`iops` is in bytes per second", help);
+        Field::Bad
+    });
+    let burst = section.integer(report, "iops_burst", 1, u32::MAX).optional();
+    match (rate.optional()?, burst?) {
+        (Some(rate), burst) => Some(Some(RequestLimit { rate, burst: burst.map(u64::from) })),
+        (None, None) => Some(None),
+        (None, Some(_)) => {
+            let help = "write iops = \"3000/s\" with it, or leave it out";
+            report.add(section.value_span("iops_burst"), "`iops_burst` without `iops`", help);
+            None
+        }
+    }
 }
 
 /// Reads a burst: a size for bytes, a whole number for requests.
@@ -224,7 +284,7 @@ mod tests {
     }
 
     fn bytes(rate: u64, burst: Option<u64>, peak: Option<u64>) -> TrafficSpec {
-        TrafficSpec { unit: TrafficUnit::Bytes, rate, burst, peak }
+        TrafficSpec { burst, peak, ..TrafficSpec::new(TrafficUnit::Bytes, rate) }
     }
 
     #[test]
@@ -234,13 +294,30 @@ mod tests {
         assert_eq!(every, Traffic { read: Some(one), write: Some(one), rx: Some(one), tx: Some(one) });
         let two = of("traffic.read = { rate = \"500/s\", burst = 16 }\ntraffic.tx = { rate = \"8Mbit/s\" }")
             .unwrap();
-        let reads = TrafficSpec { unit: TrafficUnit::Requests, rate: 500, burst: Some(16), peak: None };
+        let reads = TrafficSpec { burst: Some(16), ..TrafficSpec::new(TrafficUnit::Requests, 500) };
         assert_eq!(
             two,
             Traffic { read: Some(reads), tx: Some(bytes(1_000_000, None, None)), ..Traffic::default() }
         );
         assert!(of("").unwrap().is_none());
         assert_eq!(of("traffic.read = { rate = \"120/min\" }").unwrap().read.unwrap().rate, 2);
+    }
+
+    #[test]
+    fn bytes_and_requests_together_are_one_limit() {
+        let limit = |text: &str| of(&format!("traffic.read = {{ {text} }}")).unwrap().read.unwrap();
+        let both = limit("rate = \"50MB/s\", burst = \"1MiB\", iops = \"3000/s\"");
+        let requests = Some(RequestLimit { rate: 3_000, burst: None });
+        assert_eq!(both, TrafficSpec { requests, ..bytes(50_000_000, Some(1 << 20), None) });
+        let burst = limit("rate = \"50MB/s\", iops = \"180000/min\", iops_burst = 32").requests;
+        assert_eq!(burst, Some(RequestLimit { rate: 3_000, burst: Some(32) }));
+        // Without bytes it is the rate.
+        let alone = limit("iops = \"3000/s\", iops_burst = 32");
+        assert_eq!(alone, limit("rate = \"3000/s\", burst = 32"));
+        let every = of("traffic = { rate = \"1MB/s\", iops = \"9/s\" }").unwrap();
+        assert!(
+            [every.read, every.write, every.rx, every.tx].iter().all(|of| of.unwrap().requests.is_some())
+        );
     }
 
     #[test]
@@ -262,6 +339,16 @@ mod tests {
             ("traffic.read = { average = \"20MB/s\" }", "`rate`"),
             ("traffic.inbound = { rate = \"20MB/s\" }", "`rx`"),
             ("traffic.rx = 5", "must be a table"),
+            ("traffic.read = { rate = \"9/s\", iops = \"5/s\" }", "both count requests"),
+            ("traffic.read = { rate = \"9MB/s\", iops = \"5MB/s\" }", "bytes per second are `rate`"),
+            ("traffic.read = { rate = \"9MB/s\", iops = \"0/s\" }", "`iops` is"),
+            ("traffic.read = { rate = \"9MB/s\", iops = \"100/min\" }", "write iops = \"1/s\""),
+            ("traffic.read = { rate = \"9MB/s\", iops = 5 }", "`iops`"),
+            ("traffic.read = { rate = \"9MB/s\", iops_burst = 5 }", "`iops_burst` without `iops`"),
+            ("traffic.read = { rate = \"9MB/s\", iops = \"5/s\", iops_burst = 0 }", "`iops_burst`"),
+            ("traffic.read = { iops = \"5/s\", burst = \"1MiB\" }", "`burst` without `rate`"),
+            ("traffic.read = { rate = \"9MB/s\", iops = [\"5/s\"] }", "`iops`"),
+            ("traffic = { iops = \"5/s\", read = { rate = \"1MB/s\" } }", "directions with theirs"),
         ] {
             let error = of(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

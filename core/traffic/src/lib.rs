@@ -14,15 +14,19 @@ mod choose;
 mod compile;
 pub mod curve;
 mod error;
+mod held_back;
 pub mod qos400;
 mod settings;
 mod tspec;
 mod victim;
 
 pub use choose::{Choice, ChooseError, Curve, CurvePoint, ServiceTarget, choose, largest_that_holds};
-pub use compile::{Bandwidth, Cache, MemoryControl, Place, ResctrlPlace, compile, limit_value};
+pub use compile::{
+    Bandwidth, Cache, MemoryControl, Place, ResctrlPlace, compile, compile_among, limit_value,
+};
 pub use curve::{Arrival, Service};
 pub use error::CompileError;
+pub use held_back::{Stream, held_back};
 pub use qos400::AxiPort;
 pub use settings::{Actuator, Compiled, Part, Setting, Worth};
 pub use tspec::{Direction, Tspec, TspecError, Unit};

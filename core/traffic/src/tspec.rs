@@ -1,6 +1,6 @@
 //! A traffic specification with its unit.
 
-use rtvirtio_spec::{Traffic, TrafficSpec, TrafficUnit};
+use rtvirtio_spec::{RequestLimit, Traffic, TrafficSpec, TrafficUnit};
 use serde::{Deserialize, Serialize};
 
 use crate::curve::Arrival;
@@ -109,11 +109,17 @@ impl Tspec {
         Self { unit, rate: spec.rate.max(1), burst, peak: spec.peak, largest }
     }
 
-    /// Limits of a VM, for its directions that have one.
+    /// A VM's limits: at most two of a direction, of bytes and then of requests.
     pub fn all(traffic: &Traffic) -> impl Iterator<Item = (Direction, Self)> {
-        let of = [traffic.read, traffic.write, traffic.rx, traffic.tx];
-        let all = Direction::ALL.into_iter().zip(of);
-        all.filter_map(|(direction, spec)| Some((direction, Self::of(&spec?, direction))))
+        let specs = [traffic.read, traffic.write, traffic.rx, traffic.tx];
+        let given = Direction::ALL.into_iter().zip(specs);
+        let given = given.filter_map(|(direction, spec)| Some((direction, spec?)));
+        given.flat_map(|(direction, spec)| {
+            let requests = spec.requests.map(|RequestLimit { rate, burst }| {
+                Self::of(&TrafficSpec { burst, ..TrafficSpec::new(TrafficUnit::Requests, rate) }, direction)
+            });
+            std::iter::once(Self::of(&spec, direction)).chain(requests).map(move |tspec| (direction, tspec))
+        })
     }
 
     /// Checks the ranges of all numbers.
@@ -154,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_burst_holds_one_unit_of_service() {
-        let spec = TrafficSpec { unit: TrafficUnit::Bytes, rate: 1_000, burst: None, peak: None };
+        let spec = TrafficSpec::new(TrafficUnit::Bytes, 1_000);
         assert_eq!(Tspec::of(&spec, Direction::Read).burst, 65_536);
         assert_eq!(Tspec::of(&spec, Direction::Rx).burst, 1_514);
         let small = TrafficSpec { burst: Some(100), ..spec };

@@ -4,7 +4,7 @@
 use rtvirtio_capacity::{frame_limits, frames_held_back};
 use rtvirtio_domain_config::FrameCap;
 use rtvirtio_spec::{Flow, Task, Vm};
-use rtvirtio_traffic::{Direction, Place, Tspec, Unit, compile};
+use rtvirtio_traffic::{CompileError, Compiled, Direction, Place, Stream, Tspec, Unit, compile_among};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos};
 
 /// Keys of the VM's disk or port, one a line.
@@ -19,13 +19,32 @@ pub(crate) struct Caps {
 /// The caps of a VM's disk.
 pub(crate) fn caps(vm: &Vm) -> Caps {
     let mut caps = Caps::default();
-    for (direction, tspec) in disk_limits(vm) {
-        match compile(&tspec, direction, &Place::IoDomain) {
-            Ok(compiled) => caps.lines.extend(compiled.settings.iter().map(ToString::to_string)),
-            Err(e) => caps.refused.push(e.to_string()),
-        }
+    let limits: Vec<(Direction, Tspec)> = disk_limits(vm).collect();
+    for (direction, tspec) in &limits {
+        caps.add(compile_among(tspec, *direction, &limits, &Place::IoDomain));
     }
     caps
+}
+
+impl Caps {
+    /// Adds a limit; one of bytes and one of requests have one line for both.
+    fn add(&mut self, compiled: Result<Compiled, CompileError>) -> bool {
+        match compiled {
+            Ok(compiled) => {
+                let lines = compiled.settings.iter().map(ToString::to_string);
+                let new: Vec<String> = lines.filter(|line| !self.lines.contains(line)).collect();
+                self.lines.extend(new);
+                true
+            }
+            Err(e) => {
+                let why = e.to_string();
+                if !self.refused.contains(&why) {
+                    self.refused.push(why);
+                }
+                false
+            }
+        }
+    }
 }
 
 fn disk_limits(vm: &Vm) -> impl Iterator<Item = (Direction, Tspec)> {
@@ -35,27 +54,25 @@ fn disk_limits(vm: &Vm) -> impl Iterator<Item = (Direction, Tspec)> {
 /// Longest time for which the VM's own caps hold one of its requests back, when its vCPUs stall for
 /// `catch_up` and then submit all that was due; `None` when nothing bounds that.
 ///
-/// See [`Arrival::holds_back`](rtvirtio_traffic::Arrival::holds_back).
+/// See [`rtvirtio_traffic::held_back()`].
 pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
     let mut longest = 0.0f64;
-    for (direction, tspec) in disk_limits(vm) {
-        let tasks = vm.tasks.iter().filter(|task| moves(task, direction));
-        let (mut rate, mut burst) = (0.0, 0.0);
-        for task in tasks {
+    for direction in [Direction::Read, Direction::Write] {
+        let limits: Vec<Tspec> =
+            disk_limits(vm).filter(|(way, _)| *way == direction).map(|(_, tspec)| tspec).collect();
+        let stream = |task: &Task| {
             // A task without a rate takes all that the cap admits, and the VM's other tasks wait.
-            let asked = task.rate?.0;
-            let each = match tspec.unit {
-                Unit::Bytes => task.block.0 as f64,
-                Unit::Requests => 1.0,
-            };
-            rate += asked * each;
-            burst += (asked * catch_up.as_secs_f64() + 1.0) * each;
-        }
-        let cap = tspec.arrival();
-        if rate > cap.rate {
-            return None;
-        }
-        longest = longest.max(cap.holds_back(burst));
+            let rate = task.rate.map_or(f64::INFINITY, |rate| rate.0);
+            let smallest = task.mix.first().map_or(task.block, |part| part.size);
+            Stream {
+                bytes: [smallest.0 as f64, task.block.0 as f64],
+                rate,
+                at_once: rate * catch_up.as_secs_f64() + 1.0,
+            }
+        };
+        let tasks = vm.tasks.iter().filter(|task| moves(task, direction));
+        let streams: Vec<Stream> = tasks.map(stream).collect();
+        longest = longest.max(rtvirtio_traffic::held_back(&limits, &streams)?);
     }
     Some(Nanos::from_secs_f64(longest))
 }
@@ -69,23 +86,19 @@ pub(crate) struct PortCaps {
     pub rx: FrameCap,
     pub tx: FrameCap,
     /// Limit of frames from the VM.
-    sent: Option<Tspec>,
+    sent: Vec<Tspec>,
 }
 
 /// The caps of a VM's port.
 pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
     let mut of = PortCaps::default();
-    for (direction, tspec) in frame_limits(&vm.traffic, largest_frame) {
-        let compiled = match compile(&tspec, direction, &Place::IoDomain) {
-            Ok(compiled) => compiled,
-            Err(e) => {
-                of.caps.refused.push(e.to_string());
-                continue;
-            }
-        };
-        of.caps.lines.extend(compiled.settings.iter().map(ToString::to_string));
-        let mut cap =
-            FrameCap { peak: tspec.peak.map(|peak| peak as f64 / tspec.rate as f64), ..FrameCap::default() };
+    let limits: Vec<(Direction, Tspec)> = frame_limits(&vm.traffic, largest_frame).collect();
+    for (direction, tspec) in limits.iter().copied() {
+        if !of.caps.add(compile_among(&tspec, direction, &limits, &Place::IoDomain)) {
+            continue;
+        }
+        let cap = if direction == Direction::Rx { &mut of.rx } else { &mut of.tx };
+        cap.peak = cap.peak.or(tspec.peak.map(|peak| peak as f64 / tspec.rate as f64));
         match tspec.unit {
             Unit::Bytes => {
                 (cap.bytes, cap.bytes_burst) =
@@ -95,25 +108,23 @@ pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
                 (cap.frames, cap.frames_burst) = (Some(Iops(tspec.rate as f64)), Some(tspec.burst))
             }
         }
-        if direction == Direction::Rx {
-            of.rx = cap;
-        } else {
-            (of.tx, of.sent) = (cap, Some(tspec));
+        if direction == Direction::Tx {
+            of.sent.push(tspec);
         }
     }
     of
 }
 
 impl PortCaps {
-    /// Longest time for which the cap on frames from the VM holds one of them back, when its vCPU
-    /// stalls for `stall` and then sends all that was due; `None` when nothing bounds that. As
+    /// Longest time for which the caps on what the VM sends hold one of its frames back, when its
+    /// vCPU stands still for `stall` and then makes up for it; `None` when nothing bounds that. As
     /// [`held_back`].
     pub(crate) fn holds_back<'f>(
         &self,
         flows: impl Iterator<Item = &'f Flow>,
         stall: Nanos,
     ) -> Option<Nanos> {
-        frames_held_back(self.sent.as_ref(), flows, stall)
+        frames_held_back(&self.sent, flows, stall)
     }
 }
 

@@ -248,7 +248,14 @@ fn is_asked(vm: &Vm, asked: &[AskedService]) -> bool {
 
 /// The directions in which a VM's tasks move data.
 fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
-    let given: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
+    // Of two limits either is a bound; where all requests are alike, this one is the tighter.
+    let given = |direction: Direction, largest: Bytes| {
+        let limits = Tspec::all(&vm.traffic).filter(|(way, _)| *way == direction);
+        limits.map(|(_, tspec)| tspec).min_by_key(|tspec| match tspec.unit {
+            Unit::Bytes => tspec.rate,
+            Unit::Requests => tspec.rate.saturating_mul(largest.0),
+        })
+    };
     let of = |direction: Direction| {
         let share = |task: &&Task| match direction {
             Direction::Read => task.op.write_share() < 1.0,
@@ -256,12 +263,13 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
         };
         let tasks: Vec<&Task> = vm.tasks.iter().filter(share).collect();
         let smallest = |task: &&Task| task.mix.first().map_or(task.block, |one| one.size);
+        let blocks = (tasks.iter().map(smallest).min()?, tasks.iter().map(|task| task.block).max()?);
         Some(Neighbour {
             vm,
             direction,
-            blocks: (tasks.iter().map(smallest).min()?, tasks.iter().map(|task| task.block).max()?),
+            blocks,
             depth: tasks.iter().map(|task| task.depth).sum(),
-            given: given.iter().find(|(d, _)| *d == direction).map(|(_, tspec)| *tspec),
+            given: given(direction, blocks.1),
         })
     };
     [Direction::Read, Direction::Write].into_iter().filter_map(of).collect()

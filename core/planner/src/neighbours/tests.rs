@@ -1,5 +1,5 @@
 use rtvirtio_model::service;
-use rtvirtio_spec::{LabKind, Traffic, TrafficSpec, TrafficUnit};
+use rtvirtio_spec::{LabKind, RequestLimit, Traffic, TrafficSpec, TrafficUnit};
 use rtvirtio_traffic::{CURVE_SCHEMA, Outstanding, VictimRun};
 use rtvirtio_units::Iops;
 
@@ -89,11 +89,20 @@ fn a_limit_of_the_spec_stays_and_two_neighbours_share_what_is_left() {
         spec(LabKind::Process, &[vec![task("cycle", 100.0, Some(20))], vec![flood()], vec![flood()]]);
     let both = plan(&spec, Actuator::IoDomain).unwrap();
     assert_eq!(both.limits[0].tspec, both.limits[1].tspec);
-    let given = TrafficSpec { unit: TrafficUnit::Requests, rate: 50, burst: Some(4), peak: None };
+    let given = TrafficSpec { burst: Some(4), ..TrafficSpec::new(TrafficUnit::Requests, 50) };
     spec.vms[1].traffic = Traffic { read: Some(given), ..Traffic::default() };
     let one = plan(&spec, Actuator::IoDomain).unwrap();
     assert_eq!((one.limits[0].given, one.limits[0].tspec.rate), (true, 50));
     assert!(one.limits[1].tspec.rate > both.limits[1].tspec.rate);
+    // Of bytes and requests together the tighter one counts.
+    for (bytes, unit) in [(1 << 40, Unit::Requests), (4_096, Unit::Bytes)] {
+        let requests = Some(RequestLimit { rate: 50, burst: None });
+        let both = TrafficSpec { requests, ..TrafficSpec::new(TrafficUnit::Bytes, bytes) };
+        spec.vms[1].traffic = Traffic { read: Some(both), ..Traffic::default() };
+        let both = plan(&spec, Actuator::IoDomain).unwrap();
+        assert_eq!((both.limits[0].given, both.limits[0].tspec.unit), (true, unit));
+    }
+    spec.vms[1].traffic = Traffic { read: Some(given), ..Traffic::default() };
     spec.vms[2].traffic = Traffic { read: Some(given), ..Traffic::default() };
     assert_eq!(plan(&spec, Actuator::IoDomain).unwrap_err(), NeighbourError::NoNeighbour);
 }

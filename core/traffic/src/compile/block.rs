@@ -11,25 +11,41 @@ use crate::tspec::{Direction, Tspec, Unit};
 const SLICE: f64 = 0.1;
 
 /// Keys of a cap in `iod.toml`: `{ bytes = "20000000B/s", bytes_burst = "65536B", peak = 4 }`.
-pub(super) fn io_domain(tspec: &Tspec, direction: Direction) -> Result<Compiled, CompileError> {
-    let unit = match (tspec.unit, direction.is_disk()) {
-        (Unit::Bytes, _) => "bytes",
-        (Unit::Requests, true) => "requests",
-        (Unit::Requests, false) => "frames",
+/// `pair` is the limit of the same direction that counts the other unit.
+pub(super) fn io_domain(
+    tspec: &Tspec,
+    pair: Option<&Tspec>,
+    direction: Direction,
+) -> Result<Compiled, CompileError> {
+    let keys = |of: &Tspec| match (of.unit, direction.is_disk()) {
+        (Unit::Bytes, _) => format!("bytes = \"{}B/s\", bytes_burst = \"{}B\"", of.rate, of.burst),
+        (Unit::Requests, true) => format!("requests = \"{}/s\", requests_burst = {}", of.rate, of.burst),
+        (Unit::Requests, false) => format!("frames = \"{}/s\", frames_burst = {}", of.rate, of.burst),
     };
-    let (rate, burst) = match tspec.unit {
-        Unit::Bytes => (format!("{}B/s", tspec.rate), format!("\"{}B\"", tspec.burst)),
-        Unit::Requests => (format!("{}/s", tspec.rate), tspec.burst.to_string()),
-    };
+    let mut both: Vec<&Tspec> = [Some(tspec), pair].into_iter().flatten().collect();
+    both.sort_by_key(|of| of.unit == Unit::Requests);
     // The file has the peak as a multiple of the rate: a float prints with as many digits as
     // restore it, and the product is rounded to a whole number.
-    let peak = tspec.peak.map(|peak| peak as f64 / tspec.rate as f64);
-    let peak = peak.map_or(String::new(), |times| format!(", peak = {times:?}"));
-    let line = format!("{}_cap = {{ {unit} = \"{rate}\", {unit}_burst = {burst}{peak} }}", direction.name());
-    let kept = Some(tspec.arrival());
-    Ok(Compiled::new(Actuator::IoDomain, direction, tspec, kept, Worth::Guarantee)
+    let peak = both.iter().find_map(|of| Some(of.peak? as f64 / of.rate as f64));
+    let keys: Vec<String> = both.iter().map(|of| keys(of)).collect();
+    let peak_key = peak.map_or(String::new(), |times| format!(", peak = {times:?}"));
+    let line = format!("{}_cap = {{ {}{peak_key} }}", direction.name(), keys.join(", "));
+    let mut kept = tspec.arrival();
+    let mut peak_note = None;
+    if let (Some(times), None, true) = (peak, tspec.peak, tspec.burst > tspec.largest) {
+        kept.peak = Some(((tspec.rate as f64 * times).round(), tspec.largest as f64));
+        peak_note = Some("a cap has one `peak`, a multiple of both of its rates: requests have it too");
+    }
+    let mut compiled = Compiled::new(Actuator::IoDomain, direction, tspec, Some(kept), Worth::Guarantee)
         .set(Setting::Toml { line })
-        .note("exact to the nanosecond in what is let go; a thread that wakes late lets it go later, never more"))
+        .note("exact to the nanosecond in what is let go; a thread that wakes late lets it go later, never more");
+    if pair.is_some() {
+        compiled = compiled.note("one key holds bytes and requests of a direction");
+    }
+    Ok(match peak_note {
+        Some(note) => compiled.note(note),
+        None => compiled,
+    })
 }
 
 /// Rate for the kernel's files; `None` where it exceeds the field.
@@ -82,18 +98,27 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
 
 pub(super) fn io_max(
     tspec: &Tspec,
+    pair: Option<&Tspec>,
     direction: Direction,
     cgroup: &str,
     dev: &str,
 ) -> Result<Compiled, CompileError> {
     let (compiled, value) = checked(Actuator::IoMax, tspec, direction)?;
-    let key = match (direction, tspec.unit) {
+    let key = |unit: Unit| match (direction, unit) {
         (Direction::Read, Unit::Bytes) => "rbps",
         (Direction::Read, Unit::Requests) => "riops",
         (_, Unit::Bytes) => "wbps",
         (_, Unit::Requests) => "wiops",
     };
-    Ok(compiled.set(Setting::File { path: format!("{cgroup}/io.max"), text: format!("{dev} {key}={value}") }))
+    let mut line = vec![(key(tspec.unit), value)];
+    if let Some(pair) = pair {
+        let (_, value) = checked(Actuator::IoMax, pair, direction)?;
+        line.push((key(pair.unit), value));
+        line.sort_by_key(|(key, _)| key.ends_with("iops"));
+    }
+    let line: Vec<String> = line.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let text = format!("{dev} {}", line.join(" "));
+    Ok(compiled.set(Setting::File { path: format!("{cgroup}/io.max"), text }))
 }
 
 pub(super) fn throttle_v1(

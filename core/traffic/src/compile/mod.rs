@@ -47,8 +47,7 @@ pub enum Place {
     Qemu {
         /// Path of the drive's device, as `query-block` shows it (`qdev`).
         drive: String,
-        /// Limit of the other direction: a command sets all limits of a drive at once.
-        other: Option<Tspec>,
+
     },
     /// A VM of libvirt.
     Libvirt {
@@ -88,17 +87,38 @@ impl Place {
 /// # Errors
 /// [`CompileError`] when the actuator cannot express it, or has no field for one of its numbers.
 pub fn compile(tspec: &Tspec, direction: Direction, place: &Place) -> Result<Compiled, CompileError> {
+    compile_among(tspec, direction, &[], place)
+}
+
+/// As [`compile()`], where the VM has `others` too: a setting that holds several limits at once, such
+/// as a line of `io.max` or a command of QEMU's, has them in it. The limit itself may be among
+/// `others`.
+///
+/// # Errors
+/// As [`compile()`].
+pub fn compile_among(
+    tspec: &Tspec,
+    direction: Direction,
+    others: &[(Direction, Tspec)],
+    place: &Place,
+) -> Result<Compiled, CompileError> {
     tspec.check()?;
+    let is_other = |of: &&(Direction, Tspec)| (of.0, of.1.unit) != (direction, tspec.unit);
+    let others: Vec<(Direction, Tspec)> = others.iter().filter(is_other).copied().collect();
+    for (_, other) in &others {
+        other.check()?;
+    }
+    let pair = others.iter().find(|(other, _)| *other == direction).map(|(_, tspec)| tspec);
     match place {
-        Place::IoDomain => block::io_domain(tspec, direction),
-        Place::IoMax { cgroup, dev } => block::io_max(tspec, direction, cgroup, dev),
+        Place::IoDomain => block::io_domain(tspec, pair, direction),
+        Place::IoMax { cgroup, dev } => block::io_max(tspec, pair, direction, cgroup, dev),
         Place::ThrottleV1 { cgroup, dev } => block::throttle_v1(tspec, direction, cgroup, dev),
         Place::TcTbf { interface } => network::tbf(tspec, direction, interface),
         Place::TcHtb { interface } => network::htb(tspec, direction, interface),
-        Place::Qemu { drive, other } => qemu::io_throttle(tspec, direction, drive, other.as_ref()),
+        Place::Qemu { drive } => qemu::io_throttle(tspec, direction, drive, &others),
         Place::Libvirt { domain, disk, interface } => {
             if direction.is_disk() {
-                qemu::iotune(tspec, direction, domain, disk)
+                qemu::iotune(tspec, direction, domain, disk, &others)
             } else {
                 network::bandwidth(tspec, direction, domain, interface)
             }

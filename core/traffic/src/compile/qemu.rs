@@ -108,23 +108,35 @@ fn word(unit: Unit, direction: Direction) -> &'static str {
     }
 }
 
+/// A drive's limits with their buckets: this one, and the others of its disk.
+fn all_of_drive(
+    (direction, unit, bucket): (Direction, Unit, LeakyBucket),
+    others: &[(Direction, Tspec)],
+) -> Vec<(Direction, Unit, LeakyBucket)> {
+    let others = others.iter().filter(|(direction, _)| direction.is_disk());
+    let others = others.map(|(direction, of)| (*direction, of.unit, LeakyBucket::of(of)));
+    std::iter::once((direction, unit, bucket)).chain(others).collect()
+}
+
+/// What to know of a command that sets several limits.
+fn note_of_several(compiled: Compiled, count: usize) -> Compiled {
+    compiled.note(match count {
+        1 => "the command puts aside all limits that the drive had",
+        _ => "one command sets all limits of the disk, and puts aside all that the drive had",
+    })
+}
+
 /// The command takes all six limits; those not given are removed.
 pub(super) fn io_throttle(
     tspec: &Tspec,
     direction: Direction,
     drive: &str,
-    other: Option<&Tspec>,
+    others: &[(Direction, Tspec)],
 ) -> Result<Compiled, CompileError> {
-    let (mut compiled, bucket) = compiled(Actuator::Qemu, tspec, direction)?;
-    let mut set = vec![(word(tspec.unit, direction), bucket)];
-    if let Some(other) = other {
-        let opposite = if direction == Direction::Read { Direction::Write } else { Direction::Read };
-        set.push((word(other.unit, opposite), LeakyBucket::of(other)));
-        compiled = compiled
-            .note("one command sets the limits of both directions, and puts aside all that the drive had");
-    } else {
-        compiled = compiled.note("the command puts aside all limits that the drive had");
-    }
+    let (compiled, bucket) = compiled(Actuator::Qemu, tspec, direction)?;
+    let set = all_of_drive((direction, tspec.unit, bucket), others);
+    let compiled = note_of_several(compiled, set.len());
+    let set: Vec<_> = set.into_iter().map(|(way, unit, bucket)| (word(unit, way), bucket)).collect();
     let mut limits = String::new();
     for name in ["bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"] {
         let bucket = set.iter().find(|(key, _)| *key == name).map(|(_, bucket)| bucket);
@@ -141,22 +153,28 @@ pub(super) fn io_throttle(
     Ok(compiled.set(Setting::Qmp { json }))
 }
 
+/// libvirt keeps what a command does not name only where none of its kind (bytes, requests) is named
+/// (`qemuDomainSetBlockIoTuneDefaults`), so that one command names all.
 pub(super) fn iotune(
     tspec: &Tspec,
     direction: Direction,
     domain: &str,
     disk: &str,
+    others: &[(Direction, Tspec)],
 ) -> Result<Compiled, CompileError> {
     let (compiled, bucket) = compiled(Actuator::Libvirt, tspec, direction)?;
-    let key =
-        format!("{}_{}_sec", direction.name(), if tspec.unit == Unit::Bytes { "bytes" } else { "iops" });
-    let all = [("", Some(bucket.average)), ("_max", bucket.max), ("_max_length", bucket.length)];
-    let set = all.iter().filter_map(|(suffix, value)| Some((*suffix, (*value)?)));
+    let mut all = all_of_drive((direction, tspec.unit, bucket), others);
+    let compiled = note_of_several(compiled, all.len());
+    all.sort_by_key(|(way, unit, _)| (*unit == Unit::Requests, *way));
     let (name, target) = (shell_argument("--domain", domain), shell_argument("--device", disk));
     let (mut xml, mut line) = (String::from("<iotune>"), format!("virsh blkdeviotune {name} {target}"));
-    for (suffix, value) in set {
-        xml += &format!("<{key}{suffix}>{value}</{key}{suffix}>");
-        line += &format!(" --{} {value}", format!("{key}{suffix}").replace('_', "-"));
+    for (way, unit, bucket) in all {
+        let key = format!("{}_{}_sec", way.name(), if unit == Unit::Bytes { "bytes" } else { "iops" });
+        let values = [("", Some(bucket.average)), ("_max", bucket.max), ("_max_length", bucket.length)];
+        for (suffix, value) in values.into_iter().filter_map(|(suffix, value)| Some((suffix, value?))) {
+            xml += &format!("<{key}{suffix}>{value}</{key}{suffix}>");
+            line += &format!(" --{} {value}", format!("{key}{suffix}").replace('_', "-"));
+        }
     }
     Ok(compiled
         .set(Setting::Command { line: line + " --live" })

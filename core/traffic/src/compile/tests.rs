@@ -61,6 +61,42 @@ fn the_kernel_has_no_burst_of_its_own() {
 }
 
 #[test]
+fn bytes_and_requests_of_a_direction_are_set_together() {
+    let (rate, iops) = (bytes(50_000_000, MIB, Some(100_000_000)), requests(3_000, 32));
+    let all = [(Direction::Read, rate), (Direction::Read, iops), (Direction::Write, bytes(MIB, MIB, None))];
+    let set = |tspec: &Tspec, place: &Place| compile_among(tspec, Direction::Read, &all, place).unwrap();
+    let drive = Place::Qemu { drive: "d".into() };
+    for (place, expected) in [
+        (io_max(), "echo \"8:0 rbps=50000000 riops=3000\" >\"/sys/fs/cgroup/vm0/io.max\""),
+        (
+            Place::IoDomain,
+            "read_cap = { bytes = \"50000000B/s\", bytes_burst = \"1048576B\", requests = \"3000/s\", requests_burst = 32, peak = 2.0 }",
+        ),
+        (
+            libvirt(),
+            "virsh blkdeviotune plc vda --read-bytes-sec 50000000 --write-bytes-sec 1048576 --write-bytes-sec-max 1048576 --write-bytes-sec-max-length 1 --read-iops-sec 3000 --live",
+        ),
+    ] {
+        // Whichever of the two is asked for, the setting is that of both.
+        for of in [&rate, &iops] {
+            assert_eq!(lines(&set(of, &place))[0], expected);
+        }
+    }
+    let sent: serde_json::Value = serde_json::from_str(&lines(&set(&iops, &drive))[0]).unwrap();
+    let limit = |key: &str| sent["arguments"][key].as_u64().unwrap();
+    assert_eq!(["bps_rd", "iops_rd", "bps_wr", "iops_wr", "bps"].map(limit), [50_000_000, 3_000, MIB, 0, 0]);
+    // Each of v1's files holds one limit.
+    assert!(lines(&set(&iops, &v1()))[0].ends_with("blkio.throttle.read_iops_device\""));
+    // The peak of bytes is one of requests too in the domain: never more than asked, and said.
+    let kept = set(&iops, &Place::IoDomain);
+    assert_eq!((kept.excess, kept.peak.kept), (Some(0.0), Some(6_000.0)));
+    assert!(kept.notes.iter().any(|note| note.contains("one `peak`")), "{:?}", kept.notes);
+    // A limit that cannot be set takes the line with it: nothing is set by half.
+    let huge = [(Direction::Read, requests(1 << 33, 1))];
+    assert!(compile_among(&rate, Direction::Read, &huge, &io_max()).is_err());
+}
+
+#[test]
 fn tc_takes_bytes_of_networks() {
     let asked = frames(1_000_000, 30_000, Some(4_000_000));
     let c = compile(&asked, Direction::Rx, &Place::TcTbf { interface: "tap0".into() }).unwrap();
@@ -89,7 +125,7 @@ fn tc_takes_bytes_of_networks() {
 
 #[test]
 fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
-    let place = Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into(), other: None };
+    let place = Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into() };
     let of = |tspec: Tspec| compile(&tspec, Direction::Read, &place).unwrap();
     let small = of(bytes(10 * MIB, 2 * MIB, None));
     assert!(lines(&small)[0].contains("\"bps_rd\": 10485760, \"bps_wr\": 0"), "{:?}", lines(&small));
@@ -107,8 +143,9 @@ fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
     assert_eq!((joined.worth, joined.excess, joined.rate.kept), (Worth::Hint, None, None));
     assert!(joined.notes.iter().any(|note| note.contains("request-merging=off")), "{:?}", joined.notes);
     // One command for both directions: a second would remove the first's limit.
-    let other = Some(requests(7, 1));
-    let both = compile(&bytes(MIB, MIB, None), Direction::Read, &Place::Qemu { drive: "a\"b".into(), other });
+    let others = [(Direction::Write, requests(7, 1)), (Direction::Rx, frames(3_000, 2_000, None))];
+    let quoted = Place::Qemu { drive: "a\"b".into() };
+    let both = compile_among(&bytes(MIB, MIB, None), Direction::Read, &others, &quoted);
     let line = &lines(&both.unwrap())[0].clone();
     let sent: serde_json::Value = serde_json::from_str(line).unwrap();
     let of = |key: &str| sent["arguments"][key].clone();
@@ -273,7 +310,7 @@ proptest! {
     ) {
         let one = 4_096;
         let asked = Tspec { unit: Unit::Bytes, rate, burst, peak: times.map(|t| rate * t), largest: one };
-        let c = compile(&asked, Direction::Read, &Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into(), other: None }).unwrap();
+        let c = compile(&asked, Direction::Read, &Place::Qemu { drive: "/machine/peripheral/d/virtio-backend".into() }).unwrap();
         let json = c.settings[0].to_string();
         let mut bucket = Leaky {
             avg: value(&json, "bps_rd"),
