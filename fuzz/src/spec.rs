@@ -108,7 +108,8 @@ fn check_task(task: &Task) {
         assert!(write_share.0 > 0.0 && write_share.0 < 1.0);
     }
     if let Some(rate) = task.rate {
-        assert!(rate.0.is_finite() && rate.0 > 0.0 && task.burst.is_none());
+        assert!(rate.0.is_finite() && rate.0 > 0.0 && task.busy_period().is_none());
+        assert!(task.at_once() <= task.depth && (task.at_once() == 1 || task.arrival == Arrival::Open));
     }
     for target in &task.targets {
         assert!(target.percentile.0 > 0.0 && target.percentile.0 <= 100.0 && target.latency.0 > 0);

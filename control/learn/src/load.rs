@@ -5,7 +5,8 @@ use std::fmt;
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
+    Arrival, Burst, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic,
+    Vm, VmCpu,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
@@ -98,7 +99,7 @@ impl Stream {
             rate: self.rate,
             depth: self.depth,
             arrival: Arrival::Closed,
-            burst: self.burst,
+            burst: self.burst.map(Burst::Busy),
             mix: Vec::new(),
             sync: None,
             targets: self

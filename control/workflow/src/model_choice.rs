@@ -42,8 +42,8 @@ impl ModelChoice {
         Self { kind, learned: None }
     }
 
-    /// The chosen model; `auto` is the learned model where it fits, else the slice model, with a
-    /// warning when a learned model does not fit.
+    /// The chosen model; `auto` is the learned model where it fits and no requests come at once,
+    /// else the slice model, with a warning when a learned model does not fit.
     pub fn find(
         name: ModelName,
         spec: &Spec,
@@ -57,6 +57,10 @@ impl ModelChoice {
             ModelName::Mlp => ModelKind::Mlp,
             ModelName::Bound | ModelName::Auto => ModelKind::Bound,
         };
+        if name == ModelName::Auto && spec.tasks().any(|(_, task)| task.at_once() > 1) {
+            progress.step("requests come at once, which no learned model knows: the slice model predicts");
+            return Ok(Self::formula(ModelKind::Slice));
+        }
         match (load(spec, profile, dirs), name) {
             // The equations have coefficients of their own.
             (Ok(None), ModelName::Analytical) => Ok(Self::formula(kind)),

@@ -142,7 +142,7 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
         match task.rate {
             Some(rate) => {
                 share += rate.0 * most * options.headroom / 1e9;
-                burst += (1.0 + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
+                burst += (f64::from(task.at_once()) + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
             }
             None => burst += f64::from(task.depth) * most,
         }

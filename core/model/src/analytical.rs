@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, overhead_statistic};
 use crate::load::{flows, is_guest};
-use crate::tail_model::{check_config, check_syncs};
+use crate::tail_model::{check_bursts, check_config, check_syncs};
 use crate::terms::{Sum, Terms};
 use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
@@ -151,6 +151,7 @@ impl TailModel for Analytical {
     ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
         check_syncs(profile, spec)?;
+        check_bursts("analytical", spec)?;
         if config.elevator != Elevator::Bfq {
             return Err(ModelError::NotCovered {
                 model: "analytical",

@@ -46,6 +46,8 @@ pub(crate) struct Flow {
     pub(crate) allowed: Option<f64>,
     /// Most requests in flight.
     pub(crate) depth: f64,
+    /// Requests that come at once; 1 where they come evenly.
+    pub(crate) at_once: f64,
     /// Share of the declared rate that the VM's cap lets through.
     pub(crate) through_cap: f64,
     /// Time of the largest request on an idle device, s.
@@ -81,6 +83,17 @@ impl Flow {
     /// the others mean.
     pub(crate) fn cost_in_flight(&self, n: f64) -> f64 {
         self.cost * n + (self.most - self.cost) * n.min(1.0)
+    }
+
+    /// Requests of a burst beyond its first.
+    pub(crate) fn more_at_once(&self) -> f64 {
+        self.at_once - 1.0
+    }
+
+    /// Requests of the same burst before the one of which the tail speaks: of N that come at once,
+    /// a share e of all is behind the first `N (1 - e)`.
+    pub(crate) fn ahead_in_burst(&self) -> f64 {
+        (self.at_once * (1.0 - self.exceedance)).ceil() - 1.0
     }
 
     /// Device time per request when the task runs alone at its own depth, s.

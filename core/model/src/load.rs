@@ -51,6 +51,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
                 flood,
                 allowed,
                 depth,
+                at_once: f64::from(task.at_once()),
                 through_cap: if task.rate.is_some() { through } else { 1.0 },
                 service,
                 cost,

@@ -179,6 +179,7 @@ mod tests {
             rate: 58_000.0,
             flood: true,
             allowed: None,
+            at_once: 1.0,
             depth: 32.0,
             through_cap: 1.0,
             service: 50e-6,

@@ -128,7 +128,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     };
     let waits = regime(&flows);
     // Neighbours with bursts are active and idle for equal times.
-    let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
+    let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.busy_period()).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
     let unchecked = Unchecked::of(&flows, &regime);
     let mut saturated = Saturated::of(spec, config, &flows, device);
@@ -227,6 +227,8 @@ fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
 }
 
+#[cfg(test)]
+mod burst_tests;
 #[cfg(test)]
 mod statistic_tests;
 #[cfg(test)]

@@ -133,6 +133,18 @@ pub(crate) fn check_syncs(profile: &Profile, spec: &Spec) -> Result<(), ModelErr
     }
 }
 
+/// Refuses requests that come at once, for a model that takes them to come evenly.
+pub(crate) fn check_bursts(model: &'static str, spec: &Spec) -> Result<(), ModelError> {
+    match spec.tasks().find(|(_, task)| task.at_once() > 1) {
+        Some((vm, task)) => Err(ModelError::NotCovered {
+            model,
+            what: format!("requests of {}/{} that come {} at once", vm.name, task.name, task.at_once()),
+            remedy: "use the slice model",
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Checks the preconditions of all models.
 pub(crate) fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
     if config.vms.len() != spec.vms.len() {

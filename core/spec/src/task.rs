@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use rtvirtio_units::{Iops, Nanos, Ratio};
+use toml::de::DeValue;
 
 use crate::error::Report;
 use crate::field::{Field, Section, tables};
 use crate::limits::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM};
 use crate::source::printable;
-use crate::types::{Arrival, Op, Pattern, Task};
+use crate::types::{Arrival, Burst, Op, Pattern, Task};
 use crate::{block, sync, target};
 use block::Sizes;
 
@@ -127,13 +128,22 @@ fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -
     let arrival = section.word(report, "loop", LOOPS, &[]);
     let depth = section.integer(report, "depth", 1, MAX_DEPTH);
     let targets = target::read_all(report, section);
-    let burst = burst(report, section);
+    let burst = burst(report, section, &rate);
+    let arrival = match (&burst, arrival) {
+        // Of a burst none waits for the one before.
+        (Field::Given(Burst::Requests { .. }), Field::Absent) => Field::Given(Arrival::Open),
+        (_, arrival) => arrival,
+    };
     let sync = sync::read(report, section);
-    let consistent =
-        check_loop(report, section, &arrival, &rate, &depth) & check_burst(report, section, &rate);
+    let consistent = check_loop(report, section, &arrival, &rate, &depth)
+        & check_burst(report, section, &burst, &arrival, &depth);
     let consistent = consistent & sync::check(report, section, &sync, op, sizes.as_ref(), &depth, &arrival);
     let arrival = arrival.or(Arrival::Closed);
-    let default_depth = if arrival == Some(Arrival::Open) { DEFAULT_OPEN_DEPTH } else { 1 };
+    let at_once = match burst.given() {
+        Some(Burst::Requests { requests }) => *requests,
+        Some(Burst::Busy(_)) | None => 1,
+    };
+    let default_depth = if arrival == Some(Arrival::Open) { DEFAULT_OPEN_DEPTH.max(at_once) } else { 1 };
     let Sizes { largest, mix } = sizes?;
     let task = Task {
         name: name.into_value()?.to_owned(),
@@ -201,10 +211,37 @@ fn rate(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Iops> {
     })
 }
 
-fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
+/// A time for a task without a rate, a number of requests for one with it.
+fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> Field<Burst> {
+    let Some((place, value)) = section.get("burst") else { return Field::Absent };
+    let is_number = matches!(value, DeValue::Integer(_));
+    match (is_number, rate) {
+        (true, Field::Absent) => {
+            let help = "add the rate, or write as `depth` how many requests there are at once, or burst = \"200ms\" for a task that works \
+                        so long and rests as long";
+            report.add(place.key, "a `burst` of requests belongs to a task with a `rate`", help);
+            Field::Bad
+        }
+        (true, _) => match section.integer(report, "burst", 2, MAX_DEPTH) {
+            Field::Given(requests) => Field::Given(Burst::Requests { requests }),
+            Field::Absent => Field::Absent,
+            Field::Bad => Field::Bad,
+        },
+        (false, Field::Absent) => busy_period(report, section),
+        // A rate says already when each request is due.
+        (false, _) => {
+            let help = "write how many requests come at once, such as burst = 32, or remove `rate`: a task that works for a time and \
+                        rests for as long runs as fast as it can";
+            report.add(place.key, "a `burst` of time belongs to a task without a `rate`", help);
+            Field::Bad
+        }
+    }
+}
+
+fn busy_period(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Burst> {
     section.quantity::<Nanos>(report, "burst").and_then(|(burst, text)| {
         if (MIN_BURST..=MAX_BURST).contains(&burst) {
-            return Field::Given(burst);
+            return Field::Given(Burst::Busy(burst));
         }
         report.add(
             section.value_span("burst"),
@@ -215,17 +252,26 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
     })
 }
 
-/// Reports `burst` of a task with a rate, which determines already when each request is due.
-fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
-    match section.place("burst") {
-        Some(place) if *rate != Field::Absent => {
-            let help = "remove this line, or remove `rate`: a task in bursts runs as fast as it can, then rests. Of requests that come many \
-                        at once declare the rate of that moment, or leave `rate` out and write as `depth` how many there are";
-            report.add(place.key, "`burst` belongs to a task without a `rate`", help);
-            false
-        }
-        _ => true,
+/// Requests that come at once are in flight at once.
+fn check_burst(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    burst: &Field<Burst>,
+    arrival: &Field<Arrival>,
+    depth: &Field<u32>,
+) -> bool {
+    let Field::Given(Burst::Requests { requests }) = burst else { return true };
+    if arrival.given() == Some(&Arrival::Closed) {
+        let help = "write loop = \"open\", or remove the line: a closed loop has one request at a time";
+        report.add(section.value_span("loop"), "requests that come at once are no closed loop", help);
+        return false;
     }
+    if depth.given().is_some_and(|depth| depth < requests) {
+        let help = format!("write depth = {requests} or more, or remove the line");
+        report.add(section.value_span("depth"), "`depth` is less than what comes at once", help);
+        return false;
+    }
+    true
 }
 
 /// Checks rate, loop and depth together. A closed loop with a rate models a synchronous task: one

@@ -281,15 +281,27 @@ pub struct Task {
     pub depth: u32,
     /// Whether a late request delays the next.
     pub arrival: Arrival,
-    /// A task without a rate issues requests for this long, then pauses for as long, in turn;
-    /// `None` means without pauses.
-    pub burst: Option<Nanos>,
+    /// In which way its requests come in bursts; `None` where they come evenly, or without rest.
+    pub burst: Option<Burst>,
     /// Call that makes each write durable before the next; `None` where writes may stay in a cache.
     /// Only for tasks that write, with one request in flight in each of their loops.
     pub sync: Option<SyncKind>,
     /// Latency targets, by rising percentile with latencies that do not fall; empty for a
     /// best-effort task.
     pub targets: Vec<Target>,
+}
+
+/// Requests in bursts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Burst {
+    /// A task without a rate works for this long, then rests for as long, in turn.
+    Busy(Nanos),
+    /// So many requests of a task with a rate come at once, 2 to 1024; its loop is open.
+    Requests {
+        /// How many.
+        requests: u32,
+    },
 }
 
 /// A size of a mix with its share.
@@ -397,6 +409,26 @@ impl Spec {
 }
 
 impl Task {
+    /// Requests that come at once: 1 where they come evenly. Of a task without a rate its depth
+    /// says how many there are.
+    #[must_use]
+    pub fn at_once(&self) -> u32 {
+        match self.burst {
+            Some(Burst::Requests { requests }) => requests.max(1),
+            Some(Burst::Busy(_)) | None => 1,
+        }
+    }
+
+    /// How long a task without a rate works before it rests for as long; `None` for one without
+    /// rest.
+    #[must_use]
+    pub fn busy_period(&self) -> Option<Nanos> {
+        match self.burst {
+            Some(Burst::Busy(length)) => Some(length),
+            Some(Burst::Requests { .. }) | None => None,
+        }
+    }
+
     /// Targets by rising percentile; a single `None` without targets.
     pub fn goals(&self) -> impl Iterator<Item = Option<Target>> + use<'_> {
         let none = self.targets.is_empty().then_some(None);

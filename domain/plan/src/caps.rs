@@ -67,7 +67,7 @@ pub(crate) fn held_back(vm: &Vm, catch_up: Nanos) -> Option<Nanos> {
             Stream {
                 bytes: [smallest.0 as f64, task.block.0 as f64],
                 rate,
-                at_once: rate * catch_up.as_secs_f64() + 1.0,
+                at_once: rate * catch_up.as_secs_f64() + f64::from(task.at_once()),
             }
         };
         let tasks = vm.tasks.iter().filter(|task| moves(task, direction));

@@ -472,7 +472,7 @@ mod tests {
         let limited = "traffic.read = { rate = \"800/s\", burst = 2 }";
         let text = format!(
             "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n{limited}\n{}\
-             [[vm]]\nname = \"b\"\nlab = \"qemu\"\ntraffic.read = {{ rate = \"50MB/s\", iops = \"1000/s\" }}\n{}",
+             [[vm]]\nname = \"b\"\nlab = \"qemu\"\ntraffic.read = {{ rate = \"50MB/s\", iops = \"300/s\" }}\n{}",
             with(500, "60ms"),
             task("flood", "depth = 32")
         );
@@ -487,7 +487,7 @@ mod tests {
         let outcome = &simulation.outcomes()[0];
         assert!(outcome.n > 1_000 && outcome.longest <= plan.tasks[0].bound.unwrap(), "{outcome:?} {plan:?}");
         let flood = &simulation.outcomes()[1];
-        // 50 MB/s alone would leave it what the device gives.
-        assert!((900.0..=1_010.0).contains(&flood.rate.0), "{flood:?}");
+        // 50 MB/s alone are 763 reads of the largest piece; as many writes go with them.
+        assert!((400.0..=620.0).contains(&flood.rate.0), "{flood:?}");
     }
 }

@@ -161,7 +161,11 @@ impl Simulation {
 }
 
 fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Random) -> Load {
-    let arrival = match (task.rate, task.burst) {
+    let arrival = match (task.rate, task.busy_period()) {
+        (Some(rate), _) if task.at_once() > 1 => {
+            let count = task.at_once();
+            Arrival::Bursts { count, period: Nanos::from_secs_f64(f64::from(count) / rate.0) }
+        }
         (Some(rate), _) => {
             let drift = 1.0 + DRIFT * (2.0 * random.unit() - 1.0);
             let period = Nanos::from_secs_f64(drift / rate.0);
@@ -196,7 +200,7 @@ fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
     let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };
     let Some(rate) = task.rate else { return Load { writes, ..load } };
-    let count = 1 + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
+    let count = task.at_once() + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
     Load { arrival: Arrival::Bursts { count, period }, writes, ..load }
 }

@@ -126,11 +126,16 @@ fn disks_on_two_devices_are_named_and_what_rests_stays_a_comment() {
     assert!(text.contains("sdc was at rest"), "{text}");
 }
 
+/// The number that a note proposes.
+fn burst_of(note: &str) -> Option<u32> {
+    note.split_once("burst = ")?.1.parse().ok()
+}
+
 #[test]
 fn a_tail_that_a_mean_rate_does_not_explain_is_noted() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../learn/data/qlc-nvme.profile.json");
     let profile = rtvirtio_measure::profile::load(&path).unwrap();
-    let notes = |p99: u64| {
+    let notes_of = |p99: u64| {
         let reads = seen(Direction::Read, 200.0, 4096, &[(50.0, 200_000), (99.0, p99)]);
         let mut found = found(vec![disk("/dev/sdz", Some("sdz"), Some(vec![reads]))], true);
         found.vms[0].notes.clear();
@@ -138,9 +143,13 @@ fn a_tail_that_a_mean_rate_does_not_explain_is_noted() {
         let text = spec_text(&found, "today");
         (found.vms[0].notes.clone(), text)
     };
-    let (calm, _) = notes(300_000);
+    let (calm, _) = notes_of(300_000);
     assert_eq!(calm, Vec::<String>::new());
-    let (notes, text) = notes(280_000_000);
+    let (notes, text) = notes_of(280_000_000);
     assert!(notes.len() == 1 && notes[0].starts_with("p99 of its reads was 280ms"), "{notes:?}");
     assert!(text.contains("# Note: p99 of its reads"), "{text}");
+    // As many as a spec takes do not explain it; of shorter tails the shorter has fewer.
+    assert_eq!(burst_of(&notes[0]), None, "{notes:?}");
+    let [fewer, more] = [20_000_000, 60_000_000].map(|p99| burst_of(&notes_of(p99).0[0]).unwrap());
+    assert!(2 <= fewer && fewer < more, "{fewer} {more}");
 }

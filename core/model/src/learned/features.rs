@@ -181,7 +181,7 @@ impl Common {
             // Device time of the requests in flight.
             c.flood += f.burst() * f.cost;
             c.flood_writes = c.flood_writes.max(f.op.write_share());
-            c.bursts = if task.burst.is_some() { 1.0 } else { c.bursts };
+            c.bursts = if task.busy_period().is_some() { 1.0 } else { c.bursts };
             c.neighbour_cap += if f.flood { 1.0 } else { f.rate * f.cost };
         }
         c

@@ -23,6 +23,7 @@ use super::regime::Regime;
 use super::schema::HostModel;
 use crate::device::{MIN_SLACK, declared_shares, service};
 use crate::load::is_guest;
+use crate::tail_model::check_bursts;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
@@ -210,6 +211,7 @@ impl TailModel for Learned {
         spec: &Spec,
         config: &Config,
     ) -> Result<Vec<Forecast>, ModelError> {
+        check_bursts("learned", spec)?;
         if self.kind == ModelKind::Mlp {
             return self.forecast_paper(spec, config);
         }

@@ -45,7 +45,11 @@ const STEPS: u32 = 60;
 /// ```text
 /// t = sum over floods c * depth
 ///   + min( sum over others c * depth,  c_max ln(1 / e) / (2 (1 - rho)) )
+///   + sum over tasks whose requests come N at once c * (N - 1)
 /// ```
+///
+/// A burst is no chance: it is there in full for whoever comes next to it, and its own request
+/// waits for those of it that are before the share e.
 pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let in_flight = |f: &Flow, w: f64| if f.flood { f.depth } else { f.depth.min(f.rate * (f.service + w)) };
     let population: f64 = flows.iter().map(|f| f.cost * f.depth).sum();
@@ -64,6 +68,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     // Requests in flight for the tail: per VM, so that own and others' stay separate.
     let mut floods = vec![0.0; spec.vms.len()];
     let mut rated = vec![0.0; spec.vms.len()];
+    let mut bursts = vec![0.0; spec.vms.len()];
     let (mut rho, mut longest) = (0.0, 0.0f64);
     for f in flows {
         // A cap makes a flood's bursts smaller, but not its arrivals random.
@@ -71,11 +76,13 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
             floods[f.vm] += f.cost_in_flight(f.burst());
         } else {
             rated[f.vm] += f.cost_in_flight(f.depth);
+            bursts[f.vm] += f.cost * f.more_at_once();
             rho += f.rate * f.cost;
             longest = longest.max(f.most);
         }
     }
     let (all_floods, all_rated): (f64, f64) = (floods.iter().sum(), rated.iter().sum());
+    let all_bursts: f64 = bursts.iter().sum();
     let spare = (1.0 - rho).max(MIN_SLACK);
     let held = OneByOne::of(config, flows);
     let turns = if config.elevator == Elevator::Bfq && config.bfq.low_latency { RAISED_TURNS } else { 1.0 };
@@ -91,10 +98,14 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
             let bound = (all_rated - self_cost).max(0.0);
             let share = if bound > 0.0 { queueing.min(bound) / bound } else { 0.0 };
             let own_floods = floods[f.vm] - if steady { f.most } else { 0.0 };
-            let own_vm = turns * (own_floods + share * (rated[f.vm] - self_cost).max(0.0));
+            let own_burst = if steady { 0.0 } else { f.cost * (f.more_at_once() - f.ahead_in_burst()) };
+            let own_bursts = (bursts[f.vm] - own_burst).max(0.0);
+            let own_vm = turns * (own_floods + own_bursts + share * (rated[f.vm] - self_cost).max(0.0));
             let (own_writes, other_writes) = held.tail(flows, f);
             let own_vm = own_vm + own_writes;
-            let other_vms = turns * (all_floods - floods[f.vm] + share * (all_rated - rated[f.vm])).max(0.0)
+            let other_bursts = all_bursts - bursts[f.vm];
+            let other_vms = turns
+                * (all_floods - floods[f.vm] + other_bursts + share * (all_rated - rated[f.vm])).max(0.0)
                 + batch(config, flows, f)
                 + other_writes;
             // A request does not wait for itself.

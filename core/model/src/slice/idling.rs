@@ -196,7 +196,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .map(|(f, &q)| {
             let (queue, share) = (&queues[q], shares[q]);
             // Requests of the VM's other tasks in the same queue, first come, first served.
-            let alongside = (queue.depth - f.burst()).max(0.0) * queue.cost;
+            let alongside = (queue.depth - f.burst()).max(0.0) * queue.cost + f.ahead_in_burst() * f.cost;
             let need = queue.rate * per_request(queue);
             let mut kept = if need > 0.0 { (share / need).min(1.0) } else { 1.0 };
             if queue.flood && !f.flood && f.rate > 0.0 {

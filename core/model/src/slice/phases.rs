@@ -19,7 +19,7 @@ pub(super) struct Share {
 pub(super) fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
     let mut flows = flows.to_vec();
     for (flow, (_, task)) in flows.iter_mut().zip(spec.tasks()) {
-        if task.rate.is_none() && task.burst.is_some() {
+        if task.rate.is_none() && task.busy_period().is_some() {
             (flow.rate, flow.depth, flow.flood, flow.allowed) = (0.0, 0.0, false, None);
         }
     }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use rtvirtio_spec::{LabKind, Op, Spec, Task};
+use rtvirtio_spec::{Burst, LabKind, Op, Spec, Task};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use super::*;
@@ -383,7 +383,7 @@ fn any_spec() -> impl Strategy<Value = Spec> {
     let one = (1.0f64..5_000.0, 1u32..64, 0u32..9, 0u32..10).prop_map(|(rate, depth, shift, what)| {
         let mut t = if what == 0 || what == 7 { flood(depth) } else { task("t", rate, 300) };
         if what == 7 {
-            t.burst = Some(Nanos::from_millis(200));
+            t.burst = Some(Burst::Busy(Nanos::from_millis(200)));
         }
         if what == 1 {
             t.op = Op::Write;

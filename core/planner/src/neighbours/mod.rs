@@ -228,7 +228,7 @@ fn needs<'a>(spec: &'a Spec, asked: &[AskedService]) -> Result<Vec<Need<'a>>, Ne
                 largest: task,
                 rate: task.rate.map_or(0.0, |rate| rate.0),
                 within: target.latency.as_secs_f64(),
-                burst: if task.rate.is_some() { 1.0 } else { f64::from(task.depth) },
+                burst: if task.rate.is_some() { f64::from(task.at_once()) } else { f64::from(task.depth) },
             });
         }
         if let (Some(one), Some(largest)) = (service, vm.tasks.iter().max_by_key(|task| task.block)) {

@@ -153,8 +153,8 @@ pub(super) fn io_throttle(
     Ok(compiled.set(Setting::Qmp { json }))
 }
 
-/// libvirt keeps what a command does not name only where none of its kind (bytes, requests) is named
-/// (`qemuDomainSetBlockIoTuneDefaults`), so that one command names all.
+/// libvirt keeps what a command does not name only where none of its kind (bytes, requests) is
+/// named (`qemuDomainSetBlockIoTuneDefaults`), so that one command names all.
 pub(super) fn iotune(
     tspec: &Tspec,
     direction: Direction,

@@ -298,7 +298,7 @@ impl JobFile {
                 let _ = writeln!(s, "ramp_time={}ms", ms(self.options.warmup));
             }
             let _ = writeln!(s, "runtime={}ms", ms(self.options.runtime));
-            if let Some(burst) = task.burst {
+            if let Some(burst) = task.busy_period() {
                 // fio ends the phase at a request's end, so a phase lasts up to one request longer.
                 let us = burst.0.div_ceil(1000);
                 let _ = writeln!(s, "thinktime={us}us\nthinktime_iotime={us}us");

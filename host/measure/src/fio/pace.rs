@@ -22,6 +22,8 @@ pub struct Pace {
 
 /// Largest number of streams that an open task is made of.
 const MAX_STREAMS: u32 = 64;
+/// Most streams of a task whose requests come at once: a process of fio's each.
+const MAX_AT_ONCE: u32 = 128;
 /// Largest relative deviation of a stream's rate from the mean.
 const DRIFT: f64 = 0.05;
 
@@ -35,11 +37,26 @@ impl Pace {
     /// before 3.42 it hangs at its start more often than not: fio commit 736c2015; see
     /// `docs/explanation/measuring.md`.)
     ///
+    /// A task whose requests come N at once is N sections with the same rate, which stay in step:
+    /// one request of each is due at once.
+    ///
     /// # Errors
     /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
-    /// it by more than 0.1 %.
+    /// it by more than 0.1 %, and for more requests at once than 128.
     pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
         let Some(rate) = task.rate else { return Ok(Vec::new()) };
+        let at_once = task.at_once();
+        if at_once > MAX_AT_ONCE {
+            return Err(MeasureError::Unsupported {
+                task: task.name.clone(),
+                reason: format!(
+                    "its {at_once} requests at once would need a process of fio's each, of which there are at most {MAX_AT_ONCE}"
+                ),
+            });
+        }
+        if at_once > 1 {
+            return (0..at_once).map(|_| Self::at(task, rate.0 / f64::from(at_once))).collect();
+        }
         let streams = match task.arrival {
             Arrival::Closed => 1,
             Arrival::Open => (rate.0 as u32).clamp(1, MAX_STREAMS).min(task.depth.max(1)),

@@ -2,7 +2,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Traffic, Vm, VmCpu};
+use rtvirtio_spec::{
+    Arrival, Burst, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Traffic, Vm, VmCpu,
+};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use super::*;
@@ -145,6 +147,22 @@ fn an_open_loop_is_streams_that_add_up_to_its_rate_and_drift() {
     }
 }
 
+#[test]
+fn requests_that_come_at_once_are_streams_in_step() {
+    let mut batch = task("t", Op::Read, Pattern::Random, Some(200.0), 64, Arrival::Open);
+    batch.burst = Some(Burst::Requests { requests: 100 });
+    let paces = Pace::of(&batch).unwrap();
+    assert_eq!(paces.len(), 100);
+    // A hundred each half second: all of the first, then all of the second.
+    let due = |i| paces.iter().map(move |pace| pace.intended_ns(false, i).unwrap());
+    assert!(due(0).all(|at| at == 0) && due(1).all(|at| at == 500_000_000));
+    let text =
+        JobFile::new(&Vm { tasks: vec![batch.clone()], ..recorded_vm() }, recorded_options()).unwrap().text();
+    assert_eq!(text.matches("rate_iops=2\n").count(), 100, "{text}");
+    batch.burst = Some(Burst::Requests { requests: 129 });
+    assert!(matches!(Pace::of(&batch), Err(MeasureError::Unsupported { .. })));
+}
+
 fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
@@ -250,7 +268,7 @@ proptest! {
 #[test]
 fn classes_and_bursts_become_fio_options() {
     let mut flood = task("flood", Op::Read, Pattern::Random, None, 32, Arrival::Closed);
-    flood.burst = Some(Nanos::from_millis(200));
+    flood.burst = Some(Burst::Busy(Nanos::from_millis(200)));
     let vm = Vm { tasks: vec![flood], ..recorded_vm() };
     let text = |io_class| JobFile::new(&vm, JobOptions { io_class, ..recorded_options() }).unwrap().text();
     assert!(text(None).contains("thinktime=200000us\nthinktime_iotime=200000us\n"), "{}", text(None));
