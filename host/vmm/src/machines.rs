@@ -1,5 +1,6 @@
 //! Virtual machines among this host's processes: QEMU, Cloud Hypervisor, Firecracker, crosvm.
 
+mod answered;
 mod command_line;
 
 use std::fs;
@@ -123,7 +124,7 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     for pid in process::pids(root)? {
         let Some(name) = unless_gone(process::name(root, pid))? else { continue };
         let Some(vmm) = vmm_of(root, pid, &name) else { continue };
-        match machine(root, pid, vmm) {
+        match answered::machine(root, pid, vmm) {
             Ok(machine) => machines.extend(machine),
             Err(e) => unreadable.push(Unreadable { pid, program: name, why: e.to_string() }),
         }
@@ -147,7 +148,7 @@ fn file_name(program: &Path) -> String {
 /// When it cannot be inspected.
 pub fn of_process(root: &Root, pid: u32) -> Result<Option<Machine>, HostError> {
     let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
-    vmm_of(root, pid, &name).map_or(Ok(None), |vmm| machine(root, pid, vmm))
+    vmm_of(root, pid, &name).map_or(Ok(None), |vmm| answered::machine(root, pid, vmm))
 }
 
 /// Kind of VMM of a process. The executable decides where it can be read, by root and the owner; a
