@@ -204,7 +204,7 @@ fn by_domain(
             client,
             rate: task.rate.map(|rate| rate.0),
             block: task.block.0 as u32,
-            burst: task.burst.map(|burst| Duration::from_nanos(burst.0)),
+            burst: task.busy_period().map(|burst| Duration::from_nanos(burst.0)),
             ..Stream::reads(&spec.vms[client].name, task.depth as usize, size)
         });
     }
