@@ -1,25 +1,64 @@
-//! A listener with so many places for connections. One that waits for a place costs the service
-//! nothing: clients never take the descriptors that contracts are kept with.
+//! A listener with so many places for connections. One that waits for a place costs the service one
+//! descriptor: clients never take those that contracts are kept with.
+//!
+//! A place is for a request. A connection that sends none gives its place up when another needs
+//! one, the longest idle first, and one whose first request is not there in time is closed. Streams
+//! of events give way where all places have one; a page opens its stream again by itself.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+
+/// The head of a request is there within this time, or the connection is closed.
+const HEAD_TIME: Duration = Duration::from_secs(5);
+/// A connection keeps its place for so long whatever it does: the request of one that was just
+/// opened is on its way.
+const SETTLING: Duration = Duration::from_millis(100);
 
 /// A listener that accepts a connection when it has a place for it.
 pub(super) struct Places<L> {
     listener: L,
     free: Arc<Semaphore>,
+    open: Vec<Weak<Mutex<Activity>>>,
+    head_time: Duration,
 }
 
 impl<L> Places<L> {
     /// With `most` connections at a time.
     pub fn new(listener: L, most: usize) -> Self {
-        Self { listener, free: Arc::new(Semaphore::new(most)) }
+        Self { listener, free: Arc::new(Semaphore::new(most)), open: Vec::new(), head_time: HEAD_TIME }
+    }
+
+    /// A place, which another connection gives up where none is free.
+    async fn place(&mut self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
+                return Some(place);
+            }
+            self.open.retain(|of| of.strong_count() > 0);
+            let now = Instant::now();
+            let all = self.open.iter().filter_map(Weak::upgrade);
+            let idle = all.filter_map(|of| {
+                let key = lock(&of).gives_way(now)?;
+                Some((key, of))
+            });
+            let idle = idle.min_by_key(|(key, _)| *key);
+            if let Some((_, of)) = idle {
+                lock(&of).close();
+            }
+            // Never closed, so there is a place some time; another look where none gave way.
+            let place = Arc::clone(&self.free).acquire_owned();
+            if let Ok(place) = tokio::time::timeout(SETTLING, place).await {
+                return place.ok();
+            }
+        }
     }
 }
 
@@ -28,10 +67,13 @@ impl<L: Listener> Listener for Places<L> {
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // It is never closed, so there is a place some time.
-        let place = Arc::clone(&self.free).acquire_owned().await.ok();
         let (io, address) = self.listener.accept().await;
-        (Placed { io, _place: place }, address)
+        let place = self.place().await;
+        let activity = Arc::new(Mutex::new(Activity::new(Instant::now())));
+        self.open.retain(|of| of.strong_count() > 0);
+        self.open.push(Arc::downgrade(&activity));
+        let deadline = Box::pin(tokio::time::sleep(self.head_time));
+        (Placed { io, activity, deadline, head_time: self.head_time, _place: place }, address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -39,10 +81,140 @@ impl<L: Listener> Listener for Places<L> {
     }
 }
 
+/// What a connection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its first request, or a next one that has begun, is not all there.
+    Head,
+    /// It may send another request.
+    Idle,
+    /// A request is being answered.
+    Answer,
+    /// It gets events as they come.
+    Stream,
+}
+
+/// What is known of a connection by the bytes that pass.
+#[derive(Debug)]
+struct Activity {
+    phase: Phase,
+    /// When the phase began.
+    since: Instant,
+    /// Since when the client takes nothing.
+    blocked: Option<Instant>,
+    /// Bytes of `\r\n\r\n` that were read last.
+    end: usize,
+    is_closed: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Activity {
+    fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::Head,
+            since: now,
+            blocked: None,
+            end: 0,
+            is_closed: false,
+            reader: None,
+            writer: None,
+        }
+    }
+
+    fn begin(&mut self, phase: Phase) {
+        if self.phase != phase {
+            (self.phase, self.since) = (phase, Instant::now());
+        }
+    }
+
+    fn on_read(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.end = match (*byte, self.end) {
+                (b'\r', 0 | 2) | (b'\n', 1 | 3) => self.end + 1,
+                (b'\r', _) => 1,
+                _ => 0,
+            };
+            if self.end == 4 {
+                self.end = 0;
+                if self.phase != Phase::Stream {
+                    self.begin(Phase::Answer);
+                }
+            } else if self.phase == Phase::Idle {
+                self.begin(Phase::Head);
+            }
+        }
+    }
+
+    fn on_write(&mut self, head: &[u8]) {
+        self.blocked = None;
+        if self.phase == Phase::Answer {
+            const STREAM: &[u8] = b"text/event-stream";
+            let is_stream = head.windows(STREAM.len()).any(|of| of == STREAM);
+            self.begin(if is_stream { Phase::Stream } else { Phase::Idle });
+        } else if self.phase == Phase::Idle {
+            self.since = Instant::now();
+        }
+    }
+
+    /// How soon it gives its place up, the least first; `None` for one that keeps it.
+    fn gives_way(&self, now: Instant) -> Option<(bool, Instant)> {
+        let (is_stream, since) = match (self.phase, self.blocked) {
+            _ if self.is_closed => return None,
+            (_, Some(since)) => (false, since),
+            (Phase::Head | Phase::Idle, None) => (false, self.since),
+            (Phase::Stream, None) => (true, self.since),
+            (Phase::Answer, None) => return None,
+        };
+        (now.saturating_duration_since(since) >= SETTLING).then_some((is_stream, since))
+    }
+
+    fn close(&mut self) {
+        self.is_closed = true;
+        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
+            waker.wake();
+        }
+    }
+}
+
+/// No code panics while it holds one.
+fn lock(of: &Mutex<Activity>) -> MutexGuard<'_, Activity> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A connection, with its place until it is closed.
 pub(super) struct Placed<I> {
     io: I,
+    activity: Arc<Mutex<Activity>>,
+    /// When the head of a request is to be there.
+    deadline: Pin<Box<Sleep>>,
+    head_time: Duration,
     _place: Option<OwnedSemaphorePermit>,
+}
+
+fn gave_way() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "another connection needs the place")
+}
+
+impl<I> Placed<I> {
+    /// Notes what came of a write that began with these bytes.
+    fn written(&self, head: &[u8], result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        let mut activity = lock(&self.activity);
+        match &result {
+            Poll::Ready(_) => activity.on_write(head),
+            Poll::Pending => activity.blocked = activity.blocked.or_else(|| Some(Instant::now())),
+        }
+        result
+    }
+
+    /// Whether it has to give way; else it is woken when it has to.
+    fn is_closed(&self, writer: Option<&Context<'_>>) -> bool {
+        let mut activity = lock(&self.activity);
+        if let Some(context) = writer {
+            activity.writer = Some(context.waker().clone());
+        }
+        activity.is_closed
+    }
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Placed<I> {
@@ -51,13 +223,37 @@ impl<I: AsyncRead + Unpin> AsyncRead for Placed<I> {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(context, into)
+        let this = self.get_mut();
+        let filled = into.filled().len();
+        let result = Pin::new(&mut this.io).poll_read(context, into);
+        let mut activity = lock(&this.activity);
+        activity.reader = Some(context.waker().clone());
+        if activity.is_closed {
+            return Poll::Ready(Err(gave_way()));
+        }
+        activity.on_read(&into.filled()[filled..]);
+        if activity.phase == Phase::Head {
+            let until = tokio::time::Instant::from_std(activity.since + this.head_time);
+            if this.deadline.deadline() != until {
+                this.deadline.as_mut().reset(until);
+            }
+            if this.deadline.as_mut().poll(context).is_ready() {
+                let why = "the head of a request did not come in time";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+            }
+        }
+        result
     }
 }
 
 impl<I: AsyncWrite + Unpin> AsyncWrite for Placed<I> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(context, from)
+        let this = self.get_mut();
+        if this.is_closed(Some(context)) {
+            return Poll::Ready(Err(gave_way()));
+        }
+        let result = Pin::new(&mut this.io).poll_write(context, from);
+        this.written(from, result)
     }
 
     fn poll_write_vectored(
@@ -65,7 +261,12 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Placed<I> {
         context: &mut Context<'_>,
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(context, from)
+        let this = self.get_mut();
+        if this.is_closed(Some(context)) {
+            return Poll::Ready(Err(gave_way()));
+        }
+        let result = Pin::new(&mut this.io).poll_write_vectored(context, from);
+        this.written(from.first().map_or(&[][..], |head| &head[..]), result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -82,55 +283,4 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Placed<I> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{ErrorKind, Read as _, Write as _};
-    use std::os::unix::net::UnixStream;
-    use std::time::Duration;
-
-    use axum::Router;
-    use axum::routing::get;
-
-    use super::*;
-
-    #[test]
-    fn a_client_without_a_place_waits_for_one() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let path = dir.path().join("socket");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let served = std::thread::spawn(move || {
-            runtime.block_on(async {
-                let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-                let router = Router::new().route("/", get(|| async { "here" }));
-                tokio::select! {
-                    _ = stopped => {}
-                    _ = axum::serve(Places::new(listener, 2), router) => {}
-                }
-            });
-        });
-        let ask = |stream: &mut UnixStream| {
-            stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-        };
-        let answered = |stream: &mut UnixStream| {
-            let mut answer = [0; 12];
-            stream.read_exact(&mut answer).map(|()| answer == *b"HTTP/1.1 200")
-        };
-        let mut clients: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
-        // Those before have a place for certain, and keep it.
-        for client in &mut clients[..2] {
-            ask(client);
-            assert!(answered(client).unwrap());
-        }
-        let mut last = clients.pop().unwrap();
-        ask(&mut last);
-        last.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        assert_eq!(answered(&mut last).unwrap_err().kind(), ErrorKind::WouldBlock);
-        last.set_read_timeout(None).unwrap();
-        clients.pop();
-        assert!(answered(&mut last).unwrap());
-        stop.send(()).unwrap();
-        served.join().unwrap();
-    }
-}
+mod tests;
