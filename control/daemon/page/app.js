@@ -3,7 +3,9 @@
 "use strict";
 
 const MOST_EVENTS = 500;
-const state = { status: null, seen: null, events: [], chosen: null, filter: "", kind: "", settings: null, lostAt: null };
+const state = { status: null, seen: null, events: [], chosen: null, filter: "", kind: "", settings: null, lostAt: null, at: null };
+// The service sends its state every 5 s, also where nothing changes.
+const SILENT_MS = 15000;
 const $ = (id) => document.getElementById(id);
 
 function el(name, text, attributes) {
@@ -90,8 +92,13 @@ function drawSummary() {
   for (const [resource, value] of Object.entries(host?.pressure || {})) text += " · " + resource + " pressure " + share(value);
   if (host && typeof host.stolen === "number") text += " · stolen " + share(host.stolen);
   if (host?.stalls) text += " · host stood still " + share(host.stalls.share);
+  // Ages are those of when the state came, and of the time since then.
+  const silent = state.at === null ? 0 : Date.now() - state.at;
+  const looked = Math.max(0, ...status.vms.map((vm) => vm.looked_s ?? 0)) + silent / 1000;
+  if (status.vms.length) text += " · looked at " + looked.toFixed(0) + " s ago";
   fill($("summary"), [document.createTextNode(text)]);
-  fill($("faults"), [...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p))]);
+  fill($("faults"), [...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p)),
+    ...(silent > SILENT_MS && state.lostAt === null ? [el("li", "nothing came from the service for " + (silent / 1000).toFixed(0) + " s: what is shown is old")] : [])]);
   $("none").hidden = status.vms.length > 0;
 }
 
@@ -100,11 +107,21 @@ function drawTable() {
     const seen = state.seen?.vms[vm.name];
     const row = el("tr", null, { tabindex: "0", "aria-selected": String(vm.name === state.chosen), "data-vm": vm.name, "data-key": vm.name });
     row.append(el("td", vm.name));
-    row.append(el("td", words(vm.state), { class: colour(vm.state) }));
+    const standing = el("td", words(vm.state), { class: colour(vm.state) });
+    const uncovered = (state.seen?.uncovered?.all || []).filter((one) => one.vm === vm.name);
+    if (uncovered.length) {
+      const isVoid = uncovered.some((one) => one.void?.length);
+      standing.append(el("small", isVoid ? " settings that do not hold" : " not all of its I/O", { class: isVoid ? "bad" : "warn", title: uncovered.map((one) => one.text).join("\n") }));
+    }
+    row.append(standing);
     row.append(el("td", vm.criticality || "–"));
     const targets = el("td");
     const judged = verdicts(seen);
-    if (!judged.length) targets.textContent = vm.targets.length ? "–" : "none";
+    if (!judged.length && vm.targets.length) {
+      targets.textContent = seen?.disks_unseen ? "not observed: " + seen.disks_unseen.split(": ")[0] : seen ? "no verdict yet" : "not observed";
+      targets.className = "why warn";
+      if (seen?.disks_unseen) targets.title = seen.disks_unseen;
+    } else if (!judged.length) targets.textContent = "none";
     for (const [name, n] of judged) targets.append(el("span", n + " " + name + " ", { class: colour(name) }));
     row.append(targets);
     let rate = 0;
@@ -238,6 +255,10 @@ function drawDetail() {
     const all = row.neighbours.map((n) => n.vm + " " + share(n.share)).join(", ");
     line(`On ${row.device} it waits for ${all}${row.kind === "exact" ? "" : " (estimate)"}.`);
   }
+  for (const part of (state.seen?.uncovered?.all || []).filter((one) => one.vm === vm.name)) {
+    line("No setting acts: " + part.text + (part.void?.length ? ". Does not hold: " + part.void.join(", ") : ""), part.void?.length ? "bad" : "warn");
+  }
+  if (state.seen?.uncovered?.unseen) line("On which of its disks no setting acts is not known: " + state.seen.uncovered.unseen, "warn");
   if (seen?.disks_unseen) line("Disks are not seen: " + seen.disks_unseen, "why");
   for (const disk of seen?.disks || []) {
     body.push(el("h3", (disk.file || disk.id) + ", last " + disk.seconds.toFixed(0) + " s"));
@@ -435,12 +456,14 @@ function connect() {
       $("link").className = "bad";
     },
     saved(time) {
+      // A copy is as old as it is.
+      state.at = null;
       $("link").textContent = "a copy of " + new Date(time).toLocaleString() + ": nothing in it changes";
       $("link").className = "warn";
       for (const link of document.querySelectorAll("footer a")) link.removeAttribute("href");
       transport.json("v1/history").then((events) => { remember(events); draw(); });
     },
-    status(data) { state.status = JSON.parse(data); draw(); },
+    status(data) { state.status = JSON.parse(data); state.at = Date.now(); draw(); },
     observation(data) { state.seen = JSON.parse(data); draw(); },
     event(data) {
       const event = JSON.parse(data);
@@ -451,6 +474,8 @@ function connect() {
   });
 }
 
+// What is old is said to be, also where nothing comes any more.
+if (transport !== transports.copy) setInterval(draw, 2000);
 $("filter").addEventListener("input", (event) => { state.filter = event.target.value; draw(); });
 $("kind").addEventListener("change", (event) => { state.kind = event.target.value; draw(); });
 $("close").addEventListener("click", () => choose(null));

@@ -167,7 +167,13 @@ impl<H: Host> Daemon<H> {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let of_plan = self.plan.snapshot(&self.desired, &self.observed, &self.config, &self.memory);
-        Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan)
+        let mut snapshot =
+            Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan);
+        if self.memory.waits_for_lock(self.host.now()) {
+            let why = "another rtvirtio, such as `profile` or `apply`, holds the lock of the state directory";
+            snapshot.problems.push(format!("settings wait: {why}; until it ends nothing is set or restored"));
+        }
+        snapshot
     }
 
     /// Sees what was observed, and asks for a plan where one is wanted.

@@ -15,6 +15,11 @@ const MOST_RESTORES: usize = 3;
 /// ... within this time is another program's, which sets it too: a contest helps nobody.
 const RESTORES_WITHIN_MS: u64 = 3_600_000;
 
+/// A wait for the lock that is not tried any more for so long is over.
+const FORGOTTEN_AFTER_MS: u64 = 30_000;
+/// `apply` holds the lock for less.
+const NOTABLE_WAIT_MS: u64 = 2_000;
+
 #[derive(Clone, Debug)]
 struct Failure {
     /// The step that failed.
@@ -29,6 +34,8 @@ struct Failure {
 pub struct Memory {
     failures: BTreeMap<String, Failure>,
     restores: BTreeMap<(String, String), VecDeque<Millis>>,
+    /// Since when steps find the state directory's lock taken, and when one did last.
+    busy: Option<(Millis, Millis)>,
     /// Contracts that were accepted, as `VM ID`.
     accepted: BTreeSet<String>,
 }
@@ -37,8 +44,12 @@ impl Memory {
     /// Notes what became of a step.
     pub fn note(&mut self, step: &Step, outcome: &Outcome, now: Millis) {
         match outcome {
-            Outcome::Busy => {}
+            Outcome::Busy => {
+                let since = self.busy.filter(|(_, last)| now.since(*last) < FORGOTTEN_AFTER_MS);
+                self.busy = Some((since.map_or(now, |(first, _)| first), now));
+            }
             Outcome::Done { .. } => {
+                self.busy = None;
                 self.failures.remove(&step.vm);
                 if let Action::Restore { paths } = &step.action {
                     for path in paths {
@@ -65,6 +76,15 @@ impl Memory {
     #[must_use]
     pub fn waits(&self, step: &Step, now: Millis) -> bool {
         self.failures.get(&step.vm).is_some_and(|f| f.step.action == step.action && now < f.next)
+    }
+
+    /// Whether steps wait for the lock of the state directory, for longer than a command takes that
+    /// sets something.
+    #[must_use]
+    pub fn waits_for_lock(&self, now: Millis) -> bool {
+        self.busy.is_some_and(|(first, last)| {
+            now.since(last) < FORGOTTEN_AFTER_MS && last.since(first) >= NOTABLE_WAIT_MS
+        })
     }
 
     /// Whether any step waits to be tried again.

@@ -1,6 +1,5 @@
 //! The loop in a thread of its own, and what it shares with the interface.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,12 +19,14 @@ use crate::history::{Event, EventKind, History};
 use crate::linux::{LinuxHost, Places, RunningVm};
 use crate::lock::lock;
 use crate::memory::Memory;
-use crate::observe::{Observation, Sampler};
+use crate::observe::{Observation, UncoveredObservation};
 use crate::placement::Placement;
 use crate::snapshot::Snapshot;
 use looked::Looked;
 
+mod accepted;
 mod looked;
+mod observing;
 mod pass;
 pub(crate) mod state_lock;
 mod woken;
@@ -40,8 +41,6 @@ const LISTED_AGAIN: Duration = Duration::from_secs(10);
 pub(crate) const LOCK: &str = "rtvirtiod.lock";
 /// Events, in the state directory.
 pub const HISTORY_FILE: &str = "history.jsonl";
-/// Accepted contracts, in the state directory.
-const ACCEPTED_FILE: &str = "accepted.json";
 /// The socket, in the run directory.
 pub const SOCKET: &str = "rtvirtiod.sock";
 
@@ -67,6 +66,8 @@ pub enum Command {
 pub struct Shared {
     snapshot: watch::Sender<Arc<Snapshot>>,
     observation: watch::Sender<Arc<Observation>>,
+    /// What no setting in force acts on.
+    uncovered: Arc<Mutex<UncoveredObservation>>,
     /// When the loop has last looked at the host.
     looked: Mutex<Option<Instant>>,
     running: Mutex<Vec<Arc<RunningVm>>>,
@@ -113,6 +114,7 @@ impl Shared {
         Self {
             snapshot: watch::Sender::new(Arc::new(snapshot)),
             observation: watch::Sender::default(),
+            uncovered: Arc::default(),
             looked: Mutex::default(),
             running: Mutex::default(),
             events: broadcast::Sender::new(BEHIND),
@@ -201,6 +203,19 @@ pub struct ServiceOptions {
     pub listeners: Listeners,
 }
 
+impl ServiceOptions {
+    /// What a service with them does, and where.
+    fn words(&self) -> String {
+        let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
+        format!(
+            "the service began: mode {}, contracts in {}, socket {}{http}",
+            crate::word(&self.config.mode),
+            self.places.contracts.display(),
+            self.listeners.socket.display()
+        )
+    }
+}
+
 /// A service that runs.
 pub struct Service {
     shared: Arc<Shared>,
@@ -215,10 +230,12 @@ pub struct Service {
     published: Option<Instant>,
     /// When the VMs that run were listed for the observer.
     listed: Option<Instant>,
+    /// Why it is not known which contracts were accepted, until others are.
+    unread: Option<String>,
     /// The publisher, or why there is none; `None` where nothing is to be published.
     placement: Option<Result<Placement, String>>,
     /// End observer and events when they go; without events scans find everything.
-    _observer: Sender<()>,
+    _observer: [Sender<()>; 2],
     _events: Option<Sender<()>>,
     _locks: [File; 2],
     _api: api::Running,
@@ -248,7 +265,13 @@ impl Service {
             let _ = self::lock(&wake).send(Command::Wake);
         });
         let mut memory = Memory::default();
-        memory.set_accepted(accepted(state));
+        let unread = match accepted::read(state) {
+            Ok(accepted) => {
+                memory.set_accepted(accepted);
+                None
+            }
+            Err(why) => Some(why),
+        };
         let host = LinuxHost::new(options.places.clone(), &options.config, waker);
         let daemon = Daemon::new(host, options.config.clone(), memory);
         let history = History::new(Some(state.join(HISTORY_FILE)));
@@ -258,7 +281,7 @@ impl Service {
         snapshot.problems.push("the host has not been looked at yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
-        let _observer = observe(&options, Arc::clone(&shared))?;
+        let _observer = observing::observe(&options, Arc::clone(&shared))?;
         let _events = woken::start(&options, Arc::clone(&shared));
         let (seen, was_asked, published, listed) = (String::new(), false, None, None);
         // A mistake there keeps no contract from being kept.
@@ -273,6 +296,7 @@ impl Service {
             was_asked,
             published,
             listed,
+            unread,
             placement,
             _observer,
             _events,
@@ -289,7 +313,8 @@ impl Service {
 
     /// Runs until `stop` is set. What is in force stays in force.
     pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
-        self.event(EventKind::Started, None, "the service began".to_owned(), Vec::new(), tell);
+        let began = self.options.words();
+        self.event(EventKind::Started, None, began, Vec::new(), tell);
         let scan = Duration::from_nanos(self.options.config.scan.0);
         while !stop.load(Ordering::Relaxed) {
             let begin = Instant::now();
@@ -377,11 +402,14 @@ impl Service {
         }
     }
 
-    fn save_accepted(&self, vm: Option<&str>) {
+    fn save_accepted(&mut self, vm: Option<&str>) {
         let all = self.daemon.memory().accepted().clone();
         let saved = serde_json::to_vec(&all).map_err(|e| e.to_string()).and_then(|text| {
-            write_state(&self.options.places.dirs.state, ACCEPTED_FILE, &text).map_err(|e| format!("{e:#}"))
+            write_state(&self.options.places.dirs.state, accepted::FILE, &text).map_err(|e| format!("{e:#}"))
         });
+        if saved.is_ok() {
+            self.unread = None;
+        }
         if let Err(e) = saved {
             let text = format!("it waits again after a restart of the service: {e}");
             self.event(EventKind::Note, vm, text, Vec::new(), &mut |_| {});
@@ -397,6 +425,7 @@ impl Service {
             Some(Err(why)) => snapshot.problems.push(format!("nothing is published in Placement: {why}")),
             None => {}
         }
+        snapshot.problems.extend(self.unread.clone());
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
         snapshot.problems.extend(lock(&self.shared.unheard).iter().cloned());
         self.published = Some(Instant::now());
@@ -421,25 +450,6 @@ impl Service {
         // Without a reader there is none to tell.
         let _ = self.shared.events.send(event);
     }
-}
-
-/// Looks at the VMs that run, in a thread of its own, until the sender is dropped.
-fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<Sender<()>, DaemonError> {
-    let (sender, end) = channel::<()>();
-    let every = Duration::from_nanos(options.config.observe.0);
-    let config = &options.config;
-    let mut sampler =
-        Sampler::new(options.places.dirs.clone(), config.monitor_of_libvirt, config.plan.is_some());
-    let run = move || {
-        while matches!(end.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
-            let vms = lock(&shared.running).clone();
-            let _ = shared.observation.send_replace(Arc::new(sampler.look(&vms)));
-        }
-    };
-    let spawned = std::thread::Builder::new().name("observe".to_owned()).spawn(run);
-    let path = PathBuf::from("observe");
-    spawned.map_err(|source| DaemonError::Io { action: "start the thread", path, source })?;
-    Ok(sender)
 }
 
 /// One service at a time. The lock ends with the process, however it ends.
@@ -468,12 +478,6 @@ pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(e.into()),
     }
-}
-
-/// Contracts that were accepted before. A file that is damaged accepts none.
-fn accepted(state: &Path) -> BTreeSet<String> {
-    let text = trusted::read_config(state.join(ACCEPTED_FILE), trusted::CONFIG_LIMIT).unwrap_or_default();
-    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// Where the socket is, in a run directory.

@@ -209,6 +209,7 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         &[],
     )?;
     stalls(seen, gauge)?;
+    uncovered(seen, gauge)?;
     let looked = gauge(
         "rtvirtio_vm_observed_seconds",
         "How long ago a VM's load and targets were looked at.",
@@ -286,6 +287,27 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     if let Some(share) = seen.host.stolen {
         stolen.with_label_values::<&str>(&[]).set(share);
     }
+    Ok(())
+}
+
+/// What no setting in force acts on.
+fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let parts = gauge(
+        "rtvirtio_uncovered",
+        "I/O of a VM on which no setting in force acts: 1 for each part.",
+        &["vm", "disk", "reason"],
+    )?;
+    for one in &seen.uncovered.all {
+        let disk = one.of.disk.as_ref().map_or_else(String::new, |disk| disk.display().to_string());
+        parts.with_label_values(&[one.of.vm.as_str(), &disk, &word(&one.of.kind)]).set(1.0);
+    }
+    let known = gauge(
+        "rtvirtio_uncovered_known",
+        "Whether it is known on what no setting in force acts: 0 where no metric of it means nothing.",
+        &[],
+    )?;
+    let is_known = seen.uncovered.unseen.is_none() && seen.uncovered.looked_s.is_some();
+    known.with_label_values::<&str>(&[]).set(if is_known { 1.0 } else { 0.0 });
     Ok(())
 }
 

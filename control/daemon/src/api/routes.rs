@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
-use tokio_stream::wrappers::{BroadcastStream, WatchStream};
+use tokio_stream::wrappers::{BroadcastStream, IntervalStream, WatchStream};
 use tokio_stream::{Stream, StreamExt as _};
 
 use super::metrics;
@@ -237,16 +237,21 @@ async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item 
         Ok(event) => Some(sent(&event)),
         Err(BroadcastStreamRecvError::Lagged(n)) => Some(Sent::default().event("lost").data(n.to_string())),
     });
-    let of_states = Arc::clone(&shared);
-    let states = WatchStream::new(shared.snapshots()).map(move |state| {
-        let data = serde_json::to_string(&*of_states.aged(&state)).unwrap_or_default();
+    let status = |shared: &Shared| {
+        let data = serde_json::to_string(&*shared.snapshot()).unwrap_or_default();
         Sent::default().event("status").data(data)
-    });
-    let seen = WatchStream::new(shared.observations()).map(move |seen| {
-        let data = serde_json::to_string(&shared.aged_observation(&seen)).unwrap_or_default();
+    };
+    let observed = |shared: &Shared| {
+        let data = serde_json::to_string(&*shared.observation()).unwrap_or_default();
         Sent::default().event("observation").data(data)
-    });
-    let all = past.chain(live).merge(states).merge(seen);
+    };
+    let (of_states, of_ages) = (Arc::clone(&shared), Arc::clone(&shared));
+    let states = WatchStream::new(shared.snapshots()).map(move |_| status(&of_states));
+    // A loop that hangs publishes nothing, and its last state grows old all the same.
+    let ages = IntervalStream::new(tokio::time::interval(ALIVE_EVERY)).skip(1);
+    let ages = ages.map(move |_| status(&of_ages));
+    let seen = WatchStream::new(shared.observations()).map(move |_| observed(&shared));
+    let all = past.chain(live).merge(states).merge(seen).merge(ages);
     Sse::new(all.map(Ok)).keep_alive(KeepAlive::new().interval(ALIVE_EVERY))
 }
 

@@ -10,6 +10,8 @@ mod monitors;
 mod qdisc;
 mod sampler;
 mod stalls;
+mod targets;
+pub(crate) mod uncovered;
 mod waits;
 mod window;
 
@@ -26,6 +28,8 @@ pub use limiters::{LimiterKind, LimiterObservation};
 pub use memory::MemoryObservation;
 pub use sampler::Sampler;
 pub use stalls::StallsObservation;
+pub use targets::{ObservedTargets, ObservedVmTargets};
+pub use uncovered::UncoveredObservation;
 pub use waits::WaitsObservation;
 pub use window::{DiskWindow, StoodStill, judge_task};
 
@@ -40,6 +44,8 @@ pub struct Observation {
     pub host: HostObservation,
     /// Which VM waits for which.
     pub waits: WaitsObservation,
+    /// On what no setting in force acts.
+    pub uncovered: UncoveredObservation,
 }
 
 impl Observation {

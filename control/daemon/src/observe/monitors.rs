@@ -164,8 +164,7 @@ fn disks_of(vm: &Vm, dirs: &Dirs, of_libvirt: bool) -> Disks {
     let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
     if is_domain && !of_libvirt {
         return Err(
-            "QEMU's counters of a domain are read through libvirt's monitor command, which taints it: allow it with \
-             `monitor_of_libvirt = true`"
+            "set `monitor_of_libvirt = true`: QEMU's counters of a domain are read through libvirt's monitor command, which taints it"
                 .to_owned(),
         );
     }

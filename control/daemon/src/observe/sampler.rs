@@ -27,7 +27,7 @@ use super::waits::WaitWindows;
 use super::window::{DiskWindow, StoodStill, doubt_where_held_back, judge_task};
 use super::{
     DiskObservation, DiskSource, HostObservation, Observation, TargetObservation, ThreadObservation,
-    VmObservation,
+    UncoveredObservation, VmObservation,
 };
 use crate::history::now;
 use crate::linux::RunningVm;
@@ -125,7 +125,8 @@ impl Sampler {
         };
         let disks = self.seen.iter().filter_map(|(vm, seen)| Some((vm.clone(), only_disk(seen)?)));
         let waits = self.waits.look(vms, &disks.collect(), &self.root, &self.dirs);
-        Observation { time: now(), vms: observed, host, waits }
+        let uncovered = UncoveredObservation::default();
+        Observation { time: now(), vms: observed, host, waits, uncovered }
     }
 
     /// Watches for stalls until the next look, if requests with targets come.
@@ -197,7 +198,8 @@ impl Sampler {
         let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
         seen.at = Some(now);
-        out.at = Some(now);
+        // An answer of a slow monitor is as old as it is.
+        out.at = Some(at.min(now));
         out
     }
 

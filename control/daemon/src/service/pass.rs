@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{SHOWN_AGAIN, Service, Shared, Told};
 use crate::history::EventKind;
@@ -60,6 +60,9 @@ impl Shared {
     /// What was observed, with the age of each look.
     #[must_use]
     pub(crate) fn aged_observation(&self, seen: &Observation) -> Observation {
-        seen.clone().aged(Instant::now(), self.config().unobserved_after())
+        let (now, config) = (Instant::now(), self.config());
+        let every = Duration::from_nanos(config.observe.0);
+        let uncovered = lock(&self.uncovered).clone().aged(now, every);
+        Observation { uncovered, ..seen.clone().aged(now, config.unobserved_after()) }
     }
 }

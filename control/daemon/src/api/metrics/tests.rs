@@ -6,12 +6,21 @@ use rtvirtio_measure::observe::{Observed, Tail};
 use rtvirtio_measure::waits::{WaitFor, WaitKind, WaitRow};
 use rtvirtio_units::{Iops, Percentile};
 use rtvirtio_vmm::disk_stats::Direction;
+use rtvirtio_workflow::covered::InForce;
+use rtvirtio_workflow::uncovered::{Uncovered, UncoveredKind};
 
 use super::*;
 use crate::observe::{
     DiskObservation, DiskSource, LimiterKind, LimiterObservation, StallsObservation, TargetObservation,
     ThreadObservation, VmObservation, WaitsObservation,
 };
+
+fn empty() -> Snapshot {
+    serde_json::from_value(serde_json::json!({
+        "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [], "vms": [],
+    }))
+    .unwrap()
+}
 
 /// Something of everything that is ever shown.
 fn everything() -> String {
@@ -98,6 +107,14 @@ fn everything() -> String {
     let stalls = StallsObservation { count: 1, share: 0.01, longest_ns: Nanos(1) };
     seen.host.stalls = Some(stalls);
     seen.host.standstills.insert("/dev/sda".to_owned(), stalls);
+    let of = Uncovered {
+        vm: "plc".to_owned(),
+        kind: UncoveredKind::WriteBack,
+        disk: Some("/images/plc.img".into()),
+        text: "through the page cache".to_owned(),
+    };
+    seen.uncovered.all.push(InForce { of, void: vec!["limit on writes for sda".to_owned()] });
+    seen.uncovered.looked_s = Some(1.0);
     text_of(&snapshot, &seen, &Counters::default()).unwrap()
 }
 
@@ -210,4 +227,13 @@ fn waiting_is_shown_by_neighbour_in_seconds_per_second() {
         line.unwrap_or_else(|| panic!("{labels}: {text}")).rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
     assert_eq!((value("hist"), value("(own)"), value("(others)")), (0.3, 0.1, 0.1));
+}
+
+#[test]
+fn what_no_setting_acts_on_is_a_metric_and_not_looked_at_is_not_none() {
+    let text = everything();
+    let line = "rtvirtio_uncovered{disk=\"/images/plc.img\",reason=\"write_back\",vm=\"plc\"} 1";
+    assert!(text.contains(line) && text.contains("rtvirtio_uncovered_known 1"), "{text}");
+    let none = text_of(&empty(), &Observation::default(), &Counters::default()).unwrap();
+    assert!(none.contains("rtvirtio_uncovered_known 0"), "{none}");
 }

@@ -1,0 +1,99 @@
+//! An observation as clients read it: targets with verdicts, and the tails behind them.
+
+use std::collections::BTreeMap;
+
+use rtvirtio_units::{Nanos, Percentile};
+use serde::{Deserialize, Serialize};
+
+use super::TargetObservation;
+
+/// What `/v1/observation` says of targets.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct ObservedTargets {
+    /// By name.
+    pub vms: BTreeMap<String, ObservedVmTargets>,
+}
+
+/// Of one VM.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ObservedVmTargets {
+    /// Seconds since it was looked at.
+    #[serde(default)]
+    pub looked_s: Option<f64>,
+    /// Why its disks are not seen.
+    #[serde(default)]
+    pub disks_unseen: Option<String>,
+    /// Verdicts.
+    #[serde(default)]
+    pub targets: Vec<TargetObservation>,
+    /// Its disks.
+    #[serde(default)]
+    pub disks: Vec<DiskTails>,
+}
+
+/// Tails of one disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskTails {
+    /// What names it in QEMU, or in the I/O domain.
+    pub id: String,
+    /// By direction.
+    pub directions: Vec<DirectionTails>,
+}
+
+/// Tails of one direction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DirectionTails {
+    /// `read`, `write` or `flush`.
+    pub direction: String,
+    /// Requests in the window.
+    pub n: u64,
+    /// By percentile.
+    pub tails: Vec<TailOf>,
+}
+
+/// A percentile as it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TailOf {
+    /// Which.
+    pub percentile: Percentile,
+    /// The latency.
+    pub latency_ns: Nanos,
+}
+
+impl ObservedVmTargets {
+    /// One line for each target: verdict, reason, and the tail of each disk at its percentile.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.targets.iter().map(|target| self.line(target)).collect()
+    }
+
+    fn line(&self, target: &TargetObservation) -> String {
+        let tails = self.disks.iter().flat_map(|disk| &disk.directions).filter_map(|of| {
+            let tail = of.tails.iter().find(|tail| tail.percentile == target.percentile)?;
+            Some(format!(", {}s {}", of.direction, tail.latency_ns))
+        });
+        let tails: String = tails.collect();
+        let verdict = crate::word(&target.verdict);
+        format!(
+            "{} {} <= {}: {verdict} ({}; {} of {} later{tails})",
+            target.task, target.percentile, target.latency_ns, target.why, target.exceedances, target.n
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_verdict_reason_and_tail() {
+        let json = r#"{ "looked_s": 1.5, "targets": [{ "task": "cycle", "percentile": 99.0, "latency_ns": 10000000,
+            "verdict": "missed", "why": "2 % late", "n": 100, "exceedances": 2, "rate": 50.0, "seconds": 60.0 }],
+            "disks": [{ "id": "d", "directions": [
+                { "direction": "read", "n": 100, "tails": [{ "percentile": 50.0, "latency_ns": 1 }, { "percentile": 99.0, "latency_ns": 12000000 }] },
+                { "direction": "write", "n": 0, "tails": [] }] }] }"#;
+        let seen: ObservedVmTargets = serde_json::from_str(json).unwrap();
+        assert_eq!(seen.lines(), ["cycle p99 <= 10ms: missed (2 % late; 2 of 100 later, reads 12ms)"]);
+        assert_eq!(ObservedVmTargets::default().lines(), Vec::<String>::new());
+    }
+}

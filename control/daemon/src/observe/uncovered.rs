@@ -1,0 +1,115 @@
+//! What no setting in force acts on, looked at in a thread of its own: a file on a server that does
+//! not answer holds it up, and nothing else.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rtvirtio_workflow::Dirs;
+use rtvirtio_workflow::covered::{self, InForce};
+use serde::Serialize;
+
+use crate::error::DaemonError;
+use crate::lock::lock;
+
+/// Disks come and go seldom.
+const LEAST_EVERY: Duration = Duration::from_secs(10);
+/// A look that takes longer waits for a file system.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
+
+/// I/O of VMs on which no setting in force acts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct UncoveredObservation {
+    /// When the look began.
+    #[serde(skip)]
+    pub at: Option<Instant>,
+    /// Each part, of settings of plans, limits and weights.
+    pub all: Vec<InForce>,
+    /// Why it is not known, or not all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unseen: Option<String>,
+    /// Seconds since the look; `None` before the first.
+    pub looked_s: Option<f64>,
+}
+
+impl UncoveredObservation {
+    /// Looks once, as `rtvirtio status` does.
+    #[must_use]
+    pub fn look(dirs: &Dirs) -> Self {
+        let mut out = Self { at: Some(Instant::now()), ..Self::default() };
+        for dir in [&dirs.state, &dirs.held_plan()] {
+            match covered::uncovered(dir) {
+                Ok(found) => out.all.extend(found),
+                Err(e) => out.unseen = Some(format!("{e:#}")),
+            }
+        }
+        out
+    }
+
+    /// With its age; of one that should long be over it says so.
+    #[must_use]
+    pub(crate) fn aged(mut self, now: Instant, every: Duration) -> Self {
+        let age = self.at.map(|at| now.saturating_duration_since(at));
+        self.looked_s = age.map(|age| age.as_secs_f64());
+        if let Some(age) = age.filter(|age| *age > every.max(LEAST_EVERY) + LONGEST_LOOK) {
+            self.unseen = Some(format!(
+                "it has not been looked at for {} s: a file system may not answer",
+                age.as_secs()
+            ));
+        }
+        self
+    }
+}
+
+/// Looks again and again until the sender is dropped.
+pub(crate) fn watch(
+    dirs: Dirs,
+    every: Duration,
+    into: Arc<Mutex<UncoveredObservation>>,
+) -> Result<Sender<()>, DaemonError> {
+    let (sender, end) = channel::<()>();
+    // Without an answer to the first look its age is counted from here.
+    lock(&into).at = Some(Instant::now());
+    let run = move || {
+        loop {
+            let seen = UncoveredObservation::look(&dirs);
+            *lock(&into) = seen;
+            if !matches!(end.recv_timeout(every.max(LEAST_EVERY)), Err(RecvTimeoutError::Timeout)) {
+                return;
+            }
+        }
+    };
+    let spawned = std::thread::Builder::new().name("uncovered".to_owned()).spawn(run);
+    let path = PathBuf::from("uncovered");
+    spawned.map_err(|source| DaemonError::Io { action: "start the thread", path, source })?;
+    Ok(sender)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_force_is_nothing_uncovered_and_an_old_look_is_none() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let seen = UncoveredObservation::look(&dirs);
+        assert_eq!((seen.all.len(), &seen.unseen), (0, &None));
+        let at = seen.at.unwrap();
+        let every = Duration::from_secs(1);
+        let fresh = seen.clone().aged(at + Duration::from_secs(19), every);
+        assert_eq!((fresh.unseen, fresh.looked_s), (None, Some(19.0)));
+        let old = seen.clone().aged(at + Duration::from_secs(21), every);
+        assert!(old.unseen.unwrap().contains("not been looked at for 21 s"));
+        assert_eq!(UncoveredObservation::default().aged(at, every).looked_s, None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_nothing() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        std::fs::write(&dirs.state, "no directory").unwrap();
+        assert!(UncoveredObservation::look(&dirs).unseen.is_some());
+    }
+}
