@@ -9,6 +9,7 @@
 //! `rtvirtio_text::terminal` (no control or direction-changing characters), all text for HTML or
 //! SVG through `rtvirtio_text::xml` (escaped as well).
 
+mod cpu_time;
 pub mod html;
 mod num;
 mod summary;
@@ -16,6 +17,7 @@ pub mod svg;
 pub mod text;
 mod words;
 
+pub use cpu_time::cpu_shortage;
 pub use html::{ReportInput, html};
 pub use rtvirtio_text::{terminal, xml};
 pub use summary::{Tally, tally};

@@ -116,6 +116,7 @@ pub(crate) fn model(m: ModelKind) -> &'static str {
 /// Kind of a run's VMs, in one line.
 pub(crate) fn kind(run: &Run, host: &HostFacts) -> String {
     match run.kind {
+        VmKind::Mixed => "some VMs as QEMU guests with fio inside, others as fio in their cgroup (no guest kernel, no virtio)".to_owned(),
         VmKind::Process => "process VMs (fio in a cgroup each: no guest kernel, no virtio)".to_owned(),
         VmKind::Qemu => match host.accelerator.as_str() {
             "kvm" => format!("QEMU guests under KVM ({})", host.vmm),

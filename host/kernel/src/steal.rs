@@ -10,6 +10,9 @@ use crate::{HostError, Root};
 /// Index of the steal time in a CPU's line, after the name.
 const STEAL: usize = 7;
 
+/// Places of the time in which a CPU had nothing to do, or only waited for I/O.
+const IDLE: [usize; 2] = [3, 4];
+
 /// Name of the line of all CPUs together.
 const ALL: &str = "cpu";
 
@@ -42,12 +45,26 @@ impl StealWatch {
     /// # Errors
     /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
+        self.of(root, &[STEAL])
+    }
+
+    /// Share of the time of all CPUs since then in which they had nothing to do, 0 to 1; `None`
+    /// when no time has passed.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn idle(&self, root: &Root) -> Result<Option<f64>, HostError> {
+        self.of(root, &IDLE)
+    }
+
+    fn of(&self, root: &Root, places: &[usize]) -> Result<Option<f64>, HostError> {
         let now = times(root, ALL)?;
         // A CPU that goes offline takes its times out of the sum.
         let passed: Vec<u64> =
             now.iter().zip(self.before).map(|(now, then)| now.saturating_sub(then)).collect();
         let all: u64 = passed.iter().sum();
-        Ok((all > 0).then(|| passed[STEAL] as f64 / all as f64))
+        let sum: u64 = places.iter().map(|place| passed[*place]).sum();
+        Ok((all > 0).then(|| sum as f64 / all as f64))
     }
 }
 
@@ -68,6 +85,19 @@ fn times(root: &Root, name: &str) -> Result<[u64; STEAL + 1], HostError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_idle_is_what_neither_worked_nor_was_stolen() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        put("cpu 10 0 10 100 5 0 0 1\n");
+        let watch = StealWatch::start(&root).unwrap();
+        assert_eq!(watch.idle(&root).unwrap(), None);
+        put("cpu 30 0 20 150 15 5 0 6\n");
+        assert_eq!(watch.idle(&root).unwrap(), Some(0.6), "60 of 100 steps");
+    }
 
     #[test]
     fn the_right_cpu_and_field_are_read() {

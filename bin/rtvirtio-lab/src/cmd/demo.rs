@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_harness::watched::Watched;
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::steal::StealWatch;
+use rtvirtio_kernel::{HostError, Root};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
 use rtvirtio_planner::{Placements, Plan, TaskOutlook, plan, scheme_name};
-use rtvirtio_report::{ReportInput, html, tally, text};
+use rtvirtio_report::{ReportInput, cpu_shortage, html, tally, text};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
@@ -33,6 +34,9 @@ const LISTEN: &str = "127.0.0.1:9465";
 /// Time for the device's profile: shorter than in `rtvirtio profile`, because the demo has ten
 /// minutes.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
+
+/// Time over which free CPU time is counted.
+const FREE_TIME: Duration = Duration::from_secs(3);
 
 /// Runs the demo; the exit code is that of the run under the plan.
 pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -115,6 +119,8 @@ struct DemoResult {
     file: ResultFile,
     plan: Plan,
     profile: Profile,
+    /// What has to be known before the figures.
+    first: Vec<String>,
     notes: Vec<String>,
     /// Page of the service during the run under the plan, as one file.
     page: Option<String>,
@@ -169,6 +175,8 @@ impl Stage<'_> {
             &config,
             &Placements::default(),
         )?;
+        let free =
+            free_cpus(profile.cpus).inspect_err(|e| ui.warn(&format!("free CPU time is not known: {e}")));
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
         print(&text::run(&default, &style()), ui);
 
@@ -189,7 +197,8 @@ impl Stage<'_> {
         let file =
             ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
         let notes = self.notes(spec, &profile, &config, &file)?;
-        Ok(DemoResult { file, plan, profile, notes, page })
+        let shortage = free.ok().and_then(|free| cpu_shortage(&profile, file.runs.last()?, free));
+        Ok(DemoResult { file, plan, profile, first: shortage.into_iter().collect(), notes, page })
     }
 
     fn notes(
@@ -233,6 +242,7 @@ impl DemoResult {
             result: &self.file,
             plan: Some(&self.plan),
             profile: Some(&self.profile),
+            first: &self.first,
             notes: &self.notes,
             generated: &generated(),
         };
@@ -247,6 +257,9 @@ impl DemoResult {
         if ui.json {
             show(ui, &self.file, String::new)?;
         }
+        for first in &self.first {
+            ui.warn(first);
+        }
         for run in &self.file.runs {
             ui.step(&format!("{}: {}", scheme_name(&run.scheme), tally(run).sentence()));
         }
@@ -256,6 +269,14 @@ impl DemoResult {
         ui.step(&format!("wrote {} and {}", report_file.display(), data.display()));
         Ok((last_code(&self.file.runs), page.map(|(file, _)| file)))
     }
+}
+
+/// CPUs that have nothing to do while the guests of the lab rest.
+fn free_cpus(cpus: u32) -> Result<f64, HostError> {
+    let root = Root::default();
+    let watch = StealWatch::start(&root)?;
+    std::thread::sleep(FREE_TIME);
+    Ok(watch.idle(&root)?.unwrap_or(0.0) * f64::from(cpus))
 }
 
 /// A demo succeeds when the plan misses no target: sixty seconds cannot prove every target, which

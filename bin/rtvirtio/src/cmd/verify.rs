@@ -143,6 +143,7 @@ fn write_report(
         result: file,
         plan,
         profile,
+        first: &[],
         notes: if one.is_some() { &[] } else { &several },
         generated: &generated(),
     };

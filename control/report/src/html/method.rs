@@ -42,12 +42,14 @@ fn limits(report: &ReportInput<'_>) -> String {
              are a model's; they say nothing on a particular drive.",
         );
     }
-    if result.runs.iter().any(|r| r.kind == VmKind::Process) {
+    if result.runs.iter().any(|r| matches!(r.kind, VmKind::Process | VmKind::Mixed)) {
         items.push(
             "Process VMs have no guest kernel and no virtio path. They show the host's scheduling, not what a guest adds.",
         );
     }
-    if result.runs.iter().any(|r| r.kind == VmKind::Qemu) && result.host.accelerator == "tcg" {
+    if result.runs.iter().any(|r| matches!(r.kind, VmKind::Qemu | VmKind::Mixed))
+        && result.host.accelerator == "tcg"
+    {
         items.push(
             "Under TCG the guests' CPUs are emulated in software. Latencies hold the emulator's own delays, above all \
              when the guests keep the host's CPUs busy; under KVM they are shorter.",

@@ -45,6 +45,9 @@ pub(super) fn headline(report: &ReportInput<'_>) -> String {
         let subject = if planned == Some(scheme) && counts.len() > 1 { "the plan, " } else { "" };
         format!("Under {subject}<strong>{}</strong>: {}.", xml(scheme_name(scheme)), t.sentence())
     };
+    for first in report.first {
+        out.push_str(&format!("<p class=\"lead\"><strong>{}</strong></p>\n", xml(first)));
+    }
     let all: Vec<String> = counts.iter().map(phrase).collect();
     out.push_str(&format!("<p class=\"lead\">{}</p>\n", all.join(" ")));
     out.push_str(&format!("<p>{}</p>\n", origin(result)));

@@ -8,7 +8,15 @@ fn report<'a>(
     plan: Option<&'a Plan>,
     profile: Option<&'a Profile>,
 ) -> ReportInput<'a> {
-    ReportInput { title: "rtvirtio-lab demo", result, plan, profile, notes: &[], generated: "rtvirtio 0.1.0" }
+    ReportInput {
+        title: "rtvirtio-lab demo",
+        result,
+        plan,
+        profile,
+        first: &[],
+        notes: &[],
+        generated: "rtvirtio 0.1.0",
+    }
 }
 
 /// Parses as strict XML; every id once; nothing from outside; no broken numbers. Returns the
@@ -115,6 +123,7 @@ fn hostile_text_stays_text() {
         result: &r,
         plan: Some(&p),
         profile: Some(&d),
+        first: &notes,
         notes: &notes,
         generated: evil,
     });

@@ -43,7 +43,9 @@ fn of_length(u: &Upper) -> String {
 /// `old` holds the current values, as read from the kernel, where they are known.
 #[must_use]
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
-    let verdict = if plan.feasible {
+    let verdict = if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
+        style.paint("no task has a target, so nothing is promised", Paint::Open)
+    } else if plan.feasible {
         style.paint("every target is predicted to be met", Paint::Good)
     } else {
         style.paint("not every target can be met", Paint::Bad)
