@@ -26,7 +26,8 @@ pub fn conditions(points: &[Point]) -> Vec<Vec<usize>> {
 pub fn inputs(point: &Point) -> (Spec, Config) {
     let kind = match point.kind {
         rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        rtvirtio_measure::VmKind::Process => LabKind::Process,
+        // The VMs of a lab are of one kind.
+        rtvirtio_measure::VmKind::Process | rtvirtio_measure::VmKind::Mixed => LabKind::Process,
     };
     let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
     (spec(&point.vms, device, kind), point.knobs.config())

@@ -68,7 +68,8 @@ pub fn measure(
 ) -> Result<Point, StageError> {
     let kind = match stage.kind() {
         rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        rtvirtio_measure::VmKind::Process => LabKind::Process,
+        // The VMs of a lab are of one kind.
+        rtvirtio_measure::VmKind::Process | rtvirtio_measure::VmKind::Mixed => LabKind::Process,
     };
     let spec = spec(job.vms, job.spec_device.clone(), kind);
     let mut best: Option<Point> = None;

@@ -136,7 +136,12 @@ impl HostPlan {
     /// # Errors
     /// [`Kind::File`] when it is not a plan of a form that is known.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Self> {
-        let bad = || format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display());
+        let bad = || {
+            format!(
+                "{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`; a spec's name must end in .toml",
+                path.display()
+            )
+        };
         let json = |e| Error::from_source(Kind::File, e);
         let mut value: serde_json::Value = serde_json::from_slice(text).map_err(json).with_context(bad)?;
         let schema = value.get("schema").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();

@@ -80,7 +80,10 @@ fn run(
     let _groups = site::member_groups(sites, &mut loads)?;
     let total = length.as_secs() + 1;
     let tasks: usize = loads.iter().map(|load| load.vm.tasks.len()).sum();
-    let mut bar = progress.bar(&format!("running {tasks} tasks ({})", scheme_name(scheme)), total);
+    let mut bar = progress.bar(
+        &format!("running {tasks} task{} ({})", if tasks == 1 { "" } else { "s" }, scheme_name(scheme)),
+        total,
+    );
     let work_dir = dirs.fio();
     // Pauses are those of one disk: of several, none is watched.
     let disk = match sites {
@@ -108,8 +111,12 @@ fn run(
     }
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);
-    let process = sites.iter().any(|site| site.kind() == VmKind::Process);
-    let kind = if process { VmKind::Process } else { VmKind::Qemu };
+    let kinds: Vec<VmKind> = sites.iter().map(|site| site.kind()).collect();
+    let kind = match kinds.first() {
+        Some(first) if kinds.iter().all(|kind| kind == first) => *first,
+        Some(_) => VmKind::Mixed,
+        None => VmKind::Qemu,
+    };
     match result {
         Ok((tasks, noise, disk)) => {
             Ok(Run { scheme: scheme.to_owned(), kind, seconds: length.as_secs_f64(), noise, disk, tasks })

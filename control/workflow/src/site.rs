@@ -255,8 +255,13 @@ impl Site {
 
     /// The kind of the VMs.
     pub fn kind(&self) -> VmKind {
-        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| !self.has_agent(vm)) {
+        let without = self.host_vms().filter(|vm| !self.has_agent(vm)).count();
+        if self.spec.lab_kind() == Some(LabKind::Process)
+            || (without > 0 && without == self.host_vms().count())
+        {
             VmKind::Process
+        } else if without > 0 {
+            VmKind::Mixed
         } else {
             VmKind::Qemu
         }

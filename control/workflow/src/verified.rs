@@ -82,7 +82,10 @@ impl Under {
     /// Names the settings in a result.
     #[must_use]
     pub fn scheme(&self) -> String {
-        let Some(plan) = &self.plan else { return "as-found".to_owned() };
+        let Some(plan) = &self.plan else {
+            let other = "no plan, contracts or the I/O domain in force";
+            return if self.any { other } else { "as-found" }.to_owned();
+        };
         let by = if self.held.is_some() { ", held by rtvirtiod" } else { "" };
         match (self.is_part, by) {
             (false, "") => plan.scheme().to_owned(),

@@ -310,7 +310,7 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     if managed && ask.order == Order::Contract {
         out.notes.push(
             "libvirt moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
-             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in"
+             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in, or rtvirtiod where it runs"
                 .to_owned(),
         );
     }

@@ -45,6 +45,8 @@ pub enum VmKind {
     Qemu,
     /// fio in a cgroup on the host.
     Process,
+    /// Some of each.
+    Mixed,
 }
 
 /// Run of all tasks under one scheme.

@@ -9,7 +9,7 @@ use rtvirtio_console::{CONFLICT, Global, INFEASIBLE, Ui, need_root, show};
 use rtvirtio_daemon::api::Client;
 use rtvirtio_daemon::contract_files::ContractFileError;
 use rtvirtio_daemon::linux::{Fit, Places, fit, look_once};
-use rtvirtio_daemon::observe::WaitsObservation;
+use rtvirtio_daemon::observe::{ObservedTargets, WaitsObservation};
 use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files};
 use rtvirtio_report::terminal;
 use rtvirtio_vmm::libvirt::{Virsh, set_contract};
@@ -93,7 +93,18 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
                 "no contract names a VM `{}`: `rtvirtio contract show` lists those that there are",
                 vm.as_deref().unwrap_or_default()
             );
-            show(ui, &chosen, || vm_lines(&chosen, true))?;
+            let seen = observed(global);
+            let value: Vec<Value> = chosen
+                .iter()
+                .map(|vm| {
+                    let mut value = serde_json::to_value(vm)?;
+                    value["observed"] = seen
+                        .as_ref()
+                        .map_or(Ok(Value::Null), |seen| serde_json::to_value(seen.vms.get(&vm.name)))?;
+                    Ok(value)
+                })
+                .collect::<Result<_, serde_json::Error>>()?;
+            show(ui, &value, || chosen.iter().map(|vm| service::shown(vm, &seen)).collect())?;
             return Ok(service::exit_code(&status));
         }
     }
@@ -195,6 +206,15 @@ fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
+/// Which service keeps the contracts of this state directory and listens in another run directory;
+/// `None` where none does.
+fn elsewhere(global: &Global) -> anyhow::Result<Option<String>> {
+    let found = rtvirtio_daemon::running(&global.dirs())?;
+    Ok(found.map(|service| {
+        format!("{} keeps the contracts of this state directory: ask it with that --run-dir", service.words())
+    }))
+}
+
 /// Directory for contract files, and its service.
 struct Place {
     dir: PathBuf,
@@ -223,6 +243,15 @@ impl Place {
                     .context("which directory rtvirtiod reads is not known: name it with --contracts"));
             }
         };
+        if client.is_none() {
+            if let Some(why) = elsewhere(global)? {
+                let Some(dir) = named else {
+                    anyhow::bail!("{why}; or name the directory that it reads with --contracts");
+                };
+                ui.warn(&format!("{why}; whether it reads {} is not known", dir.display()));
+                return Ok(Self { dir: dir.to_owned(), runs: true, service: None });
+            }
+        }
         let (dir, other) = contract_files::directory(named, status.as_ref());
         if let Some(other) = &other {
             ui.warn(&format!(
@@ -235,12 +264,24 @@ impl Place {
     }
 }
 
+/// What the service observes, or why nothing is seen.
+fn observed(global: &Global) -> Result<ObservedTargets, String> {
+    match Client::find(&global.run_dir) {
+        Ok(Some(client)) => client.get("/v1/observation").map_err(|e| e.to_string()),
+        Ok(None) => Err("rtvirtiod does not run".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
 /// State of the contracts: as the service reports it, or from a single pass over the host where
 /// none runs.
 fn state(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Snapshot> {
     if let Some(status) = Client::status_of(&global.run_dir)? {
         ui.step(&format!("as rtvirtiod (process {}) keeps them", status.pid));
         return Ok(status);
+    }
+    if let Some(why) = elsewhere(global)? {
+        anyhow::bail!(why);
     }
     let (contracts, _) = contract_files::directory(args.contracts.as_deref(), None);
     ui.step(&format!(

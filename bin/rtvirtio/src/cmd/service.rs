@@ -4,9 +4,15 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_console::CONFLICT;
+use rtvirtio_daemon::observe::ObservedTargets;
 use rtvirtio_daemon::{PlacementSnapshot, PlanSnapshot, Snapshot, VmSnapshot};
 use rtvirtio_report::terminal;
 use serde::Serialize;
+
+/// A number of things.
+fn count(n: usize, of: &str) -> String {
+    format!("{n} {of}{}", if n == 1 { "" } else { "s" })
+}
 
 /// Exit code for contracts that are not all held as asked.
 pub fn exit_code(status: &Snapshot) -> ExitCode {
@@ -23,11 +29,12 @@ fn word(value: &impl Serialize) -> String {
 /// metadata of each contract.
 pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     let mut out = String::new();
+    let width = vms.iter().map(|vm| vm.name.chars().count()).fold(20, usize::max);
     for vm in vms {
         let criticality = vm.criticality.map_or("-", |c| c.word());
         let why = vm.why.as_ref().map_or_else(String::new, |why| format!(": {}", terminal(why, false)));
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "  {:<20} {criticality:<7} {}{why}", vm.name, word(&vm.state));
+        let _ = writeln!(out, "  {:<width$} {criticality:<7} {}{why}", vm.name, word(&vm.state));
         if let Some(origin) = vm.file.as_ref().filter(|_| origins) {
             let _ = writeln!(out, "    from {}", terminal(origin, false));
         }
@@ -41,6 +48,34 @@ pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
         for drift in &vm.drift {
             let found = terminal(&drift.found, false);
             let _ = writeln!(out, "    {}: CHANGED from {} to {found}", drift.knob, drift.wanted);
+        }
+    }
+    out
+}
+
+/// One VM with where its contract stands, and what its targets get.
+pub fn shown(vm: &VmSnapshot, seen: &Result<ObservedTargets, String>) -> String {
+    let mut out = vm_lines(&[vm], true);
+    if vm.targets.is_empty() {
+        return out;
+    }
+    let targets = match seen {
+        Err(why) => Err(why.clone()),
+        Ok(seen) => match seen.vms.get(&vm.name) {
+            None => Err("it does not run, or was not looked at yet".to_owned()),
+            Some(of) if of.targets.is_empty() => {
+                Err(of.disks_unseen.clone().unwrap_or_else(|| "no request was seen yet".to_owned()))
+            }
+            Some(of) => Ok(of.lines()),
+        },
+    };
+    match targets {
+        Ok(lines) => lines.iter().for_each(|line| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "    {}", terminal(line, false));
+        }),
+        Err(why) => {
+            let _ = writeln!(out, "    targets not observed: {}", terminal(&why, false));
         }
     }
     out
@@ -74,7 +109,7 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
     }
     let Some(proposal) = &plan.proposal else { return out };
     let (n, reason) = (proposal.changes.len(), terminal(&proposal.reason, false));
-    let _ = writeln!(out, "  another plan, which changes {n} settings: {reason}");
+    let _ = writeln!(out, "  another plan, which changes {}: {reason}", count(n, "setting"));
     if !all {
         out.push_str("    `rtvirtio contract plan` shows it\n");
         return out;
@@ -118,8 +153,12 @@ fn placement_text(of: &PlacementSnapshot) -> String {
 /// State of the whole service.
 pub fn text(status: &Snapshot) -> String {
     let vms: Vec<&VmSnapshot> = status.vms.iter().collect();
-    let mut out =
-        format!("rtvirtiod (process {}, {}): {} contracts\n", status.pid, word(&status.mode), vms.len());
+    let mut out = format!(
+        "rtvirtiod (process {}, {}): {}\n",
+        status.pid,
+        word(&status.mode),
+        count(vms.len(), "contract")
+    );
     out += &vm_lines(&vms, false);
     if let Some(plan) = &status.plan {
         out += &plan_text(plan, false);

@@ -255,6 +255,8 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     if status.rebooted {
         let _ = writeln!(out, "the host was restarted since: the kernel has forgotten its settings");
     }
+    let names = status.knobs.iter().map(|knob| knob.knob.to_string().chars().count());
+    let width = names.fold(28, usize::max);
     for knob in &status.knobs {
         let old = knob.old.as_deref().unwrap_or("-");
         let state = match &knob.state {
@@ -264,7 +266,7 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
             KnobState::Gone { why } => format!("gone: {why}"),
             KnobState::Unknown { error } => format!("NOT READABLE: {error}"),
         };
-        let _ = writeln!(out, "  {:<28} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
+        let _ = writeln!(out, "  {:<width$} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
     }
     out
 }

@@ -204,7 +204,7 @@ fn promises(status: &Status, s: &mut String) {
                 "{:<16} {:<7} {:>6} {:>9} {:>9} {worst:>9} {missed:>7} {:>10}",
                 name(&vm.name),
                 p.key,
-                known(p.share.map(|share| format!("{:.0}%", share * 100.0))),
+                known(p.share.map(percent)),
                 time(p.burst_ns),
                 time(p.deadline_ns),
                 known(p.requests),
@@ -313,6 +313,17 @@ impl Notes<'_> {
             let _ = writeln!(s, "{INDENT}the last refusal, {ago} ago ({count} in all): {why}");
         }
         unless_zero(self.broken, |n| format!("broken: {n}"), s);
+    }
+}
+
+/// Percent of a share; small ones with as many digits as show that they are not 0.
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    match percent {
+        p if p >= 9.95 || p == 0.0 => format!("{p:.0}%"),
+        p if p >= 0.095 => format!("{p:.1}%"),
+        p if p >= 0.01 => format!("{p:.2}%"),
+        _ => "<0.01%".to_owned(),
     }
 }
 
