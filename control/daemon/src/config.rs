@@ -223,7 +223,7 @@ impl Config {
 }
 
 /// How the names of settings begin.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 25] = [
     "weight of ",
     "rbps limit of ",
     "wbps limit of ",
@@ -246,6 +246,9 @@ const SETTINGS: [&str; 22] = [
     "cpu.max of ",
     "cpu.shares of ",
     "cpu.weight of ",
+    "CPUQuota of ",
+    "IODeviceWeight of ",
+    "IOAccounting of ",
 ];
 
 /// Whether a setting may have this name. Which VMs and devices there will be is not known.

@@ -38,9 +38,10 @@ impl KnobClass {
             Self::Thread
         } else if path.starts_with("/sys/block/") || path.starts_with("/sys/devices/") {
             Self::Elevator
-        } else if file.contains("weight") {
+        } else if file.to_lowercase().contains("weight") {
             Self::Weight
-        } else if file.starts_with("blkio.throttle.") || file == "io.max" {
+        } else if file.starts_with("blkio.throttle.") || file == "io.max" || file.ends_with(": IOAccounting")
+        {
             Self::Limit
         } else {
             Self::Budget
@@ -265,6 +266,9 @@ mod tests {
             ("/sys/fs/cgroup/blkio/vms/a/blkio.bfq.weight_device", KnobClass::Weight),
             ("/sys/fs/cgroup/blkio/vms/a/blkio.throttle.read_iops_device", KnobClass::Limit),
             ("/sys/fs/cgroup/machine.slice/a/io.max", KnobClass::Limit),
+            ("/sys/fs/cgroup/machine.slice/a.scope: IOAccounting", KnobClass::Limit),
+            ("/sys/fs/cgroup/machine.slice/a.scope: IODeviceWeight", KnobClass::Weight),
+            ("/sys/fs/cgroup/machine.slice/a.scope: CPUQuota", KnobClass::Budget),
             ("/sys/block/sda/queue/scheduler", KnobClass::Elevator),
             ("plc:/sys/block/vda/queue/scheduler", KnobClass::Guest),
         ] {

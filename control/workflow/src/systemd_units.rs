@@ -1,56 +1,41 @@
-//! Settings in cgroups that belong to units of systemd, on cgroup v2: what it writes there by
-//! itself, and so takes away.
-//!
-//! Seen with systemd 252: `systemctl daemon-reload` puts `cpu.max` of running units and scopes back
-//! to `max` and removes the lines of devices from `io.bfq.weight`; `io.max` stays. `set-property`
-//! of any property of a unit does the same for that unit, also with systemd 257.
+//! Settings in cgroups that belong to units of systemd, on cgroup v2: what it takes away although
+//! it was told of them, or because it could not be told.
 
-use std::ffi::OsStr;
-use std::path::Path;
-
-use rtvirtio_apply::{Place, Write};
+use rtvirtio_apply::{Machine, Unkept, Why, Write, unkept};
 use rtvirtio_kernel::Root;
 
 use crate::error::Result;
+use crate::guests::GuestAgents;
 
-/// The directory that says that systemd is the init (`sd_booted(3)`).
-const BOOTED: &str = "/run/systemd/system";
-/// Files of a unit that systemd writes anew.
-const FILES: [&str; 2] = ["cpu.max", "io.bfq.weight"];
-
-/// The unit whose own cgroup a file is in.
-fn unit(file: &Path) -> Option<&str> {
-    let dir = file.parent()?;
-    let kinds = ["scope", "service", "slice"];
-    let is_unit = dir.extension().is_some_and(|e| kinds.iter().any(|kind| e == OsStr::new(kind)));
-    dir.file_name().filter(|_| is_unit)?.to_str()
-}
-
-/// What is to be said of writes that systemd takes away; `None` where there are none.
+/// What is to be said of writes that systemd changes; `None` where there are none.
 ///
 /// # Errors
 /// When it cannot be seen whether systemd runs here.
 pub fn warning(writes: &[Write], root: &Root) -> Result<Option<String>> {
-    if !root.exists(BOOTED)? {
-        return Ok(None);
+    Ok(text(&unkept(writes, &Machine::new(root, &GuestAgents))?))
+}
+
+fn text(found: &[Unkept]) -> Option<String> {
+    let list = |given: bool| {
+        let of_kind = found.iter().filter(|f| matches!(f.why, Why::Rounded(_)) == given);
+        of_kind.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
+    let (lost, rounded) = (list(false), list(true));
+    if found.is_empty() {
+        return None;
     }
-    let mut found: Vec<String> = Vec::new();
-    for write in writes.iter().filter(|write| write.target.place == Place::Host) {
-        let file = write.target.path.file_name().and_then(OsStr::to_str);
-        let Some(file) = file.filter(|name| FILES.contains(name)) else { continue };
-        let Some(unit) = unit(&write.target.path) else { continue };
-        let of = format!("{file} of {unit}");
-        if !found.contains(&of) {
-            found.push(of);
-        }
+    let mut all = Vec::new();
+    if !lost.is_empty() {
+        all.push(format!("what systemd was not told of goes: {lost}"));
     }
-    Ok((!found.is_empty()).then(|| {
-        format!(
-            "systemd takes these away at `systemctl daemon-reload`, which each package installation runs, and at \
-             `set-property` of the unit: {}. rtvirtiod sets them again; without it look with `rtvirtio status`",
-            found.join(", ")
-        )
-    }))
+    if !rounded.is_empty() {
+        all.push(format!("systemd keeps whole percents: {rounded}"));
+    }
+    Some(format!(
+        "at `systemctl daemon-reload`, which each package installation runs, and at `set-property` of the unit: {}. \
+         rtvirtiod sets them again; without it look with `rtvirtio status`",
+        all.join("; ")
+    ))
 }
 
 #[cfg(test)]
@@ -60,29 +45,44 @@ mod tests {
     use super::*;
 
     fn write(path: &str) -> Write {
-        let target = Target { place: Place::Host, path: path.into(), form: Form::Plain };
-        Write::new(path, target, "20000 100000")
+        Write::new(path, Target::host(path, Form::Plain), "20000 100000")
+    }
+
+    fn weight(path: &str) -> Write {
+        let form = Form::DeviceWeight { dev: "8:0".to_owned() };
+        Write::new(path, Target::host(path, form), "300")
     }
 
     #[test]
     fn what_a_unit_loses_is_named() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
-        let scope = "/sys/fs/cgroup/machine.slice/machine-qemu-1.scope";
+        let scope = "/sys/fs/cgroup/machine.slice/rtvirtio-test-none.scope";
         let writes = [
             write(&format!("{scope}/cpu.max")),
-            write(&format!("{scope}/io.bfq.weight")),
-            write(&format!("{scope}/io.bfq.weight")),
-            // These stay.
-            write(&format!("{scope}/io.max")),
+            weight(&format!("{scope}/io.bfq.weight")),
+            weight(&format!("{scope}/io.bfq.weight")),
+            // No unit's own.
             write(&format!("{scope}/libvirt/vcpu0/cpu.max")),
             write("/sys/fs/cgroup/plc/cpu.max"),
         ];
         assert_eq!(warning(&writes, &root).unwrap(), None, "no systemd");
-        std::fs::create_dir_all(root.at(BOOTED)).unwrap();
+        // A systemd that cannot be asked.
+        std::fs::create_dir_all(root.at("/run/systemd/system")).unwrap();
         let said = warning(&writes, &root).unwrap().unwrap();
-        let named = "cpu.max of machine-qemu-1.scope, io.bfq.weight of machine-qemu-1.scope.";
-        assert!(said.contains(named), "{said}");
+        for file in ["cpu.max", "io.bfq.weight"] {
+            let named = format!("{file} of rtvirtio-test-none.scope goes (");
+            assert_eq!(said.matches(&named).count(), 1, "{said}");
+        }
         assert_eq!(warning(&writes[3..], &root).unwrap(), None);
+    }
+
+    #[test]
+    fn what_systemd_rounds_is_named_with_its_value() {
+        let found = |why| Unkept { file: "cpu.max".to_owned(), unit: "plc.scope".to_owned(), why };
+        let said = text(&[found(Why::Rounded("13000 100000".to_owned()))]).unwrap();
+        assert!(said.contains("keeps whole percents: cpu.max of plc.scope becomes `13000 100000`"), "{said}");
+        assert!(!said.contains("goes"), "{said}");
+        assert_eq!(text(&[]), None);
     }
 }

@@ -15,6 +15,7 @@ use crate::resolve::{Write, cannot};
 use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
+use crate::units;
 
 /// Result of adding writes to a journal in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -58,6 +59,10 @@ pub(crate) fn amend(
         let why = "only settings that change no other file can be added to what is in force";
         return Err(cannot(&wrong.knob, why, remedy));
     }
+    let mut given = units::given(writes, machine)?.writes;
+    // What changes along with a property can only be captured with all of the journal.
+    given.iter_mut().for_each(|write| write.side_effects.clear());
+    let writes = &given;
     let forgotten = forget_gone(&mut journal, machine);
     let mut out = Amended::default();
     let Known { mut touched, again, fresh } = change_known(&mut journal, writes, machine, &mut out)?;

@@ -12,6 +12,7 @@ use crate::resolve::Write;
 use crate::revert::{OnConflict, revert};
 use crate::state_dir::StateDir;
 use crate::target::Form;
+use crate::units;
 
 /// Result of a successful apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,6 +32,7 @@ pub(crate) fn apply(
     if journal::load(dir)?.is_some() {
         return Err(ApplyError::InForce { path: journal::path(dir) });
     }
+    let writes = &units::given(writes, machine)?.writes;
     let entries = capture(writes, machine)?;
     observer.step(Step::Captured);
     let mut journal = Journal {

@@ -11,6 +11,7 @@ use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::target::{Form, Place, Target};
+use crate::units::{self, Unkept};
 
 /// Line of a dry run; prints as `path: old -> new`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,7 +38,7 @@ impl fmt::Display for Line {
 /// # Errors
 /// As capturing before a real apply: a file that is missing or not understood.
 pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, ApplyError> {
-    let entries = capture(writes, machine)?;
+    let entries = capture(&units::given(writes, machine)?.writes, machine)?;
     let planned = entries.into_iter().filter_map(|e| {
         let new = e.new?;
         let shown = |v: &str| e.target.form.shown(v);
@@ -49,6 +50,14 @@ pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, App
         })
     });
     Ok(planned.collect())
+}
+
+/// Settings that will not last, because systemd writes its units' files anew.
+///
+/// # Errors
+/// When it cannot be seen whether systemd runs here.
+pub fn unkept(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Unkept>, ApplyError> {
+    Ok(units::given(writes, machine)?.unkept)
 }
 
 /// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side

@@ -26,10 +26,11 @@ mod session;
 mod state_dir;
 mod status;
 mod target;
+mod units;
 
 pub use amend::Amended;
 pub use apply::Applied;
-pub use capture::{Line, dry_run};
+pub use capture::{Line, dry_run, unkept};
 pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
 pub use levels::{Guard, Hold, Levels, Movable, MovableFile};
@@ -46,3 +47,4 @@ pub use session::Session;
 pub use state_dir::StateDir;
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
+pub use units::{Unkept, Why, systemd_weight};

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rtvirtio_kernel::queue_file::{self, is_queue_file};
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::points::between_in_process;
 use crate::target::{Form, Place, Target};
+use crate::units;
 
 /// Kernel files of the host. [`Root`] is the real one.
 pub trait HostFiles {
@@ -61,6 +63,28 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call reports, with the reason where it is known.
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
+    /// Properties of a unit of systemd, as `systemctl show` prints them.
+    ///
+    /// # Errors
+    /// As `systemctl` reports.
+    fn unit(&self, _unit: &str) -> io::Result<String> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Sets properties of a unit of systemd until it ends or the host is restarted: `NAME=VALUE`
+    /// lines.
+    ///
+    /// # Errors
+    /// As `systemctl` reports.
+    fn set_unit(&self, _unit: &str, _assignments: &str) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The number of a block device, `MAJ:MIN`.
+    ///
+    /// # Errors
+    /// As the system call reports.
+    fn device(&self, _path: &Path) -> io::Result<String> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 impl HostFiles for Root {
@@ -115,6 +139,22 @@ impl HostFiles for Root {
             let kind = e.kind();
             io::Error::new(kind, sched::explain(self, pid, tid, attr, e))
         })
+    }
+
+    fn unit(&self, unit: &str) -> io::Result<String> {
+        if !self.is_real() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "systemd of another root is not asked"));
+        }
+        units::show(unit)
+    }
+
+    fn set_unit(&self, unit: &str, assignments: &str) -> io::Result<()> {
+        between_in_process(|| units::set(unit, assignments))
+    }
+
+    fn device(&self, path: &Path) -> io::Result<String> {
+        let number = std::fs::metadata(self.at(path))?.rdev();
+        Ok(format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
     }
 }
 
@@ -225,6 +265,9 @@ impl<'a> Machine<'a> {
 
     /// The text of a knob's file.
     pub(crate) fn read(&self, target: &Target) -> Result<String, Fault> {
+        if let Some(unit) = target.form.unit() {
+            return units::read(self, unit);
+        }
         match (&target.place, &target.form) {
             (Place::Thread { pid, tid, start }, form) => {
                 self.same_thread(*pid, *tid, *start)?;
@@ -268,6 +311,9 @@ impl<'a> Machine<'a> {
 
     /// Writes to a knob's file.
     pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
+        if let Some(unit) = target.form.unit() {
+            return self.host.set_unit(unit, text).map_err(Fault::Io);
+        }
         match &target.place {
             Place::Thread { pid, tid, start } => {
                 self.same_thread(*pid, *tid, *start)?;

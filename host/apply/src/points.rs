@@ -108,6 +108,15 @@ impl HostFiles for CountedHost<'_> {
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
         self.between(|| self.0.set_scheduling(pid, tid, attr))
     }
+    fn unit(&self, unit: &str) -> io::Result<String> {
+        self.0.unit(unit)
+    }
+    fn set_unit(&self, unit: &str, assignments: &str) -> io::Result<()> {
+        self.between(|| self.0.set_unit(unit, assignments))
+    }
+    fn device(&self, path: &Path) -> io::Result<String> {
+        self.0.device(path)
+    }
 }
 
 impl CountedHost<'_> {

@@ -8,6 +8,8 @@ use rtvirtio_kernel::text;
 use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
+use crate::units;
+
 /// Location of a file: host, guest or thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -83,6 +85,28 @@ pub enum Form {
         /// Scheduling for these threads: the text of [`Attr`].
         scheduling: String,
     },
+    /// `CPUQuota=` and `CPUQuotaPeriodSec=` of a unit of systemd: the value is both in us, of one
+    /// second and of the period, each a number or `infinity`.
+    UnitQuota {
+        /// The unit's name.
+        unit: String,
+    },
+    /// A device's `IODeviceWeight=` of a unit of systemd: the value is systemd's weight, or
+    /// `default` without one.
+    UnitDeviceWeight {
+        /// The unit's name.
+        unit: String,
+        /// `MAJ:MIN`.
+        dev: String,
+        /// The device's path as systemd has it.
+        path: String,
+    },
+    /// `IOAccounting=` of a unit of systemd, which keeps the I/O controller in its group: the value
+    /// is `yes` or `no`.
+    UnitIo {
+        /// The unit's name.
+        unit: String,
+    },
 }
 
 /// File or thread of a knob.
@@ -119,6 +143,9 @@ impl Form {
                 file.lines().find(fits)?.splitn(3, ':').nth(2)?.to_owned()
             }
             Self::Group { .. } => file.trim().to_owned(),
+            Self::UnitQuota { .. } | Self::UnitDeviceWeight { .. } | Self::UnitIo { .. } => {
+                units::value(self, file)?
+            }
         })
     }
 
@@ -137,6 +164,9 @@ impl Form {
             // v1 takes 0 for "no limit" and knows no `max`.
             Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
             Self::IoMax { dev, key } => format!("{dev} {key}={value}"),
+            Self::UnitQuota { .. } | Self::UnitDeviceWeight { .. } | Self::UnitIo { .. } => {
+                units::assignments(self, value)
+            }
         }
     }
 
@@ -144,8 +174,19 @@ impl Form {
     #[must_use]
     pub fn unset(&self) -> Option<&'static str> {
         match self {
-            Self::DeviceWeight { .. } => Some("default"),
+            Self::DeviceWeight { .. } | Self::UnitDeviceWeight { .. } => Some("default"),
             Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
+            _ => None,
+        }
+    }
+
+    /// The unit of systemd whose property it is.
+    #[must_use]
+    pub fn unit(&self) -> Option<&str> {
+        match self {
+            Self::UnitQuota { unit } | Self::UnitDeviceWeight { unit, .. } | Self::UnitIo { unit } => {
+                Some(unit)
+            }
             _ => None,
         }
     }
@@ -155,6 +196,7 @@ impl Form {
     pub fn shown(&self, value: &str) -> String {
         match self {
             Self::Throttle { dev } => format!("{dev} {value}"),
+            _ if self.unit().is_some() => self.text(value).replace('\n', " "),
             _ => self.text(value),
         }
     }
@@ -227,15 +269,24 @@ impl Target {
     /// Device number of the line that is meant, if the file has one line per device.
     pub(crate) fn dev(&self) -> Option<&str> {
         match &self.form {
-            Form::DeviceWeight { dev } | Form::Throttle { dev } | Form::IoMax { dev, .. } => Some(dev),
+            Form::DeviceWeight { dev }
+            | Form::Throttle { dev }
+            | Form::IoMax { dev, .. }
+            | Form::UnitDeviceWeight { dev, .. } => Some(dev),
             _ => None,
         }
     }
 }
 
 impl fmt::Display for Target {
-    /// `/sys/block/sda/queue/scheduler`, or `vm0:/sys/block/vda/queue/scheduler` inside a guest.
+    /// `/sys/block/sda/queue/scheduler`, or `vm0:/sys/block/vda/queue/scheduler` inside a guest. A
+    /// unit's property is no file: `/sys/fs/cgroup/plc.scope: CPUQuota`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(_), Some(dir), Some(name)) =
+            (self.form.unit(), self.path.parent(), self.path.file_name())
+        {
+            return write!(f, "{}: {}", dir.display(), name.to_string_lossy());
+        }
         if let Place::Guest { vm, .. } = &self.place {
             write!(f, "{vm}:")?;
         }

@@ -58,6 +58,7 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
                 ),
             ])
         }
+        (form, Place::Host) if form.unit().is_some() => unit(form, old),
         (form, Place::Host) => {
             if let Some(dev) = target.dev() {
                 dev_number(dev)?;
@@ -66,6 +67,22 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
         }
         (_, Place::Guest { .. }) => Err("it is inside a guest".to_owned()),
     }
+}
+
+/// Properties of a unit of systemd.
+fn unit(form: &Form, old: &str) -> Result<Vec<String>, String> {
+    let unit = quoted(form.unit().unwrap_or_default())?;
+    if let (Form::UnitDeviceWeight { path, .. }, "default") = (form, old) {
+        return Ok(vec![
+            format!(
+                "# `IODeviceWeight=` erases the weights of all devices: set those but {} again",
+                quoted(path)?
+            ),
+            format!("systemctl set-property --runtime -- {unit} IODeviceWeight="),
+        ]);
+    }
+    let assignments: Result<Vec<String>, String> = form.text(old).lines().map(quoted).collect();
+    Ok(vec![format!("systemctl set-property --runtime -- {unit} {}", assignments?.join(" "))])
 }
 
 fn echo(value: &str, file: &Path) -> Result<String, String> {

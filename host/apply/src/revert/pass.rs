@@ -228,8 +228,9 @@ impl<'a, 'm> Pass<'a, 'm> {
     fn put_back(&mut self, observer: &mut dyn Observer) {
         let is_open = |(id, fate): (&usize, &Fate)| fate.is_open().then_some(*id);
         self.open = self.fates.iter().filter_map(is_open).collect();
+        self.put_back_units(observer);
         for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
-            if !self.todo.contains_key(&entry.id) {
+            if !self.todo.contains_key(&entry.id) || entry.target.form.unit().is_some() {
                 continue;
             }
             if let Some(by) = self.held_by(entry) {
@@ -240,10 +241,37 @@ impl<'a, 'm> Pass<'a, 'm> {
             // Without an old value the file vanishes with the write that created it; a cgroup's
             // line must be unset first, to see that nothing else relies on it.
             let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
+            // systemd may have taken the controller away with the property.
+            if entry.old.is_none() && matches!(self.machine.read(&entry.target), Err(Fault::Gone(_))) {
+                observer.step(Step::Restored);
+                continue;
+            }
             if let Err(error) = restore::restore(&entry.target, old, self.machine) {
                 self.fail(entry, error);
             }
             observer.step(Step::Restored);
+        }
+    }
+
+    /// Properties of units come before the files that systemd writes by them, and the I/O
+    /// controller, which it may take away then, before the files that are there with it.
+    fn put_back_units(&mut self, observer: &mut dyn Observer) {
+        let mut any = false;
+        for entry in self.journal.entries.iter().filter(|e| e.target.form.unit().is_some()) {
+            let Some(old) = entry.old.as_deref().filter(|_| self.todo.contains_key(&entry.id)) else {
+                continue;
+            };
+            any = true;
+            if let Err(error) = restore::restore(&entry.target, old, self.machine) {
+                self.fail(entry, error);
+            }
+            observer.step(Step::Restored);
+        }
+        let enabled = |e: &&Entry| e.changed_by.is_some() && e.target.form == Form::IoEnabled;
+        for entry in self.journal.entries.iter().filter(|_| any).filter(enabled) {
+            let Some(old) = self.to_settle(entry) else { continue };
+            // From the root down; settling reports an error.
+            let _ = restore::restore(&entry.target, old, self.machine);
         }
     }
 

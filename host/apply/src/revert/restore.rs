@@ -11,6 +11,7 @@ use rtvirtio_kernel::text;
 use crate::machine::{ABSENT, Fault, Machine};
 use crate::outcome::Fate;
 use crate::target::{Form, Target};
+use crate::units;
 
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far
 /// above one that was not.
@@ -20,6 +21,12 @@ const TICK_MS: u64 = 10;
 pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     match (&target.form, old) {
         (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
+        (Form::UnitDeviceWeight { path, .. }, "default") => {
+            let text = machine.read(target).map_err(|f| fault(target, f, "reading"))?;
+            let others = units::without_weight(path, &text);
+            let others = others.ok_or_else(|| failed("its weights are not understood".to_owned()))?;
+            write(target, &others, machine)?;
+        }
         (Form::IoEnabled, "-io") => disable_io(target, machine)?,
         (Form::Group { home, scheduling }, ABSENT) => {
             group::empty(&target.path, home, scheduling, machine)?;

@@ -1,0 +1,428 @@
+//! Settings in cgroups of systemd's units are given to systemd too, as runtime properties: it
+//! writes these files anew by itself, and takes away what it does not know.
+//!
+//! Seen with systemd 252: `systemctl daemon-reload` puts `cpu.max` of running units back to `max`,
+//! removes the lines of devices from `io.bfq.weight`, and takes the I/O controller, with all
+//! limits, from groups in which no unit asks for it. `set-property` of a unit does so too, also
+//! with systemd 257. So a cap is its `CPUQuota=`, a weight its `IODeviceWeight=`, and next to a
+//! limit stands `IOAccounting=yes`, which keeps the controller; `io.max` is not rewritten then.
+//!
+//! The file has the exact value, written after the property and read back. `systemctl` is asked
+//! because it needs no message bus as root, and is wherever systemd is.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rtvirtio_kernel::text;
+
+use crate::error::ApplyError;
+use crate::machine::{Fault, Machine};
+use crate::resolve::Write;
+use crate::target::{Form, Place, Target};
+
+/// The directory that says that systemd is the init (`sd_booted(3)`).
+const BOOTED: &str = "/run/systemd/system";
+/// Properties that are read, each on a line of its own.
+const PROPERTIES: &str =
+    "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,IOAccounting";
+/// What systemd shows of a time that is not set, and of no limit.
+pub(crate) const INFINITY: &str = "infinity";
+/// The period of a quota where none is set (`systemd.resource-control(5)`), in us.
+const PERIOD: u64 = 100_000;
+/// The kernel's smallest quota and period, and its longest period, in us.
+const SHORTEST: u64 = 1_000;
+const SECOND: u64 = 1_000_000;
+/// One percent of a CPU, in us of a second: drop-in files of systemd 252 hold whole ones.
+const PERCENT: u64 = 10_000;
+
+/// A setting that systemd takes away, or changes, when it writes its units anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unkept {
+    /// The file's name.
+    pub file: String,
+    /// The unit whose cgroup it is in.
+    pub unit: String,
+    /// Why systemd does not keep it.
+    pub why: Why,
+}
+
+/// Why systemd does not keep a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It was not given to systemd.
+    NotGiven(String),
+    /// It keeps this value instead.
+    Rounded(String),
+}
+
+impl fmt::Display for Unkept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Why::NotGiven(why) => write!(f, "{} of {} goes ({why})", self.file, self.unit),
+            Why::Rounded(value) => write!(f, "{} of {} becomes `{value}`", self.file, self.unit),
+        }
+    }
+}
+
+/// Writes with what systemd is to be told before them.
+pub(crate) struct Given {
+    /// In order: the properties, then the files.
+    pub writes: Vec<Write>,
+    pub unkept: Vec<Unkept>,
+}
+
+/// What a unit's properties are.
+struct Unit<'t> {
+    text: &'t str,
+}
+
+impl<'t> Unit<'t> {
+    /// The values of a property, which has a line for each.
+    fn all(&self, name: &'static str) -> impl Iterator<Item = &'t str> {
+        self.text.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    fn first(&self, name: &'static str) -> Option<&'t str> {
+        self.all(name).next()
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.first("LoadState") == Some("loaded")
+    }
+
+    /// Paths of devices with their weights.
+    fn device_weights(&self) -> Option<Vec<(&'t str, u64)>> {
+        let lines = self.all("IODeviceWeight").filter(|line| !line.is_empty());
+        lines.map(|line| line.rsplit_once(' ').and_then(|(path, w)| Some((path, w.parse().ok()?)))).collect()
+    }
+}
+
+/// The value of a unit's property in what systemd shows; `None` when that is not understood.
+pub(crate) fn value(form: &Form, text: &str) -> Option<String> {
+    let unit = Unit { text };
+    match form {
+        Form::UnitQuota { .. } => {
+            let time = |name| time_us(unit.first(name)?);
+            Some(format!("{} {}", time("CPUQuotaPerSecUSec")?, time("CPUQuotaPeriodUSec")?))
+        }
+        Form::UnitDeviceWeight { path, .. } => {
+            let weights = unit.device_weights()?;
+            let weight = weights.iter().rev().find(|(other, _)| other == path);
+            Some(weight.map_or_else(|| "default".to_owned(), |(_, weight)| weight.to_string()))
+        }
+        Form::UnitIo { .. } => {
+            unit.first("IOAccounting").filter(|v| ["yes", "no"].contains(v)).map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// The arguments of `systemctl set-property` for a value, a line for each.
+pub(crate) fn assignments(form: &Form, value: &str) -> String {
+    match form {
+        Form::UnitQuota { .. } => {
+            let (quota, period) = value.split_once(' ').unwrap_or((value, INFINITY));
+            let quota = quota.parse().map_or_else(|_| String::new(), percent);
+            let period = if period == INFINITY { String::new() } else { format!("{period}us") };
+            format!("CPUQuota={quota}\nCPUQuotaPeriodSec={period}")
+        }
+        Form::UnitDeviceWeight { path, .. } => format!("IODeviceWeight={path} {value}"),
+        _ => format!("IOAccounting={value}"),
+    }
+}
+
+/// The arguments that leave the weights of other devices alone: one cannot be removed by itself.
+pub(crate) fn without_weight(path: &str, text: &str) -> Option<String> {
+    let mut out = "IODeviceWeight=".to_owned();
+    let weights = Unit { text }.device_weights()?;
+    for (other, weight) in weights.into_iter().filter(|(other, _)| *other != path) {
+        out.push_str(&format!("\nIODeviceWeight={other} {weight}"));
+    }
+    Some(out)
+}
+
+/// What systemd shows of a unit.
+///
+/// # Errors
+/// `NotFound` for a unit that systemd does not have; else as `systemctl` reports.
+pub(crate) fn read(machine: &Machine<'_>, unit: &str) -> Result<String, Fault> {
+    let text = machine.host().unit(unit).map_err(|e| not_gone(&e))?;
+    let is_loaded = Unit { text: &text }.is_loaded();
+    if is_loaded {
+        return Ok(text);
+    }
+    Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("systemd has no unit {unit}"))))
+}
+
+/// A missing `systemctl` is not a missing unit.
+fn not_gone(error: &io::Error) -> Fault {
+    Fault::Io(io::Error::other(format!("systemctl: {error}")))
+}
+
+/// `systemctl show` of the properties that matter here.
+pub(crate) fn show(unit: &str) -> io::Result<String> {
+    systemctl(&["show", "--property", PROPERTIES, "--", unit])
+}
+
+/// Sets properties until the unit ends or the host is restarted.
+pub(crate) fn set(unit: &str, assignments: &str) -> io::Result<()> {
+    let mut args = vec!["set-property", "--runtime", "--", unit];
+    args.extend(assignments.lines());
+    systemctl(&args).map(|_| ())
+}
+
+fn systemctl(args: &[&str]) -> io::Result<String> {
+    let out = Command::new("systemctl")
+        .args(["--no-pager", "--no-ask-password"])
+        .args(args)
+        .env("LC_ALL", "C")
+        .env("SYSTEMD_COLORS", "0")
+        .stdin(Stdio::null())
+        .output()?;
+    if out.status.success() {
+        return String::from_utf8(out.stdout).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
+}
+
+/// The unit whose own cgroup a file is in, by its name.
+fn unit_of(file: &Path) -> Option<&str> {
+    let dir = file.parent()?;
+    let kinds = ["scope", "service", "slice"];
+    let is_unit = dir.extension().is_some_and(|e| kinds.iter().any(|kind| e == OsStr::new(kind)));
+    dir.file_name().filter(|_| is_unit)?.to_str()
+}
+
+/// Puts before writes what systemd is to be told of them. All properties come before all files: a
+/// property that is set makes systemd write the unit's files anew.
+///
+/// # Errors
+/// When it cannot be seen whether systemd runs here.
+pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, ApplyError> {
+    let mut given = Given { writes: Vec::new(), unkept: Vec::new() };
+    let mut files = all.to_vec();
+    if !machine.root().exists(BOOTED)? {
+        given.writes = files;
+        return Ok(given);
+    }
+    let mut shown: BTreeMap<String, Result<String, String>> = BTreeMap::new();
+    for write in &mut files {
+        let (Place::Host, Some(unit)) = (&write.target.place, unit_of(&write.target.path)) else { continue };
+        let unit = unit.to_owned();
+        let file = write.target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_ours = |w: &Write| matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. });
+        if file != "cpu.max" && !is_ours(write) {
+            continue;
+        }
+        let text = shown.entry(unit.clone()).or_insert_with(|| shown_of(&unit, &write.target.path, machine));
+        let property = match text {
+            Ok(text) => property(&unit, write, &Unit { text }, machine),
+            Err(why) => Err(why.clone()),
+        };
+        match property {
+            Ok((property, kept)) => {
+                if kept != write.value && file == "cpu.max" {
+                    given.unkept.push(Unkept { file, unit, why: Why::Rounded(kept.clone()) });
+                }
+                // On the way, and after a reload, the file has what systemd makes of it.
+                write.also_ours.extend([kept, write.value.clone(), emptied(&write.target.form)]);
+                if !given.writes.iter().any(|w| w.target == property.target) {
+                    given.writes.push(property);
+                }
+            }
+            Err(why) => {
+                let lost = Unkept { file, unit, why: Why::NotGiven(why) };
+                if !given.unkept.contains(&lost) {
+                    given.unkept.push(lost);
+                }
+            }
+        }
+    }
+    if !given.writes.is_empty() {
+        for write in files.iter_mut().filter(|w| w.target.form == Form::IoEnabled) {
+            write.also_ours.push("+io".to_owned());
+        }
+        side_effects(&mut given.writes, &files, &shown, machine);
+    }
+    crate::resolve::append(&mut given.writes, files);
+    Ok(given)
+}
+
+/// What a file has once systemd has taken our value away.
+fn emptied(form: &Form) -> String {
+    form.unset().map_or_else(|| format!("max {PERIOD}"), str::to_owned)
+}
+
+/// What systemd shows of the unit that a file's directory is the cgroup of.
+fn shown_of(unit: &str, file: &Path, machine: &Machine<'_>) -> Result<String, String> {
+    let text = read(machine, unit).map_err(|fault| fault.into_io().to_string())?;
+    let group = Unit { text: &text }.first("ControlGroup").unwrap_or_default().trim_start_matches('/');
+    let dir = file.parent().unwrap_or(file);
+    if group.is_empty() || !dir.ends_with(group) {
+        return Err(format!("the unit of that name has another cgroup, `/{group}`"));
+    }
+    Ok(text)
+}
+
+/// The property for a write, and the value that systemd gives to the file by it.
+fn property(
+    unit: &str,
+    write: &Write,
+    now: &Unit<'_>,
+    machine: &Machine<'_>,
+) -> Result<(Write, String), String> {
+    let named = |name: &str, form: Form, value: String| {
+        let target = Target::host(write.target.path.with_file_name(name), form);
+        Write { takes: write.takes, ..Write::new(format!("{name} of {unit}"), target, value) }
+    };
+    let unit = unit.to_owned();
+    match &write.target.form {
+        Form::DeviceWeight { dev } => {
+            let weight = write.value.parse().map_err(|_| format!("`{}` is no weight", write.value))?;
+            let path = path_of(dev, now, machine)?;
+            let form = Form::UnitDeviceWeight { unit, dev: dev.clone(), path };
+            Ok((named("IODeviceWeight", form, systemd_weight(weight).to_string()), write.value.clone()))
+        }
+        Form::IoMax { .. } => {
+            Ok((named("IOAccounting", Form::UnitIo { unit }, "yes".to_owned()), write.value.clone()))
+        }
+        _ => {
+            let period_now = now.first("CPUQuotaPeriodUSec").and_then(time_us).unwrap_or_default();
+            let (value, kept) = quota(&write.value, &period_now)
+                .ok_or_else(|| format!("`{}` is no cap of a group", write.value))?;
+            Ok((named("CPUQuota", Form::UnitQuota { unit }, value), kept))
+        }
+    }
+}
+
+/// The properties for a value of `cpu.max`, and what systemd makes of them: a whole percent, rounded
+/// up, because that is what its drop-in files keep, and the VM is to have no less than its contract.
+/// (`cgroup_cpu_adjust_period()`: quota and period have at least 1 ms.)
+fn quota(cpu_max: &str, period_now: &str) -> Option<(String, String)> {
+    let (quota, period) = cpu_max.split_once(' ')?;
+    let period: u64 = period.parse().ok()?;
+    let unset = period == PERIOD && period_now == INFINITY;
+    let shown = if unset { INFINITY.to_owned() } else { period.to_string() };
+    if quota == "max" {
+        return Some((format!("{INFINITY} {shown}"), format!("max {period}")));
+    }
+    let quota: u64 = quota.parse().ok()?;
+    // In 128 bits: any product of two times fits.
+    let exact = (u128::from(quota) * u128::from(SECOND)).div_ceil(u128::from(period.max(1)));
+    let per_second = u64::try_from(exact).ok()?.div_ceil(PERCENT).max(1).checked_mul(PERCENT)?;
+    let stretched = (SHORTEST * SECOND).div_ceil(per_second);
+    let taken = period.max(stretched).clamp(SHORTEST, SECOND);
+    let kept = u128::from(per_second) * u128::from(taken) / u128::from(SECOND);
+    Some((format!("{per_second} {shown}"), format!("{kept} {taken}")))
+}
+
+/// systemd's weight from 1 to 10000 of which it makes this BFQ weight from 1 to 1000: both have 100
+/// as default, and are mapped by a line on each side of it (`BFQ_WEIGHT()`).
+#[must_use]
+pub fn systemd_weight(bfq: u64) -> u64 {
+    if bfq <= 100 { bfq } else { 100 + 11 * (bfq - 100) }
+}
+
+/// How systemd names a device: as it does by now, or by its number, which needs no file.
+fn path_of(dev: &str, now: &Unit<'_>, machine: &Machine<'_>) -> Result<String, String> {
+    let number = format!("/dev/block/{dev}");
+    let weights = now.device_weights().ok_or("its weights of devices are not understood")?;
+    for (path, _) in weights {
+        if path == number {
+            return Ok(number);
+        }
+        let found = machine.host().device(Path::new(path)).map_err(|e| format!("{path}: {e}"))?;
+        if found == dev {
+            return Ok(path.to_owned());
+        }
+    }
+    Ok(number)
+}
+
+/// Adds what systemd changes along with a property: what was written by hand into the unit's files,
+/// and the I/O controller above it.
+fn side_effects(
+    properties: &mut [Write],
+    files: &[Write],
+    shown: &BTreeMap<String, Result<String, String>>,
+    machine: &Machine<'_>,
+) {
+    let is_free = |target: &Target| !files.iter().any(|w| w.target == *target);
+    for property in properties {
+        let Some(dir) = property.target.path.parent() else { continue };
+        let Some(Ok(text)) = unit_of(&property.target.path).and_then(|unit| shown.get(unit)) else {
+            continue;
+        };
+        let unit = Unit { text };
+        let read = |name: &str| machine.host().read(&dir.join(name)).ok();
+        let mut found = Vec::new();
+        let by_hand = |name: &str, unset: &str| read(name).is_some_and(|v| !v.starts_with(unset));
+        if unit.first("CPUQuotaPerSecUSec") == Some(INFINITY) && by_hand("cpu.max", "max 100000") {
+            found.push(Target::host(dir.join("cpu.max"), Form::Plain));
+        }
+        if unit.first("CPUWeight") == Some("[not set]") && by_hand("cpu.weight", "100\n") {
+            found.push(Target::host(dir.join("cpu.weight"), Form::Plain));
+        }
+        if unit.device_weights().is_some_and(|w| w.is_empty()) {
+            let weights = read("io.bfq.weight").and_then(|file| text::weights(&file));
+            for dev in weights.into_iter().flat_map(|w| w.devices.into_keys()) {
+                found.push(Target::host(dir.join("io.bfq.weight"), Form::DeviceWeight { dev }));
+            }
+        }
+        for above in dir.ancestors().skip(1) {
+            let file = above.join("cgroup.subtree_control");
+            match machine.host().read(&file) {
+                Ok(controllers) if text::has_word(&controllers, "io") => {
+                    found.push(Target::host(file, Form::IoEnabled));
+                }
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        property.side_effects.extend(found.into_iter().filter(is_free));
+    }
+}
+
+/// `CPUQuota=` of a time in each second.
+fn percent(us: u64) -> String {
+    let (whole, part) = (us / PERCENT, us % PERCENT / 100);
+    if part == 0 { format!("{whole}%") } else { format!("{whole}.{part:02}%") }
+}
+
+/// A time as systemd shows it (`systemd.time(7)`), such as `1min 2.500s`, in us; `infinity` as it
+/// is.
+fn time_us(text: &str) -> Option<String> {
+    if text == INFINITY {
+        return Some(text.to_owned());
+    }
+    let mut sum: u64 = 0;
+    for word in text.split(' ') {
+        let end = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
+        let (number, unit) = word.split_at(end);
+        let unit: u64 = match unit {
+            "d" => 86_400_000_000,
+            "h" => 3_600_000_000,
+            "min" => 60_000_000,
+            "s" => SECOND,
+            "ms" => 1_000,
+            "us" => 1,
+            _ if word == "0" => 1,
+            _ => return None,
+        };
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        sum = sum.checked_add(whole.parse::<u64>().ok()?.checked_mul(unit)?)?;
+        if !part.is_empty() {
+            let digits = u32::try_from(part.len()).ok()?;
+            let scaled = part.parse::<u64>().ok()?.checked_mul(unit)?;
+            sum = sum.checked_add(scaled / 10_u64.checked_pow(digits)?)?;
+        }
+    }
+    Some(sum.to_string())
+}
+
+#[cfg(test)]
+mod tests;
