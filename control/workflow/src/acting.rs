@@ -141,7 +141,13 @@ pub(crate) fn note_own(dirs: &Dirs) -> Result<()> {
     let name = note_name(&state);
     // A path that is not UTF-8 has no JSON.
     let state = PathBuf::from(state.to_string_lossy().into_owned());
-    write_state(&notes(dirs), &name, &serde_json::to_vec(&Note { state, mark })?)
+    let text = serde_json::to_vec(&Note { state, mark })?;
+    // Each contract notes it anew, and one that cannot be read is written.
+    let there = StateDir::find(notes(dirs))?.and_then(|dir| dir.read(&name).ok());
+    if there.as_deref() == Some(&text[..]) {
+        return Ok(());
+    }
+    write_state(&notes(dirs), &name, &text)
 }
 
 /// Removes the note where nothing of the state directory acts any more.

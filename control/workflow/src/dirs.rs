@@ -103,6 +103,17 @@ pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
     dir.replace(name, 0o644, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// As [`write_state`], of a file that means something with a journal only, which is written after
+/// it: a process that is killed leaves the old or the new one, and when the host crashes its
+/// content may be lost.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write_before_journal(dir: &StateDir, name: &str, content: &[u8]) -> Result<()> {
+    let path = || format!("cannot write {}", dir.path().join(name).display());
+    dir.replace_unsynced(name, 0o644, content).with_context(path)
+}
+
 /// Whether a path exists.
 ///
 /// # Errors

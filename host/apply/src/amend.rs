@@ -90,7 +90,7 @@ pub(crate) fn amend(
     write_touched(&journal, writes, &touched, machine, observer, &mut out);
     forget_former(&mut journal, writes, &touched, machine);
     // The journal on disk holds these values too, so everything can be put back from it.
-    if let Err(e) = journal::store(dir, &journal) {
+    if let Err(e) = journal::store_done(dir, &journal) {
         out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
     }
     Ok(out)
@@ -100,8 +100,15 @@ pub(crate) fn amend(
 /// nothing is left to put back, and the next cgroup of this name has old values of its own. Returns
 /// whether any was dropped.
 fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
-    let gone = |e: &Entry| {
-        let ended = e.target.is_thread() && matches!(machine.read(&e.target), Err(Fault::Gone(_)));
+    // A VM may have thousands of threads, each with several settings.
+    let mut ended: BTreeMap<(u32, u64), bool> = BTreeMap::new();
+    let mut gone = |e: &Entry| {
+        let ended = match e.target.place {
+            Place::Thread { pid, tid, start } => *ended
+                .entry((tid, start))
+                .or_insert_with(|| matches!(machine.same_thread(pid, tid, start), Err(Fault::Gone(_)))),
+            Place::Host | Place::Guest { .. } => false,
+        };
         let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
         ended || (removed && matches!(inspect(e, true, machine), State::Gone(_)))
     };

@@ -112,7 +112,7 @@ fn write_all(
         compare(entry, machine)?;
     }
     journal.complete = true;
-    journal::store(dir, journal)?;
+    journal::store_done(dir, journal)?;
     Ok(unchanged)
 }
 

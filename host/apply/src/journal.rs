@@ -288,9 +288,25 @@ pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
 /// Writes the journal so that after a crash either the old or the new one is there, whole. After an
 /// error too, but which of them is not known.
 pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
-    let failed = |action, source| ApplyError::State { action, path: path(dir), source };
-    let bytes = journal.encode().map_err(|e| failed("serialise", e.into()))?;
-    dir.replace(JOURNAL_FILE, MODE, &bytes).map_err(|e| failed("write", e))
+    dir.replace(JOURNAL_FILE, MODE, &bytes(dir, journal)?).map_err(|e| not_written(dir, e))
+}
+
+/// As [`store`], for what only says that writes are done: when the host crashes, the one before may
+/// be there again. That one leads back too, and the settings have ended with the host's run.
+pub(crate) fn store_done(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
+    dir.replace_unordered(JOURNAL_FILE, MODE, &bytes(dir, journal)?).map_err(|e| not_written(dir, e))
+}
+
+fn bytes(dir: &StateDir, journal: &Journal) -> Result<Vec<u8>, ApplyError> {
+    let failed = |e: serde_json::Error| {
+        let (action, path, source) = ("serialise", path(dir), e.into());
+        ApplyError::State { action, path, source }
+    };
+    journal.encode().map_err(failed)
+}
+
+fn not_written(dir: &StateDir, source: io::Error) -> ApplyError {
+    ApplyError::State { action: "write", path: path(dir), source }
 }
 
 pub(crate) fn remove(dir: &StateDir) -> Result<(), ApplyError> {

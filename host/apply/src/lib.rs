@@ -44,7 +44,7 @@ pub use resolve::{
 };
 pub use revert::OnConflict;
 pub use session::Session;
-pub use state_dir::StateDir;
+pub use state_dir::{StateDir, syncs};
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
 pub use units::{Unkept, Why, systemd_weight};

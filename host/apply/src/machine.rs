@@ -290,7 +290,7 @@ impl<'a> Machine<'a> {
     /// Checks that a thread id still names the thread of the journal. The id may be reused between
     /// this check and the next call, because `sched_setattr` takes no file descriptor; as the
     /// kernel assigns ids in sequence, all of them would have to be used up meanwhile.
-    fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
+    pub(crate) fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
         match self.host.thread_start(pid, tid).map_err(Fault::of)? {
             now if now == start => Ok(()),
             _ => Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")))),

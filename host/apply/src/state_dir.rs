@@ -1,6 +1,7 @@
 //! The state directory: root writes there, so only a directory that no other user can change is
 //! used.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -17,6 +18,20 @@ use crate::error::ApplyError;
 const OTHERS_WRITE: u32 = 0o022;
 /// Mode of a new directory; private files have their own mode.
 const DIR_MODE: u32 = 0o755;
+
+/// Waits for the disk so far, of this thread.
+#[must_use]
+pub fn syncs() -> u64 {
+    SYNCS.get()
+}
+
+thread_local! {
+    static SYNCS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count_sync() {
+    SYNCS.set(SYNCS.get() + 1);
+}
 
 /// A directory that belongs to this user or to root and that no other user can write to. Its files
 /// are opened relative to it, without following symbolic links.
@@ -136,17 +151,50 @@ impl StateDir {
     /// As the system calls report; which of the two contents is there is not known then, but one of
     /// them is, whole.
     pub fn replace(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+        self.replace_unordered(name, mode, bytes)?;
+        self.sync()
+    }
+
+    /// As [`StateDir::replace`], but does not wait until the new name is on disk: when the host
+    /// crashes, the old content may be there again, whole. A process that is killed leaves the new
+    /// one.
+    ///
+    /// # Errors
+    /// As [`StateDir::replace`].
+    pub fn replace_unordered(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+        self.exchange(name, mode, bytes, |file| {
+            count_sync();
+            file.sync_all()
+        })
+    }
+
+    /// As [`StateDir::replace`], but waits for no disk: when the host crashes, the content may be
+    /// lost. A process that is killed leaves the old or the new one, whole.
+    ///
+    /// # Errors
+    /// As [`StateDir::replace`].
+    pub fn replace_unsynced(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+        self.exchange(name, mode, bytes, |_| Ok(()))
+    }
+
+    fn exchange(
+        &self,
+        name: &str,
+        mode: u32,
+        bytes: &[u8],
+        sync: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let temp = format!("{name}.new");
         let written = self.create_file(&temp, mode).and_then(|mut file| {
             file.write_all(bytes)?;
-            file.sync_all()
+            sync(&file)
         });
         let renamed = written.and_then(|()| Ok(rustix::fs::renameat(&self.dir, &temp, &self.dir, name)?));
         if renamed.is_err() {
             // A partial new content is of no use, and may fill the disk.
             let _ = self.remove(&temp);
         }
-        renamed.and_then(|()| self.sync())
+        renamed
     }
 
     /// Removes a file; none is no error. A symbolic link itself is removed, not its target.
@@ -178,6 +226,7 @@ impl StateDir {
     /// # Errors
     /// As the system call reports.
     pub fn sync(&self) -> io::Result<()> {
+        count_sync();
         Ok(rustix::fs::fsync(&self.dir)?)
     }
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
 use rtvirtio_apply::{
-    Amended, ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
-    Write,
+    Amended, ApplyError, Form, HostFiles, Machine, NoGuests, Observer, OnConflict, Place, Session, Silent,
+    Step, Target, Write, syncs,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
@@ -206,6 +206,36 @@ fn new_threads_are_taken_in_and_put_back() {
     // Amended again: there is nothing to do.
     assert_eq!(sim.amend(&new_threads()), Amended::default());
     assert_eq!(sim.differences(), Vec::<String>::new());
+}
+
+#[test]
+fn the_disk_is_waited_for_twice_before_the_first_write_and_once_after_the_last() {
+    /// Waits of this thread at each step.
+    struct Waits(Vec<(Step, u64)>);
+    impl Observer for Waits {
+        fn step(&mut self, step: Step) {
+            self.0.push((step, syncs()));
+        }
+    }
+    let (sim, writes, main) = before();
+    let begin = syncs();
+    let at = |waits: &Waits, which: fn(&Step) -> bool| {
+        let seen = waits.0.iter().filter(|(step, _)| which(step)).map(|(_, n)| n - begin);
+        (seen.clone().min(), seen.max())
+    };
+    let wrote = |step: &Step| matches!(step, Step::Wrote { .. });
+    let mut waits = Waits(Vec::new());
+    sim.session().apply(&writes, &sim.machine(), &mut waits).unwrap();
+    assert!(writes.len() > 3, "{writes:?}");
+    // The journal and its name, however many writes follow.
+    assert_eq!(at(&waits, |step| *step == Step::Journaled), (Some(2), Some(2)));
+    assert_eq!(at(&waits, wrote), (Some(2), Some(2)));
+    assert_eq!(syncs() - begin, 3, "that all is written");
+    sim.kernel.thread(7, 30, &main, "/rtvirtio-vm");
+    let mut waits = Waits(Vec::new());
+    sim.session().amend(&new_threads(), &sim.machine(), &mut waits).unwrap();
+    assert_eq!(at(&waits, wrote), (Some(5), Some(5)));
+    assert_eq!(syncs() - begin, 6);
 }
 
 #[test]

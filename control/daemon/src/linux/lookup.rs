@@ -45,6 +45,11 @@ impl Lookups {
         self.numbers.read_only();
     }
 
+    /// Writes down which processes were seen for the first time.
+    pub fn save(&mut self) {
+        self.numbers.save();
+    }
+
     /// Why it cannot be written down.
     pub fn problem(&self) -> Option<&str> {
         self.numbers.problem()

@@ -93,7 +93,6 @@ impl Numbers {
                 bound
             }
         };
-        self.save();
         if bound.boot == self.boot && bound.process == *now {
             return Ok(());
         }
@@ -115,8 +114,9 @@ impl Numbers {
         self.save();
     }
 
-    /// Tried again with the next look where it fails: until the service ends it knows them anyway.
-    fn save(&mut self) {
+    /// Writes down what is new, once for a look at all VMs. Tried again with the next one where it
+    /// fails: until the service ends it knows them anyway.
+    pub fn save(&mut self) {
         let Ok(all) = &self.all else { return };
         if self.is_saved || !self.writes {
             return;
@@ -169,6 +169,7 @@ mod tests {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let mut numbers = Numbers::load(dir.path());
         numbers.check("plc", 700, &[process(5)], &[]).unwrap();
+        numbers.save();
         let other = numbers.check("plc", 700, &[process(9)], &[]).unwrap_err();
         assert!(matches!(&other, Presence::Off(why) if why.contains("contract remove plc")), "{other:?}");
         // Another process of the service.
@@ -181,6 +182,7 @@ mod tests {
         assert!(numbers.check("plc", 700, &[process(9)], &[]).is_err());
         numbers.keep_only(&desired("plc", 701));
         numbers.check("plc", 700, &[process(9)], &[]).unwrap();
+        numbers.save();
         assert!(Numbers::load(dir.path()).check("plc", 700, &[process(5)], &[]).is_err(), "it is saved");
     }
 
@@ -190,6 +192,7 @@ mod tests {
         let mut numbers = Numbers::load(dir.path());
         assert!(numbers.check("plc", 700, &[process(9)], &[process(5)]).is_err());
         numbers.check("plc", 700, &[process(5)], &[]).unwrap();
+        numbers.save();
         let file = dir.path().join(FILE);
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, text.replace(&numbers.boot, "another")).unwrap();
@@ -206,6 +209,7 @@ mod tests {
         let mut numbers = Numbers::load(dir.path());
         numbers.read_only();
         numbers.check("plc", 700, &[process(5)], &[]).unwrap();
+        numbers.save();
         assert!(!dir.path().join(FILE).exists() && numbers.problem().is_none());
     }
 }
