@@ -84,4 +84,9 @@ pub trait Host {
 
     /// Carries a step out.
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome;
+
+    /// What is left of a step that was done in part, as a step of its own: others come before it.
+    fn rest(&self, _: &Step) -> Option<Step> {
+        None
+    }
 }

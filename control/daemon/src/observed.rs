@@ -132,6 +132,32 @@ pub struct ScopeView {
     pub drift: Vec<Drift>,
 }
 
+/// Threads of a VM that could be in the contract in force for it, and are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outside {
+    /// None.
+    #[default]
+    None,
+    /// So many.
+    Threads(usize),
+    /// They have not been looked for since the service began.
+    NotLookedFor,
+}
+
+impl Outside {
+    /// Why a contract is not said to be in force.
+    pub(crate) fn why(self) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::Threads(1) => Some("1 thread is still outside of it".to_owned()),
+            Self::Threads(n) => Some(format!("{n} threads are still outside of it")),
+            Self::NotLookedFor => Some(
+                "whether all threads are in it has not been looked at since the service began".to_owned(),
+            ),
+        }
+    }
+}
+
 /// One VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedVm {
@@ -142,6 +168,8 @@ pub struct ObservedVm {
     /// Whether threads are there that are not in its contract yet, or its budget is to be split
     /// anew.
     pub new_threads: bool,
+    /// Threads that are known not to be in it.
+    pub outside: Outside,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,
     /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it
@@ -159,6 +187,7 @@ impl ObservedVm {
             presence: Presence::Off(why.into()),
             scope: None,
             new_threads: false,
+            outside: Outside::None,
             applied_by_hand: false,
             lacks_plan: false,
             lacks_held: false,

@@ -311,12 +311,21 @@ fn contracted(
         _ if memory.failure(name).is_some() => (VmState::Failed, memory.failure(name).map(str::to_owned)),
         _ if waits => (VmState::Waiting, Some(format!("`rtvirtio contract accept {name}`"))),
         (_, Some(scope)) if scope.state == ScopeState::Whole && scope.contract == contract.id => {
+            let outside = vm.outside.why().filter(|_| matches!(vm.presence, Presence::Running(_)));
+            if let Some(why) = outside {
+                return VmSnapshot { why: Some(why), ..of_contract(contract, vm, VmState::Pending) };
+            }
             let why = kept.map(|why| kept_words(false, why));
             (if scope.drift.is_empty() { VmState::InForce } else { VmState::Drift }, why)
         }
         _ if config.mode == Mode::Observe => (VmState::WouldApply, None),
         _ => (VmState::Pending, None),
     };
+    VmSnapshot { why, waits_for: waits.then(|| contract.id.clone()), ..of_contract(contract, vm, state) }
+}
+
+/// What a contract itself says.
+fn of_contract(contract: &Contract, vm: &ObservedVm, state: VmState) -> VmSnapshot {
     let targets = contract.vm.tasks.iter().flat_map(|task| {
         task.goals().flatten().map(|target| TargetSnapshot {
             task: task.name.clone(),
@@ -326,13 +335,11 @@ fn contracted(
     });
     VmSnapshot {
         state,
-        why,
         criticality: Some(contract.criticality()),
         file: Some(contract.origin.to_string()),
         overrides: contract.overrides.as_ref().map(ToString::to_string),
         written: Some(contract.id.clone()),
-        waits_for: waits.then(|| contract.id.clone()),
         targets: targets.collect(),
-        ..base(name, vm)
+        ..base(&contract.vm.name, vm)
     }
 }

@@ -141,6 +141,22 @@ pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
 /// [`Kind::InForce`](crate::Kind::InForce) with the holder and the remedy; when what is in force
 /// is not known.
 pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
+    let mut held = held_elsewhere(dirs)?;
+    held.splice(..0, held_by_service(dirs)?);
+    refuse_held(vms, own, &held)
+}
+
+/// As [`refuse`], where the service itself asks and knows what it has in force: `beside`.
+///
+/// # Errors
+/// As [`refuse`].
+pub(crate) fn refuse_known(vm: &StartedVm, own: &Holder, beside: &[StartedVm], dirs: &Dirs) -> Result<()> {
+    let of_service = beside.iter().map(|of| (Holder::Service(of.vm.clone()), of.clone()));
+    let held: Vec<_> = of_service.chain(held_elsewhere(dirs)?).collect();
+    refuse_held(std::slice::from_ref(vm), own, &held)
+}
+
+fn held_by_service(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     let unseen = |name: &str| StartedVm { vm: name.to_owned(), processes: Vec::new() };
     let mut held: Vec<(Holder, StartedVm)> = Vec::new();
     for name in scopes::vms(dirs)? {
@@ -149,17 +165,26 @@ pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
         let of = of.map_or_else(|| unseen(&name), |of| StartedVm { vm: of.vm, processes: of.processes });
         held.push((Holder::Service(name), of));
     }
+    Ok(held)
+}
+
+/// What other programs than the service hold.
+fn held_elsewhere(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
+    let mut held: Vec<(Holder, StartedVm)> = Vec::new();
     held.extend(started::started(&dirs.state)?.into_iter().map(|vm| (Holder::Apply, vm)));
     for (resource, path) in journals(dirs)? {
         let of = started::started(&path)?.into_iter().map(|vm| (Holder::Resource(resource.clone()), vm));
         // Nothing is in force for a start that has ended: its agent takes the rest away.
         held.extend(of.filter(|(_, vm)| !vm.has_ended()));
     }
+    Ok(held)
+}
+
+fn refuse_held(vms: &[StartedVm], own: &Holder, held: &[(Holder, StartedVm)]) -> Result<()> {
     for vm in vms {
-        let lives = |process: &&ProcessId| process.is_alive();
-        let is_same = |of: &StartedVm| {
-            of.vm == vm.vm || of.processes.iter().filter(lives).any(|process| vm.processes.contains(process))
-        };
+        // Whether a process lives is asked of those in question alone.
+        let is_shared = |process: &ProcessId| vm.processes.contains(process) && process.is_alive();
+        let is_same = |of: &StartedVm| of.vm == vm.vm || of.processes.iter().any(is_shared);
         if let Some((holder, of)) = held.iter().find(|(holder, of)| holder != own && is_same(of)) {
             let name = &vm.vm;
             let also =

@@ -12,6 +12,7 @@ use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 
 use crate::contracts::InForce;
 use crate::error::Result;
+use crate::pieces::{Key, first_of, key};
 
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
 /// of unknown role is looked up again this many times.
@@ -28,7 +29,9 @@ pub struct Kept {
     handle: VmHandle,
     watcher: Watcher,
     /// New threads without settings, by number and start.
-    pending: BTreeMap<(u32, u64), Pending>,
+    pending: BTreeMap<Key, Pending>,
+    /// Threads that are taken in at once.
+    piece: usize,
     /// Threads with their CPU time at the last split, or at the start.
     split: Vec<Thread>,
     split_at: Instant,
@@ -42,6 +45,8 @@ struct Pending {
     lookups: u32,
     /// From when on it may be taken in.
     from: Instant,
+    /// Whether it was there at the first look, or is to be taken in anew.
+    is_known: bool,
 }
 
 /// What takes new threads into a contract.
@@ -49,6 +54,8 @@ pub struct TakeIn {
     /// The writes, and what is to be known about them.
     pub settings: Settings,
     threads: Vec<Thread>,
+    /// Those that it takes in.
+    taken: BTreeSet<Key>,
     at: Instant,
 }
 
@@ -59,6 +66,7 @@ impl Kept {
         Self {
             watcher: Watcher::new(handle.clone()),
             pending: BTreeMap::new(),
+            piece: usize::MAX,
             // Where the group has the budget, nothing is split.
             split: if of.backend == Backend::Deadline {
                 discover(root, &handle).unwrap_or_default()
@@ -70,6 +78,59 @@ impl Kept {
             split_every,
             handle,
         }
+    }
+
+    /// A contract that was just put in force for these threads; those of `later` are not in it yet.
+    #[must_use]
+    pub fn of_threads(
+        of: InForce,
+        handle: VmHandle,
+        threads: &[Thread],
+        later: &BTreeSet<Key>,
+        split_every: Duration,
+    ) -> Self {
+        let now = Instant::now();
+        let pending = |t: &Thread| match later.contains(&key(t)) {
+            true => Some((key(t), Pending { lookups: 0, from: now, is_known: true })),
+            // It has what no role asks for, and may get a role.
+            false if t.role == Role::Other => {
+                Some((key(t), Pending { lookups: 1, from: now, is_known: true }))
+            }
+            false => None,
+        };
+        Self {
+            watcher: Watcher::knowing(handle.clone(), threads, now),
+            pending: threads.iter().filter_map(pending).collect(),
+            piece: usize::MAX,
+            split: Vec::new(),
+            of,
+            split_at: now,
+            split_every,
+            handle,
+        }
+    }
+
+    /// Takes at most so many threads in at once. A budget that is split over threads is split over
+    /// all.
+    #[must_use]
+    pub fn in_pieces(self, piece: usize) -> Self {
+        Self { piece: piece.max(1), ..self }
+    }
+
+    /// Threads that could be in the contract and are not yet; `None` before they were looked at.
+    /// Those that have just come count from when they may be taken in.
+    #[must_use]
+    pub fn outside(&self) -> Option<usize> {
+        let now = Instant::now();
+        let is_outside = |p: &&Pending| p.lookups == 0 && (p.is_known || now >= p.from);
+        self.watcher.has_polled().then(|| self.pending.values().filter(is_outside).count())
+    }
+
+    /// Whether any of them may be taken in now.
+    #[must_use]
+    pub fn has_next(&self) -> bool {
+        let now = Instant::now();
+        self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
     }
 
     /// The contract.
@@ -93,8 +154,8 @@ impl Kept {
     /// Gives the VM another place among those of its order. All its threads are taken in anew.
     pub fn set_level(&mut self, level: Level) {
         self.of.level = level;
-        let now = Pending { lookups: 0, from: Instant::now() };
-        let all = self.watcher.threads().map(|t| ((t.tid, t.start), now));
+        let now = Pending { lookups: 0, from: Instant::now(), is_known: true };
+        let all: Vec<_> = self.watcher.threads().map(|t| (key(t), now)).collect();
         self.pending.extend(all);
     }
 
@@ -111,14 +172,37 @@ impl Kept {
         processes: &BTreeSet<u32>,
         look_up: &mut dyn FnMut() -> Option<VmHandle>,
     ) -> Result<Option<TakeIn>> {
+        self.poll(root, processes)?;
+        self.take_next(root, probe, processes, look_up)
+    }
+
+    /// Finds threads that have come.
+    fn poll(&mut self, root: &Root, processes: &BTreeSet<u32>) -> Result<()> {
         let now = Instant::now();
+        let is_first = !self.watcher.has_polled();
         let changes = self.watcher.poll_among(root, processes, now)?;
         // A VM in groups of its own is one that libvirt manages.
         let settles = if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO };
         for new in &changes.appeared {
-            let pending = Pending { lookups: 0, from: now + settles };
-            self.pending.insert((new.thread.tid, new.thread.start), pending);
+            let pending = Pending { lookups: 0, from: now + settles, is_known: is_first };
+            self.pending.insert(key(&new.thread), pending);
         }
+        Ok(())
+    }
+
+    /// As [`Kept::scan`], without looking for further threads: the next piece of those that the
+    /// last scan has found.
+    ///
+    /// # Errors
+    /// As [`Kept::scan`].
+    pub fn take_next(
+        &mut self,
+        root: &Root,
+        probe: &Probe,
+        processes: &BTreeSet<u32>,
+        look_up: &mut dyn FnMut() -> Option<VmHandle>,
+    ) -> Result<Option<TakeIn>> {
+        let now = Instant::now();
         let is_split = self.of.backend == Backend::Deadline;
         let has_new = self.pending.values().any(|p| now >= p.from);
         if !(has_new || is_split && self.is_due(now)) {
@@ -139,11 +223,13 @@ impl Kept {
         let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
         if is_split && !self.splits(&threads, &domain, now) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
-            self.pending = still_pending(&self.pending, &threads, now, wait);
+            self.pending = still_pending(&self.pending, &threads, now, None, wait);
             return Ok(None);
         }
-        let is_new = |t: &&Thread| self.pending.get(&(t.tid, t.start)).is_some_and(|p| now >= p.from);
-        let new: Vec<Thread> = threads.iter().filter(is_new).cloned().collect();
+        let is_new = |t: &&Thread| self.pending.get(&key(t)).is_some_and(|p| now >= p.from);
+        let piece = if is_split { usize::MAX } else { self.piece };
+        let new: Vec<Thread> = first_of(threads.iter().filter(is_new).collect(), piece);
+        let taken = new.iter().map(key).collect();
         let since = |t: &Thread| {
             let old = self.split.iter().find(|o| (o.tid, o.start) == (t.tid, t.start));
             (t.tid, t.cpu_time.saturating_sub(old.map_or(Duration::ZERO, |o| o.cpu_time)))
@@ -165,20 +251,59 @@ impl Kept {
         if let Some(range) = &self.of.urgency {
             with_levels(root, &self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
         }
-        Ok(Some(TakeIn { settings, threads, at: now }))
+        Ok(Some(TakeIn { settings, threads, taken, at: now }))
     }
 
     /// The VM's threads now: as they were just polled, where the roles are still the same.
-    fn threads(&self, root: &Root, processes: &BTreeSet<u32>) -> std::result::Result<Vec<Thread>, HostError> {
+    fn threads(
+        &mut self,
+        root: &Root,
+        processes: &BTreeSet<u32>,
+    ) -> std::result::Result<Vec<Thread>, HostError> {
         if self.handle == *self.watcher.vm() {
             return Ok(self.watcher.threads().cloned().collect());
         }
-        discover_among(root, &self.handle, processes)
+        let looked = Instant::now();
+        let threads = discover_among(root, &self.handle, processes)?;
+        // Those that have come since the poll are new all the same.
+        let known: BTreeSet<Key> = self.watcher.threads().map(key).collect();
+        for t in threads.iter().filter(|t| !known.contains(&key(t))) {
+            self.pending.insert(key(t), Pending { lookups: 0, from: looked, is_known: false });
+        }
+        self.watcher = Watcher::knowing(self.handle.clone(), &threads, looked);
+        Ok(threads)
+    }
+
+    /// Looks for threads that are not in the contract, where nothing may be written: `journaled`
+    /// are the threads of its journal.
+    ///
+    /// # Errors
+    /// As [`Kept::scan`].
+    pub fn look(
+        &mut self,
+        root: &Root,
+        probe: &Probe,
+        processes: &BTreeSet<u32>,
+        journaled: &BTreeSet<u32>,
+    ) -> Result<()> {
+        self.poll(root, processes)?;
+        // Nothing is written, so no thread is too new.
+        let now = Instant::now();
+        self.pending.values_mut().for_each(|p| p.from = now);
+        let piece = std::mem::replace(&mut self.piece, usize::MAX);
+        let handle = self.handle.clone();
+        let found = self.take_next(root, probe, processes, &mut || Some(handle.clone()));
+        self.piece = piece;
+        let Some(mut new) = found? else { return Ok(()) };
+        let wanted = crate::pieces::threads_of(&new.settings.writes);
+        new.taken.retain(|key| !wanted.contains(key) || journaled.contains(&key.0));
+        self.pending = still_pending(&self.pending, &new.threads, new.at, Some(&new.taken), |_| false);
+        Ok(())
     }
 
     /// What [`Kept::scan`] asked for has been written.
     pub fn written(&mut self, done: TakeIn) {
-        self.pending = still_pending(&self.pending, &done.threads, done.at, |_| false);
+        self.pending = still_pending(&self.pending, &done.threads, done.at, Some(&done.taken), |_| false);
         if self.of.backend == Backend::Deadline {
             self.split_at = done.at;
             self.split = done.threads;
@@ -188,7 +313,7 @@ impl Kept {
     /// Whether the budget is split now: at the set times, and for a thread that has no part yet, as
     /// soon as the others' use has been observed.
     fn splits(&self, threads: &[Thread], domain: &BTreeSet<u32>, now: Instant) -> bool {
-        let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t, domain);
+        let waits = |t: &Thread| self.pending.contains_key(&key(t)) && self.lacks_part(t, domain);
         self.is_due(now) || (now >= self.split_at + OBSERVED && threads.iter().any(waits))
     }
 
@@ -202,18 +327,19 @@ impl Kept {
 }
 
 /// New threads to look up again after a look at `now`: those of unknown role, a limited number of
-/// times, those that `wait`, and those that were too new.
+/// times, those that `wait`, those that were too new, and those that were not `taken`.
 fn still_pending(
-    pending: &BTreeMap<(u32, u64), Pending>,
+    pending: &BTreeMap<Key, Pending>,
     threads: &[Thread],
     now: Instant,
+    taken: Option<&BTreeSet<Key>>,
     wait: impl Fn(&Thread) -> bool,
-) -> BTreeMap<(u32, u64), Pending> {
+) -> BTreeMap<Key, Pending> {
     let mut again = BTreeMap::new();
     for t in threads {
-        let key = (t.tid, t.start);
+        let key = key(t);
         let Some(of) = pending.get(&key) else { continue };
-        if now < of.from {
+        if now < of.from || taken.is_some_and(|taken| !taken.contains(&key)) {
             again.insert(key, *of);
             continue;
         }

@@ -38,6 +38,7 @@ pub mod model_choice;
 pub mod named;
 pub mod neighbours;
 pub mod networks;
+pub mod pieces;
 pub mod plan;
 pub mod plan_file;
 pub mod profile;

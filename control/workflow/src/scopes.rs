@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acting;
 use crate::contracts::{InForce, room_for};
-use crate::dirs::{Dirs, is_there, write_state};
+use crate::dirs::{Dirs, is_there, write_before_journal, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
@@ -167,6 +167,9 @@ pub struct NewContract {
     pub in_force: VmInForce,
     /// What is written, in order.
     pub writes: Vec<Write>,
+    /// What this service, the only one on its state directory, has in force for other VMs; `None`
+    /// where that is to be read. Read for each of many contracts, it would cost more than these.
+    pub beside: Option<Vec<StartedVm>>,
 }
 
 impl<'a> Scopes<'a> {
@@ -186,13 +189,18 @@ impl<'a> Scopes<'a> {
     pub fn apply(&self, new: &NewContract) -> Result<Applied> {
         let vm = &new.in_force.vm;
         let start = StartedVm { vm: vm.clone(), processes: new.in_force.processes.clone() };
-        holders::refuse(&[start], &Holder::Service(vm.clone()), self.dirs)?;
+        let own = Holder::Service(vm.clone());
+        match &new.beside {
+            Some(beside) => holders::refuse_known(&start, &own, beside, self.dirs)?,
+            None => holders::refuse(&[start], &own, self.dirs)?,
+        }
         let dir = vm_dir(self.dirs, vm);
         let session = Session::open(&dir)?;
         if session.in_force()? {
             return Err(ApplyError::InForce { path: dir.join(JOURNAL_FILE) }.into());
         }
-        write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
+        // The journal that follows is on disk before the first write.
+        write_before_journal(session.state(), IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
         acting::note_own(self.dirs)?;
         let root = Root::default();
         Ok(session.apply(&new.writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)

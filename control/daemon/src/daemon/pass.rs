@@ -72,7 +72,10 @@ impl<H: Host> Daemon<H> {
     /// Carries the next step out; after the last one that changed something it looks again.
     fn step(&mut self, mut pass: Pass, out: &mut Vec<Happening>) -> Pass {
         if let Some(step) = pass.steps.pop_front() {
-            pass.acted |= self.perform(&step, out);
+            let acted = self.perform(&step, out);
+            pass.acted |= acted;
+            // A failure is tried again later, from the look that follows.
+            pass.steps.extend(if acted { self.host.rest(&step) } else { None });
         }
         if pass.steps.is_empty() && pass.acted && pass.rounds > 0 {
             self.look(&mut pass, Look::Scan, out);

@@ -8,7 +8,7 @@ use rtvirtio_spec::HostSpec;
 use super::*;
 use crate::desired::Contract;
 use crate::host::Look;
-use crate::observed::{Admission, KnobClass, ObservedVm, ScopeState, ScopeView};
+use crate::observed::{Admission, KnobClass, ObservedVm, Outside, ScopeState, ScopeView};
 
 /// One VM that runs without its contract, on a host that says whether it rests.
 #[derive(Default)]
@@ -243,4 +243,131 @@ fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
     assert_eq!(old.vms[0].why.as_deref(), Some("it has not been looked at for 11 s"));
     let never = daemon.snapshot().aged(None, limit);
     assert_eq!(never.vms[0].looked_s, None);
+}
+
+/// A VM with many threads, of which a step takes some in, beside one that is kept.
+#[derive(Default)]
+struct ManyThreads {
+    now: u64,
+    desired: Option<Desired>,
+    outside: usize,
+    is_applied: bool,
+    /// Steps as they were carried out.
+    done: Vec<(String, Action)>,
+}
+
+const BIG: &str = "big";
+
+impl ManyThreads {
+    const PIECE: usize = 100;
+
+    fn vms(&self, desired: &Desired) -> BTreeMap<String, ObservedVm> {
+        let presence = || Presence::Running(vec![ProcessId { pid: 7, start_time: 1 }]);
+        let scope = |name: &str, drift: Vec<Drift>| ScopeView {
+            contract: desired.of(name).unwrap().id.clone(),
+            start: vec![ProcessId { pid: 7, start_time: 1 }],
+            start_alive: true,
+            state: ScopeState::Whole,
+            level: Some(Level::ALONE),
+            drift,
+        };
+        let drift = Drift {
+            knob: "budget".to_owned(),
+            path: "/sys/fs/cgroup/cpu/old/cpu.rt_runtime_us".to_owned(),
+            class: KnobClass::Budget,
+            wanted: "1".to_owned(),
+            found: "2".to_owned(),
+        };
+        // Another program changes the neighbour's budget after the first pieces.
+        let is_changed = self.done.len() >= 3 && !self.done.iter().any(|(vm, _)| vm == OLD);
+        let outside = if self.outside > 0 { Outside::Threads(self.outside) } else { Outside::None };
+        let big = ObservedVm {
+            presence: presence(),
+            scope: self.is_applied.then(|| scope(BIG, Vec::new())),
+            new_threads: self.is_applied && self.outside > 0,
+            outside: if self.is_applied { outside } else { Outside::None },
+            ..ObservedVm::off("")
+        };
+        let old = scope(OLD, if is_changed { vec![drift] } else { Vec::new() });
+        let old = ObservedVm { presence: presence(), scope: Some(old), ..ObservedVm::off("") };
+        BTreeMap::from([(BIG.to_owned(), big), (OLD.to_owned(), old)])
+    }
+}
+
+impl Host for ManyThreads {
+    fn now(&self) -> Millis {
+        Millis(self.now)
+    }
+
+    fn desired(&mut self) -> Option<Desired> {
+        self.desired.take()
+    }
+
+    fn observe(&mut self, desired: &Desired, _: Look) -> Observed {
+        let admitted = [BIG, OLD].map(|name| (name.to_owned(), Level::ALONE)).into();
+        let admission = Admission { admitted, ..Admission::default() };
+        Observed { vms: self.vms(desired), admission, ..Observed::default() }
+    }
+
+    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+        None
+    }
+
+    fn make_plan(&mut self, _: &Request, _: &Desired) {}
+
+    fn perform(&mut self, step: &Step, _: &Desired) -> Outcome {
+        self.now += 100;
+        if step.vm == BIG {
+            self.is_applied = true;
+            self.outside = self.outside.saturating_sub(Self::PIECE);
+        }
+        self.done.push((step.vm.clone(), step.action.clone()));
+        Outcome::Done { changes: Vec::new(), notes: Vec::new() }
+    }
+
+    fn rest(&self, step: &Step) -> Option<Step> {
+        (step.vm == BIG && self.outside > 0).then(|| crate::reconcile::step(BIG, Action::TakeIn, "more"))
+    }
+}
+
+#[test]
+fn a_vm_of_thousands_of_threads_is_set_in_pieces_between_which_others_are_kept() {
+    let vm = |name: &str| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\npid = {}\ncpu = {{ budget = \"1ms\", period = \"1s\" }}\n[[vm.task]]\nname = \"t\"\n\
+             op = \"read\"\nblock = \"4KiB\"\n",
+            name.len()
+        )
+    };
+    let old = vm(OLD).replace("pid = 3", "pid = 8");
+    let spec =
+        HostSpec::parse("x.toml", &format!("[device]\npath = \"/dev/sdz\"\n{}{old}", vm(BIG))).unwrap();
+    let contracts = Contract::of_spec(&spec, Path::new("/etc/x.toml"));
+    let desired = Some(Desired { contracts, ..Desired::default() });
+    let host = ManyThreads { desired, outside: 5_000, ..ManyThreads::default() };
+    let mut daemon = Daemon::new(host, Config::default(), Memory::default());
+    let (mut out, mut asked) = (Vec::new(), 0);
+    loop {
+        let goes_on = daemon.advance(&mut out);
+        asked += 1;
+        let (outside, shown) = (daemon.host_ref().outside, daemon.snapshot());
+        let big = shown.vms.iter().find(|vm| vm.name == BIG).unwrap();
+        if outside > 0 {
+            assert_eq!(big.state, crate::VmState::Pending, "{outside} threads are outside");
+        }
+        if asked > 10 && outside > 0 {
+            assert!(big.why.as_ref().is_some_and(|why| why.contains("threads are still outside")), "{big:?}");
+        }
+        if !goes_on && !daemon.has_more() {
+            break;
+        }
+    }
+    let done = &daemon.host_ref().done;
+    let pieces = done.iter().filter(|(vm, _)| vm == BIG).count();
+    assert_eq!((pieces, &done[0].1), (50, &Action::Apply), "{done:?}");
+    // A caller is asked after each of them, and half a second of pieces is the longest wait.
+    assert!(asked >= 51, "{asked}");
+    let kept = done.iter().position(|(vm, _)| vm == OLD);
+    assert!(kept.is_some_and(|at| at <= 3 + 5), "{done:?}");
+    assert!(daemon.snapshot().is_whole());
 }

@@ -26,7 +26,7 @@ use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, Ours, of_vms_in_turn};
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::{Host, Look, Millis, Outcome};
 use crate::observe::Observation;
@@ -91,9 +91,13 @@ pub struct LinuxHost {
     plan: PlanPart,
     /// Whether contracts have changed since the last look.
     contracts_changed: bool,
+    /// Whether the VMs for which something is in force were all seen by the last comparison.
+    scopes_are_known: bool,
     /// Whether the groups above those of VMs have more than the contracts in force need, because
     /// the kernel has refused to take it away.
     has_spare_room: bool,
+    /// Whether nothing is set, so that threads are not taken in.
+    only_observes: bool,
     /// Whether BFQ may be loaded, where it is a module.
     may_load: bool,
 }
@@ -119,6 +123,7 @@ impl LinuxHost {
             contracts: ContractSources::new(&places, config, &waker),
             plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker), config.plan.is_some()),
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
+            only_observes: config.mode == Mode::Observe,
             root: Root::default(),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
@@ -131,6 +136,7 @@ impl LinuxHost {
             listed: None,
             applied: Applied::default(),
             contracts_changed: true,
+            scopes_are_known: false,
             has_spare_room: false,
         }
     }
@@ -221,6 +227,19 @@ impl LinuxHost {
         }
     }
 
+    /// Looks for threads that are outside of contracts, which no step takes in.
+    fn look_for_threads(&mut self) {
+        let Some((_, admission)) = &self.admission else { return };
+        let mut failed = Vec::new();
+        for (name, tracked) in &mut self.tracked {
+            tracked.take_up(&self.root);
+            let looked =
+                tracked.look_for_threads(&self.root, &admission.admitted.probe, &self.kernel_threads);
+            failed.extend(looked.err().map(|e| format!("threads of {name} cannot be looked at: {e:#}")));
+        }
+        failed.into_iter().for_each(|why| self.problem(why));
+    }
+
     /// Reads what is in force for a VM.
     fn read_scope(&mut self, name: &str) {
         let machine = Machine::new(&self.root, &NoGuests);
@@ -228,6 +247,9 @@ impl LinuxHost {
         let saved = scopes::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
         tracked.stale = false;
+        if let (true, Ok(Some(status))) = (self.only_observes, &status) {
+            tracked.journaled = status::threads(status);
+        }
         (tracked.scope, tracked.saved) = status::scope(status, saved);
         if tracked.scope.is_none() {
             tracked.kept = None;
@@ -334,7 +356,9 @@ impl Host for LinuxHost {
         }
         let mut names: BTreeSet<String> = desired.contracts.iter().map(|c| c.vm.name.clone()).collect();
         if look == Look::Compare {
-            match scopes::vms(&self.places.dirs) {
+            let vms = scopes::vms(&self.places.dirs);
+            self.scopes_are_known = vms.is_ok();
+            match vms {
                 Ok(vms) => names.extend(vms),
                 Err(e) => self.problem(format!("what is in force is not known: {e:#}")),
             }
@@ -371,6 +395,7 @@ impl Host for LinuxHost {
                 self.read_scope(name);
             }
         }
+        self.lookups.save();
         self.refresh_admission(desired, now);
         // It may wait for the kernel, so not with each scan.
         if look == Look::Compare {
@@ -384,6 +409,9 @@ impl Host for LinuxHost {
             made: self.plan.made(),
             unmeasured: self.plan.unmeasured.clone(),
         };
+        if self.only_observes {
+            self.look_for_threads();
+        }
         for (name, tracked) in &mut self.tracked {
             let vm = tracked.observed(&self.root, now);
             let applied_by_hand = self.applied.vms.contains(name);
@@ -405,7 +433,9 @@ impl Host for LinuxHost {
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         let outcome = perform::perform(self, step, desired);
-        if let Some(tracked) = self.tracked.get_mut(&step.vm) {
+        // While a VM's threads are taken in piece by piece, its journal is not read for each piece.
+        let is_piece = step.action == Action::TakeIn && is_done(&outcome) && self.rest(step).is_some();
+        if let Some(tracked) = self.tracked.get_mut(&step.vm).filter(|_| !is_piece) {
             tracked.stale = true;
         }
         // What it was about is not read anew before the next comparison.
@@ -417,6 +447,14 @@ impl Host for LinuxHost {
             _ => {}
         }
         outcome
+    }
+
+    fn rest(&self, step: &Step) -> Option<Step> {
+        let takes_in = matches!(step.action, Action::Apply | Action::TakeIn | Action::Relevel);
+        let kept = self.tracked.get(&step.vm).filter(|_| takes_in)?.kept.as_ref()?;
+        let outside = kept.outside().filter(|_| kept.has_next())?;
+        let reason = format!("{outside} threads are still outside of it");
+        Some(Step { vm: step.vm.clone(), action: Action::TakeIn, reason })
     }
 }
 

@@ -3,12 +3,15 @@
 use std::time::Instant;
 
 use rtvirtio_apply::{Amended, ApplyError, Fate, OnConflict, Reverted};
+use rtvirtio_cpu::Backend;
 use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
 use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
 use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
+use rtvirtio_workflow::started::StartedVm;
 
-use super::{LinuxHost, Quiet, SPLIT_EVERY};
+use super::{LinuxHost, Quiet, SPLIT_EVERY, Tracked};
 use crate::desired::Desired;
 use crate::history::now;
 use crate::host::{Outcome, SettingChange};
@@ -108,6 +111,19 @@ impl LinuxHost {
     }
 }
 
+impl LinuxHost {
+    /// What is in force for all VMs but one; `None` where not all of it is known.
+    fn in_force_beside(&self, vm: &str) -> Option<Vec<StartedVm>> {
+        let others =
+            self.tracked.iter().filter(|(name, t)| *name != vm && (t.scope.is_some() || t.saved.is_some()));
+        let of = |(name, t): (&String, &Tracked)| {
+            let processes = t.saved.as_ref().map_or_else(Vec::new, |saved| saved.processes.clone());
+            StartedVm { vm: name.clone(), processes }
+        };
+        self.scopes_are_known.then(|| others.map(of).collect())
+    }
+}
+
 /// The CPU contracts in force for all VMs but one.
 fn others(host: &LinuxHost, vm: &str) -> Vec<InForce> {
     let others = host.tracked.iter().filter(|(name, _)| name.as_str() != vm);
@@ -129,8 +145,12 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let mut admitted = admission.admitted.contracts.iter();
     let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
     let scopes = Scopes::lock(&host.places.dirs)?;
-    let held = writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads)?;
+    let (mut held, threads) = writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads)?;
     let in_force = InForce::of(&held);
+    // A budget that is split over threads is split over all of them.
+    let is_split = in_force.backend == Backend::Deadline;
+    let piece = if is_split { usize::MAX } else { PIECE };
+    let later = leave_for_later(&mut held.settings.writes, &threads, piece);
     let new = NewContract {
         in_force: VmInForce {
             vm: step.vm.clone(),
@@ -140,7 +160,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
             reason: step.reason.clone(),
             since: now(),
         },
-        writes: held.settings.writes.clone(),
+        writes: std::mem::take(&mut held.settings.writes),
+        beside: host.in_force_beside(&step.vm),
     };
     let others = others(host, &step.vm);
     let mut all = others.clone();
@@ -166,10 +187,14 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
         held.settings.outside.iter().map(|(tid, why)| format!("thread {tid} is outside of it: {why}")),
     );
     let handle = found.handle.clone();
-    let kept = Kept::start(in_force, handle, &host.root, SPLIT_EVERY);
+    let kept = match is_split {
+        true => Kept::start(in_force, handle, &host.root, SPLIT_EVERY),
+        false => Kept::of_threads(in_force, handle, &threads, &later, SPLIT_EVERY).in_pieces(PIECE),
+    };
     if let Some(tracked) = host.tracked.get_mut(&step.vm) {
-        tracked.kept = Some(kept);
-        tracked.threads_changed = true;
+        (tracked.kept, tracked.saved) = (Some(kept), Some(new.in_force));
+        (tracked.threads_changed, tracked.taken_in) = (is_split, Some(Instant::now()));
+        tracked.role_looks = 0;
     }
     Ok((changes, notes))
 }
@@ -247,12 +272,16 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
         }
     }
     tracked.role_looks = if tracked.threads_changed { 0 } else { tracked.role_looks.saturating_add(1) };
+    // The next piece of the threads that the last scan has found, where no others have come.
+    let goes_on = !tracked.threads_changed && kept.has_next();
     tracked.threads_changed = false;
     tracked.taken_in = Some(Instant::now());
     let mut look_up = || Some(found.handle.clone());
-    let scanned = kept
-        .scan(&host.root, probe, &host.kernel_threads, &mut look_up)
-        .inspect_err(|_| tracked.threads_changed = true);
+    let scanned = match goes_on {
+        true => kept.take_next(&host.root, probe, &host.kernel_threads, &mut look_up),
+        false => kept.scan(&host.root, probe, &host.kernel_threads, &mut look_up),
+    };
+    let scanned = scanned.inspect_err(|_| tracked.threads_changed = true);
     let Some(new) = scanned? else { return Ok(Done::default()) };
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
     let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref());

@@ -1,5 +1,7 @@
 //! Journals held against the host, as the loop takes them.
 
+use std::collections::BTreeSet;
+
 use rtvirtio_apply::{KnobState, Status};
 use rtvirtio_workflow::{Result, scopes};
 
@@ -44,6 +46,12 @@ pub(super) fn state_of(status: &Status) -> ScopeState {
     } else {
         ScopeState::Cut
     }
+}
+
+/// The threads that a journal has settings of.
+pub(super) fn threads(status: &Status) -> BTreeSet<u32> {
+    let of = |path: &str| path.strip_prefix("/proc/")?.split('/').nth(2)?.parse().ok();
+    status.knobs.iter().filter_map(|knob| of(&knob.path)).collect()
 }
 
 /// The settings in force that have another value.

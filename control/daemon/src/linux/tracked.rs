@@ -1,13 +1,16 @@
 //! What is known of one VM between two looks.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scopes;
 
 use super::Found;
-use crate::observed::{LOOKED_FOR, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
 /// Threads whose role is not known yet are looked at again after so long, then after twice that,
 /// and so on up to [`ROLE_LATER`]: QEMU reports most to its monitor a moment after their start.
@@ -27,6 +30,8 @@ pub(super) struct Tracked {
     pub(super) kept: Option<Kept>,
     pub(super) taken_in: Option<Instant>,
     pub(super) threads_changed: bool,
+    /// Threads of its journal, as last read.
+    pub(super) journaled: BTreeSet<u32>,
     /// Looks for roles since the threads changed.
     pub(super) role_looks: u32,
     pub(super) scope: Option<ScopeView>,
@@ -49,16 +54,12 @@ impl Tracked {
         let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
         self.kept.as_ref().is_some_and(|kept| {
             let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
-            self.threads_changed || again || (splits && is_split)
+            self.threads_changed || again || kept.has_next() || (splits && is_split)
         })
     }
 
-    pub(super) fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
-        let presence = match (&self.found, &self.lack) {
-            (Some(found), _) => Presence::Running(found.processes.clone()),
-            (None, Some(lack)) => lack.clone(),
-            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
-        };
+    /// Takes up a contract that an earlier process has put in force.
+    pub(super) fn take_up(&mut self, root: &Root) {
         if let Some(scope) = &mut self.scope {
             // One of a VM that was just seen need not be asked for again.
             let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
@@ -66,16 +67,46 @@ impl Tracked {
                 || scope.start.iter().any(runs)
                 || scope.start.iter().any(ProcessId::is_alive);
         }
-        // A contract that an earlier process has put in force is taken up.
         let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
         if let (true, None, Some(found), Some(cpu)) =
             (whole, &self.kept, &self.found, self.saved.as_ref().and_then(|saved| saved.cpu.clone()))
         {
-            self.kept = Some(Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY));
+            let kept = Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY);
+            self.kept = Some(kept.in_pieces(PIECE));
             self.threads_changed = true;
         }
+    }
+
+    /// Looks for threads outside of a contract that this process does not keep.
+    pub(super) fn look_for_threads(
+        &mut self,
+        root: &Root,
+        probe: &Probe,
+        processes: &BTreeSet<u32>,
+    ) -> rtvirtio_workflow::Result<()> {
+        let Some(kept) = self.kept.as_mut().filter(|kept| self.threads_changed || kept.outside().is_none())
+        else {
+            return Ok(());
+        };
+        kept.look(root, probe, processes, &self.journaled)?;
+        self.threads_changed = false;
+        Ok(())
+    }
+
+    pub(super) fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
+        self.take_up(root);
+        let presence = match (&self.found, &self.lack) {
+            (Some(found), _) => Presence::Running(found.processes.clone()),
+            (None, Some(lack)) => lack.clone(),
+            (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
+        };
         let new_threads = self.takes_in(now);
         let scope = self.scope.clone();
-        ObservedVm { presence, scope, new_threads, ..ObservedVm::off("") }
+        let outside = match self.kept.as_ref().map(Kept::outside) {
+            None | Some(Some(0)) => Outside::None,
+            Some(Some(n)) => Outside::Threads(n),
+            Some(None) => Outside::NotLookedFor,
+        };
+        ObservedVm { presence, scope, new_threads, outside, ..ObservedVm::off("") }
     }
 }

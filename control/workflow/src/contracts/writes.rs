@@ -91,10 +91,10 @@ pub fn writes_of_one(
     one: Contracted,
     vm: &VmHandle,
     processes: &BTreeSet<u32>,
-) -> Result<VmCpu> {
+) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
     let threads = discover_among(&root, vm, processes)?;
-    hold(&root, probe, one, &threads, &[])
+    Ok((hold(&root, probe, one, &threads, &[])?, threads))
 }
 
 fn hold(

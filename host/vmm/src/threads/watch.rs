@@ -50,7 +50,15 @@ impl Watcher {
         Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
     }
 
-    /// Whether a poll has succeeded: before that, an empty list does not mean that the VM has
+    /// Watches a VM whose threads were just looked at: the first poll reports those that came
+    /// since.
+    #[must_use]
+    pub fn knowing(vm: VmHandle, threads: &[Thread], looked: Instant) -> Self {
+        let known = threads.iter().map(|t| ((t.tid, t.start), t.clone())).collect();
+        Self { known, last: Some(looked), ..Self::new(vm) }
+    }
+
+    /// Whether a poll has succeeded: before that, no known thread does not mean that the VM has
     /// ended.
     #[must_use]
     pub fn has_polled(&self) -> bool {

@@ -1,0 +1,127 @@
+//! SIGTERM in the first pass of a service with many contracts: it ends between two contracts, and
+//! each setting that it has touched is in a journal. The VMs are processes with a vCPU's name.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Rig;
+use rtvirtio_kernel::{Process, Root, sched, task};
+use rtvirtio_testkit::site::number;
+use rtvirtio_testkit::{HANG, Need, has};
+use rustix::process::Signal;
+
+/// A process whose one thread has the name of a vCPU; killed when this is dropped.
+struct ProcessVm(String, Child);
+
+impl Drop for ProcessVm {
+    fn drop(&mut self) {
+        let _ = self.1.kill();
+        let _ = self.1.wait();
+    }
+}
+
+impl ProcessVm {
+    fn start(rig: &Rig, i: u64) -> Self {
+        let program = rig.site.dir.path().join("vcpu0");
+        if !program.exists() {
+            symlink("/bin/sleep", &program).unwrap();
+        }
+        let child = Command::new(program).arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        Self(rig.site.vm(&format!("s{i}")), child)
+    }
+
+    fn contract(&self) -> String {
+        format!(
+            "[[vm]]\nname = \"{}\"\npid = {}\ncpu = {{ budget = \"1ms\", period = \"1s\" }}\n[[vm.task]]\nname = \"t\"\n\
+             op = \"read\"\nblock = \"4KiB\"\n",
+            self.0,
+            self.1.id()
+        )
+    }
+
+    fn group(&self) -> PathBuf {
+        Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{}", self.0))
+    }
+
+    /// Policy and groups of its thread.
+    fn settings(&self) -> (String, String) {
+        let pid = self.1.id();
+        let groups = task::cgroups(&Root::default(), pid, pid).unwrap();
+        (sched::get(pid).unwrap().to_string(), format!("{groups:?}"))
+    }
+}
+
+/// VMs with a journal.
+fn journals(rig: &Rig) -> Vec<String> {
+    let all = fs::read_dir(rig.site.state_dir().join("contracts")).into_iter().flatten().flatten();
+    let with = all.filter(|entry| entry.path().join(rtvirtio_apply::JOURNAL_FILE).exists());
+    with.filter_map(|e| e.file_name().to_str()?.strip_prefix("vm-").map(str::to_owned)).collect()
+}
+
+fn ended(rig: &mut Rig) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = rig.service.as_mut().unwrap().0.try_wait().unwrap() {
+            return status;
+        }
+        assert!(begin.elapsed() < HANG, "it does not end: {}", rig.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set() {
+    let test = "sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set";
+    if !has(test, &[Need::Root, Need::RT_GROUPS]) {
+        return;
+    }
+    let n = number("RTVIRTIO_VMS", 100);
+    let mut rig = Rig::new();
+    let vms: Vec<ProcessVm> = (0..n).map(|i| ProcessVm::start(&rig, i)).collect();
+    let settings = || vms.iter().map(|vm| (vm.0.clone(), vm.settings())).collect::<BTreeMap<_, _>>();
+    rtvirtio_testkit::site::wait_for("the names of all", || {
+        vms.iter().all(|vm| {
+            fs::read_to_string(format!("/proc/{}/comm", vm.1.id())).is_ok_and(|name| name.trim() == "vcpu0")
+        })
+    });
+    let before = settings();
+    let all: String = vms.iter().map(ProcessVm::contract).collect();
+    fs::write(rig.contracts().join("all.toml"), format!("[device]\npath = \"/dev/sdz\"\n{all}")).unwrap();
+
+    let notify = rig.site.dir.path().join("notify");
+    let socket = UnixDatagram::bind(&notify).unwrap();
+    socket.set_read_timeout(Some(HANG)).unwrap();
+    let mut command = rig.command(&[]);
+    command.env("NOTIFY_SOCKET", &notify);
+    rig.run(command);
+    let mut text = [0; 64];
+    let read = socket.recv(&mut text).unwrap();
+    assert_eq!(text[..read].trim_ascii(), b"READY=1");
+    rtvirtio_testkit::site::wait_for("the first contracts", || journals(&rig).len() >= 3);
+    let pid = rig.service.as_ref().unwrap().0.id();
+    Process::open(pid).unwrap().unwrap().signal(Signal::TERM).unwrap();
+    let status = ended(&mut rig);
+    assert!(status.success(), "{status}: {}", rig.log());
+
+    let journaled = journals(&rig);
+    println!("{} of {n} contracts were in force at SIGTERM", journaled.len());
+    for (vm, now) in vms.iter().zip(settings()) {
+        let is_touched = vm.group().exists() || vm.settings() != before[&vm.0];
+        assert_eq!(is_touched, journaled.contains(&vm.0), "{}: {now:?}", vm.0);
+    }
+    // None of them is cut off: a step that was begun was finished.
+    let (_, status) = rig.site.json(&["status"]);
+    let in_force = status["contracts_in_force"].as_array().map_or(0, Vec::len);
+    assert_eq!(in_force, journaled.len(), "{status:#}");
+    let (code, reverted) = rig.site.json(&["revert"]);
+    assert_eq!((code, &reverted["done"]), (0, &true.into()), "{reverted:#}");
+    assert_eq!(settings(), before);
+    assert!(journals(&rig).is_empty() && vms.iter().all(|vm| !vm.group().exists()));
+}
