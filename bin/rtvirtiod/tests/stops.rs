@@ -12,7 +12,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use common::Rig;
-use rtvirtio_kernel::{Process, Root, sched, task};
+use rtvirtio_kernel::process::Process;
+use rtvirtio_kernel::{Root, sched, task};
 use rtvirtio_testkit::site::number;
 use rtvirtio_testkit::{HANG, Need, has};
 use rustix::process::Signal;
@@ -92,8 +93,10 @@ fn sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set() {
         })
     });
     let before = settings();
-    let all: String = vms.iter().map(ProcessVm::contract).collect();
-    fs::write(rig.contracts().join("all.toml"), format!("[device]\npath = \"/dev/sdz\"\n{all}")).unwrap();
+    for vm in &vms {
+        let spec = format!("[device]\npath = \"/dev/sdz\"\n{}", vm.contract());
+        fs::write(rig.contracts().join(format!("{}.toml", vm.0)), spec).unwrap();
+    }
 
     let notify = rig.site.dir.path().join("notify");
     let socket = UnixDatagram::bind(&notify).unwrap();
