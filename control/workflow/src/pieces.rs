@@ -25,8 +25,8 @@ fn rank(role: &Role) -> u8 {
     }
 }
 
-/// At most so many of these threads, those that carry a contract first. Where these are more, a half
-/// is left to the vCPUs: a VM names its threads as it likes.
+/// At most so many of these threads, those that carry a contract first. Where these are more, a
+/// half is left to the vCPUs: a VM names its threads as it likes.
 pub(crate) fn first_of(mut threads: Vec<&Thread>, most: usize) -> Vec<Thread> {
     if threads.len() <= most {
         return threads.into_iter().cloned().collect();
