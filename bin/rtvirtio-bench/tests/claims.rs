@@ -18,7 +18,7 @@ fn the_pages_of_claims_are_those_of_the_data() {
         assert!(
             made == committed,
             "docs/results/{} is stale: its head has the command; first: {differ:?}",
-            name.display()
+            name.to_string_lossy()
         );
     }
     assert!(std::fs::metadata(&made[0]).unwrap().len() <= 45 << 10, "claims.md is longer than 45 KB");

@@ -3,7 +3,7 @@
 //! - [`load`]: loads and knobs in the form that a dataset holds.
 //! - [`design`], [`chooser`]: conditions to measure next.
 //! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put
-//! back.
+//!   back.
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
 //! - [`sweep`]: a whole sweep in a given time.
 //! - [`library`]: merged measurements of many hosts for one kind of device.

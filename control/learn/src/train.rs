@@ -204,8 +204,8 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
     all
 }
 
-/// Addition to the bounds for tails as measured, with the host's own stalls, to hold in a share `1
-/// - miss` of runs like these; `None` where the runs do not separate the stalls. `uppers` are
+/// Addition to the bounds for tails as measured, with the host's own stalls, to hold in a share
+/// `1 - miss` of runs like these; `None` where the runs do not separate the stalls. `uppers` are
 /// ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());

@@ -32,8 +32,8 @@ impl Answer {
             .map_err(|e| PlacementError::Answer { what: what.to_owned(), why: e.to_string() })
     }
 
-    /// Error text of the body: of Placement's list of errors, Keystone's error, or the body; without
-    /// control characters.
+    /// Error text of the body: of Placement's list of errors, Keystone's error, or the body;
+    /// without control characters.
     pub(crate) fn why(&self) -> String {
         let json: Option<Value> = serde_json::from_slice(&self.body).ok();
         let listed = json.as_ref().and_then(|j| j["errors"][0]["detail"].as_str());

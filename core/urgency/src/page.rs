@@ -1,9 +1,9 @@
 //! The memory that host and guest share: blocks of 64 bytes, little-endian 32-bit words.
 //!
 //! Block 0 is the header: its first half is the host's, its second half the guest's. Block `n + 1`
-//! belongs to vCPU `n`: the guest writes words 0 to 7 under a sequence lock, the host words 14 and
-//! 15. Each side reads the other's words once, and checks what it has read. The protocol for people
-//! who write a guest is `docs/reference/urgency-page.md`.
+//! belongs to vCPU `n`: the guest writes words 0 to 7 under a sequence lock, the host words
+//! 14 and 15. Each side reads the other's words once, and checks what it has read. The protocol for
+//! people who write a guest is `docs/reference/urgency-page.md`.
 //!
 //! A guest has the region mapped ([`Region`]). The host copies what it needs ([`Host`]): a file
 //! that its owner truncates then gives an error, where a mapping would end the process.

@@ -299,9 +299,9 @@ fn property(
     }
 }
 
-/// The properties for a value of `cpu.max`, and what systemd makes of them: a whole percent, rounded
-/// up, because that is what its drop-in files keep, and the VM is to have no less than its contract.
-/// (`cgroup_cpu_adjust_period()`: quota and period have at least 1 ms.)
+/// The properties for a value of `cpu.max`, and what systemd makes of them: a whole percent,
+/// rounded up, because that is what its drop-in files keep, and the VM is to have no less than its
+/// contract (`cgroup_cpu_adjust_period()`: quota and period have at least 1 ms).
 fn quota(cpu_max: &str, period_now: &str) -> Option<(String, String)> {
     let (quota, period) = cpu_max.split_once(' ')?;
     let period: u64 = period.parse().ok()?;

@@ -13,13 +13,13 @@
 //! c_i = max(max(a_i, c_(i-1)) + l_i, t_i)        L_i = c_i - a_i
 //! ```
 //!
-//! The inner part is Lindley's recursion (D. V. Lindley, The theory of queues with a single server,
-//! 1952) written with completions: `W_i = max(0, W_(i-1) + l_(i-1) - (a_i - a_(i-1)))`, `L_i = W_i
-//! + l_i`. The outer part uses the log's own time stamp `t_i`, the completion rounded down to 1 ms:
-//! it covers delays that no `l_i` contains, such as a virtual CPU that did not run. Therefore `L_i`
-//! is never above the true value and, because `t_i` bounds the completion from both sides, never
-//! more than 1 ms below it. Reads and writes of a mixed task have intended starts of their own and
-//! share the one server, in the log's order.
+//! The inner part is Lindley's recursion (D. V. Lindley, 1952, The theory of queues with a single
+//! server) written with completions: `W_i = max(0, W_(i-1) + l_(i-1) - (a_i - a_(i-1)))`,
+//! `L_i = W_i + l_i`. The outer part uses the log's own time stamp `t_i`, the completion rounded
+//! down to 1 ms: it covers delays that no `l_i` contains, such as a virtual CPU that did not run.
+//! Therefore `L_i` is never above the true value and, because `t_i` bounds the completion from both
+//! sides, never more than 1 ms below it. Reads and writes of a mixed task have intended starts of
+//! their own and share the one server, in the log's order.
 //!
 //! Several in flight (depth > 1). The log is in the order of completion. Requests are put into the
 //! order of their start, `t_i - l_i`, then the `k`-th of each direction gets the `k`-th intended

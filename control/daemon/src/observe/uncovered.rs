@@ -100,7 +100,7 @@ mod tests {
         let every = Duration::from_secs(1);
         let fresh = seen.clone().aged(at + Duration::from_secs(19), every);
         assert_eq!((fresh.unseen, fresh.looked_s), (None, Some(19.0)));
-        let old = seen.clone().aged(at + Duration::from_secs(21), every);
+        let old = seen.aged(at + Duration::from_secs(21), every);
         assert!(old.unseen.unwrap().contains("not been looked at for 21 s"));
         assert_eq!(UncoveredObservation::default().aged(at, every).looked_s, None);
     }

@@ -36,7 +36,8 @@ pub(super) struct Split {
 /// one forest is better, and where too few such conditions were measured for the confidence.
 ///
 /// Choosing between two bounds by the runs that calibrated both may cost some of their confidence;
-/// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again in each part.
+/// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again
+/// in each part.
 ///
 /// # Errors
 /// [`TrainError`].

@@ -47,7 +47,6 @@ pub enum Place {
     Qemu {
         /// Path of the drive's device, as `query-block` shows it (`qdev`).
         drive: String,
-
     },
     /// A VM of libvirt.
     Libvirt {
