@@ -22,7 +22,7 @@ pub struct Part {
 pub struct Size {
     /// Approximate duration on two CPUs without KVM, s; less with it.
     pub seconds: u64,
-    /// Arguments of `rtvirtio-bench`, or of `rtvirtio-lab` for `demo`; [`OUT`] and [`DEVICE`] in
+    /// Arguments of `rtvirtio-bench`, or of `rtvirtio-lab` for `demo`; `{out}` and `{device}` in
     /// them are replaced.
     pub args: &'static [&'static str],
 }

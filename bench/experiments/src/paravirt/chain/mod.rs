@@ -100,7 +100,7 @@ pub struct Step {
     pub behind: u64,
     /// The longest such wait.
     pub longest_behind: Nanos,
-    /// Cycles of `behind` that are inversions: of a vCPU beyond [`RAISE`], of a request in any
+    /// Cycles of `behind` that are inversions: of a vCPU beyond `RAISE`, of a request in any
     /// case.
     pub inversions: u64,
 }
