@@ -64,7 +64,7 @@ pub fn ask(control: &Path) -> Result<Status> {
 /// The status of a domain, if it is one of these processes: another one may listen at that path.
 ///
 /// # Errors
-/// [`Kind::NotRunning`](crate::Kind::NotRunning) when none of them answers.
+/// [`crate::Kind::NotRunning`] when none of them answers.
 pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Status> {
     let stream = connect(control)?;
     let peer = process::peer(&stream)?;

@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 pub struct FrameEvent {
     /// Place of the port on its network.
     pub port: usize,
-    /// Number that no other port of this network has or had; see [`NetCommand::Member`].
+    /// Number that no other port of this network has or had; see `NetCommand::Member`.
     pub member: u32,
     /// Whether the frame is from the VM; to the VM otherwise.
     pub sent: bool,
