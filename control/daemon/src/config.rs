@@ -15,46 +15,46 @@ use crate::observed::{Drift, KnobClass};
 /// The configuration that the packages' service reads.
 pub const CONFIG_FILE: &str = "/etc/rtvirtio/rtvirtiod.toml";
 
-/// How much the service does by itself.
+/// Autonomy of the service: what it sets without being asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// It sets nothing, and shows what it would set.
+    /// Sets nothing, and shows what would be set.
     Observe,
     /// A new or changed contract waits until it is accepted; what was accepted is kept.
     Ask,
-    /// It sets what the contracts ask for.
+    /// Sets what the contracts ask for.
     #[default]
     Auto,
 }
 
-/// What becomes of a setting in force that another program has changed.
+/// Reaction to a setting in force that another program has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriftPolicy {
-    /// It is shown, and left.
+    /// Reported, and left as it is.
     Report,
-    /// It is set again; where that is in vain, it is shown and left.
+    /// Set again; after 3 restores within an hour it is reported and left.
     #[default]
     Restore,
-    /// It is left to the other program for good.
+    /// Left to the other program for good.
     Yield,
 }
 
-/// The plan of the contracts' disks that the service makes and holds.
+/// Plan of the contracts' disks that the service makes and keeps in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlanConfig {
-    /// Whether plans are applied; the service's own mode where nothing stands.
+    /// Whether plans are applied; the service's own mode where it is absent.
     pub mode: Option<Mode>,
-    /// Between two changes of plan for reasons that were observed, at least.
+    /// Least time between two changes of plan for observed reasons.
     #[serde(with = "rtvirtio_units::as_text")]
     pub every: Nanos,
-    /// How long more load than declared, or a slower device, must last. A missed target must last
-    /// twice as long, as the windows over which it is judged are five minutes.
+    /// Time for which more load than declared, or a slower device, must last; twice as long for a
+    /// missed target, which is judged over windows of five minutes.
     #[serde(with = "rtvirtio_units::as_text")]
     pub confirm: Nanos,
-    /// How long they must be gone before they are no longer planned for.
+    /// Time without more load, a slower device or a miss until the plan no longer allows for them.
     #[serde(with = "rtvirtio_units::as_text")]
     pub horizon: Nanos,
 }
@@ -68,7 +68,7 @@ impl Default for PlanConfig {
 }
 
 impl PlanConfig {
-    /// In the loop's unit.
+    /// Time constants in milliseconds, as the planner takes them.
     #[must_use]
     pub fn timing(&self) -> Timing {
         let ms = |time: Nanos| time.0 / 1_000_000;
@@ -82,37 +82,37 @@ impl PlanConfig {
     }
 }
 
-/// The configuration.
+/// Contents of `rtvirtiod.toml`, with defaults for absent keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How much it does by itself.
+    /// Autonomy of the service.
     pub mode: Mode,
-    /// Further spec files with contracts, beside those of the directory.
+    /// Further spec files with contracts, besides those of the directory.
     pub specs: Vec<PathBuf>,
-    /// The plan that is held; none without it.
+    /// Plan that the service makes and keeps in force; `None` makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanConfig>,
-    /// What becomes of changed settings, by kind; `restore` where nothing stands.
+    /// Reaction to changed settings by kind; `restore` for an absent kind.
     pub drift: BTreeMap<KnobClass, DriftPolicy>,
-    /// The same of single settings, by their names as `status` shows them, such as `weight of plc`.
+    /// Reaction by name of a setting as `status` shows it, such as `weight of plc`; before `drift`.
     pub drift_of: BTreeMap<String, DriftPolicy>,
-    /// Between two scans for threads, contract files and VMs.
+    /// Interval of scans for threads, contract files and VMs.
     #[serde(with = "rtvirtio_units::as_text")]
     pub scan: Nanos,
-    /// Between two comparisons of every setting with its journal.
+    /// Interval of comparisons of every setting with its journal.
     #[serde(with = "rtvirtio_units::as_text")]
     pub compare: Nanos,
-    /// Between two readings of QEMU's counters and the kernel's.
+    /// Interval of readings of QEMU's counters and the kernel's.
     #[serde(with = "rtvirtio_units::as_text")]
     pub observe: Nanos,
-    /// Whether QEMU's counters of libvirt's domains are read too: libvirt marks such a domain as
-    /// tainted (`custom-monitor`) until it ends.
+    /// Whether QEMU's counters of libvirt's VMs are read too: libvirt marks such a VM as tainted
+    /// (`custom-monitor`) until it ends.
     pub monitor_of_libvirt: bool,
-    /// Where what this host can promise is published; nowhere without it.
+    /// OpenStack Placement to which the host's capacity is published; `None` publishes nothing.
     #[serde(skip_serializing)]
     pub placement: Option<PlacementConfig>,
-    /// The libvirt daemon whose domains may carry contracts in their metadata; none without it.
+    /// URI of the libvirt daemon whose VMs may carry contracts in their metadata; `None` asks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<String>,
 }
@@ -136,15 +136,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// A look that is older tells nothing of now: two comparisons are missing. Shorter times say
-    /// only that the host is busy.
+    /// Age from which a look at the host tells nothing of the present, as two comparisons are
+    /// missing; at least 10 s, as a busy host is late.
     #[must_use]
     pub fn stale_after(&self) -> std::time::Duration {
         let twice = self.compare.0.max(self.scan.0).saturating_mul(2);
         std::time::Duration::from_nanos(twice.max(Self::SHORTEST_STALE.0))
     }
 
-    /// The same of what is observed of VMs.
+    /// Age from which observations of VMs are stale: two intervals of `observe`, at least 10 s.
     #[must_use]
     pub fn unobserved_after(&self) -> std::time::Duration {
         let twice = self.observe.0.saturating_mul(2);
@@ -152,7 +152,7 @@ impl Config {
     }
 
     const SHORTEST_STALE: Nanos = Nanos::from_millis(10_000);
-    /// Shortest time between two scans: more of them would themselves be a load.
+    /// Shortest `scan`, `compare` and `observe`: more would themselves be a load.
     const SHORTEST: Nanos = Nanos::from_millis(10);
 
     /// Reads a configuration; the default where there is no file.
@@ -191,11 +191,11 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether plans are applied; `None` where none is held.
+    /// Policy of applying plans; `None` without `[plan]`.
     #[must_use]
     pub fn policy(&self) -> Option<Policy> {
         let mode = self.plan.as_ref()?.mode.unwrap_or(self.mode);
-        // What only observes sets no plan either.
+        // A service that only observes applies no plan either.
         Some(match (self.mode, mode) {
             (Mode::Observe, _) | (_, Mode::Observe) => Policy::Observe,
             (_, Mode::Ask) => Policy::Ask,
@@ -203,7 +203,7 @@ impl Config {
         })
     }
 
-    /// What becomes of a changed setting.
+    /// Reaction to a changed setting: its own, else that of its kind, else `restore`.
     #[must_use]
     pub fn drift_policy(&self, drift: &Drift) -> DriftPolicy {
         let own = self.drift_of.get(&drift.knob);
@@ -222,7 +222,7 @@ impl Config {
     }
 }
 
-/// How the names of settings begin.
+/// Prefixes of the names of settings.
 const SETTINGS: [&str; 25] = [
     "weight of ",
     "rbps limit of ",
@@ -251,7 +251,7 @@ const SETTINGS: [&str; 25] = [
     "IOAccounting of ",
 ];
 
-/// Whether a setting may have this name. Which VMs and devices there will be is not known.
+/// Whether a setting may have this name. VMs and devices need not exist yet.
 fn is_setting(name: &str) -> bool {
     SETTINGS.iter().any(|begin| name.len() > begin.len() && name.starts_with(begin))
 }

@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 /// The directory that the packages' service reads.
 pub const CONTRACTS_DIR: &str = "/etc/rtvirtio/contracts.d";
 
-/// Why a contract is not written or removed.
+/// Errors of writing or removing a contract.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractFileError {
     /// The spec has mistakes.
@@ -26,50 +26,50 @@ pub enum ContractFileError {
     /// The spec has no such VM.
     #[error("{file} has no VM `{vm}`: it has {}", .known.join(", "))]
     NoVm {
-        /// The spec.
+        /// Spec that was read.
         file: PathBuf,
-        /// The VM.
+        /// VM that was asked for.
         vm: String,
-        /// Those that it has.
+        /// Names of the spec's VMs.
         known: Vec<String>,
     },
-    /// A lab's VM.
+    /// The spec is a lab's, whose VMs take no contracts.
     #[error(
         "VM `{vm}` of {file} is a lab's: contracts are for running ones, named by domain, proxmox, qmp, cgroup or pid"
     )]
     Lab {
-        /// The spec.
+        /// Spec of the lab.
         file: PathBuf,
-        /// The VM.
+        /// VM that was asked for.
         vm: String,
     },
     /// No file has a contract of the VM.
     #[error("no file in {dir} has a contract of VM `{vm}`{}", passed_over(.unread))]
     None {
-        /// The directory.
+        /// Directory that was searched.
         dir: PathBuf,
-        /// The VM.
+        /// VM that was asked for.
         vm: String,
         /// Files with mistakes, which may have it.
         unread: Vec<PathBuf>,
     },
-    /// A VM that is no domain of libvirt.
+    /// The spec does not name the VM by `domain`, so libvirt has no metadata of it.
     #[error("VM `{vm}` of {file} is not named by `domain`: only a domain of libvirt has metadata")]
     NoDomain {
-        /// The spec.
+        /// Spec that was read.
         file: PathBuf,
-        /// The VM.
+        /// VM that was asked for.
         vm: String,
     },
-    /// What would be written is no contract.
+    /// Text for the metadata that is no valid contract.
     #[error("{0}")]
     Metadata(String),
-    /// It asks for more than there is.
+    /// The contract does not fit on this host together with the others.
     #[error("the contract of {vm} does not fit, so nothing is changed: {why}")]
     DoesNotFit {
-        /// The VM.
+        /// VM of the contract.
         vm: String,
-        /// Why not, and what would.
+        /// Reason, and what would fit.
         why: String,
     },
     /// libvirt does not answer, or refuses.
@@ -78,19 +78,19 @@ pub enum ContractFileError {
     /// A file could not be used.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation, such as `read`.
         action: &'static str,
-        /// Which file.
+        /// File or directory of the failed operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operation.
         source: io::Error,
     },
     /// A file is no TOML.
     #[error("{path}: {why}")]
     Toml {
-        /// Which file.
+        /// File with the syntax error.
         path: PathBuf,
-        /// What is wrong.
+        /// Message of the parser, with the position.
         why: String,
     },
 }
@@ -102,20 +102,20 @@ fn passed_over(unread: &[PathBuf]) -> String {
 
 type Result<T> = std::result::Result<T, ContractFileError>;
 
-/// The directory in which contract files are written: the one that is named, else that of the
-/// service that runs, else [`CONTRACTS_DIR`]. With the one that the service reads, where that is
+/// The directory in which contract files are written: `named`, else that of the running service,
+/// else [`CONTRACTS_DIR`]. The second value is the directory that the service reads, where that is
 /// another.
 #[must_use]
 pub fn directory(named: Option<&Path>, service: Option<&Snapshot>) -> (PathBuf, Option<PathBuf>) {
     let read = service.and_then(|service| service.contracts.clone());
     let Some(named) = named else { return (read.unwrap_or_else(|| CONTRACTS_DIR.into()), None) };
-    // One that is not there has no other name.
+    // A path that does not exist is compared without resolving links.
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     let other = read.filter(|read| real(read) != real(named));
     (named.to_owned(), other)
 }
 
-/// What identifies the contract of a VM in a file, as [`VmSnapshot::written`] has it.
+/// Digest of the contract of a VM in a file, as in [`VmSnapshot::written`].
 ///
 /// # Errors
 /// A file with mistakes, or without the VM.
@@ -143,14 +143,14 @@ pub fn candidate(vm: &str, spec: &Path) -> Result<HostSpec> {
     Ok(HostSpec::parse(&spec.display().to_string(), &text)?)
 }
 
-/// Makes the contract of one VM of a spec its file in `dir`, in place of the one it has. Returns
-/// the file.
+/// Writes the contract of one VM of a spec to a file in `dir`, in place of the old one. Returns the
+/// file.
 ///
 /// # Errors
 /// A spec with mistakes, or without the VM; when the file cannot be written.
 pub fn set(dir: &Path, vm: &str, spec: &Path) -> Result<PathBuf> {
     let (_, text) = part(vm, spec)?;
-    // Before the old one goes: what is written must be a contract.
+    // Validated before the old contract is removed.
     let name = dir.join(format!("{vm}.toml"));
     HostSpec::parse(&name.display().to_string(), &text)?;
     let old = find(dir, vm)?;
@@ -162,8 +162,8 @@ pub fn set(dir: &Path, vm: &str, spec: &Path) -> Result<PathBuf> {
     Ok(name)
 }
 
-/// Makes the contract of one VM of a spec the metadata of its domain. `daemon` connects to the
-/// libvirt of a URI. Returns the domain's name or UUID, as the spec has it.
+/// Writes the contract of one VM of a spec into its libvirt metadata. `daemon` connects to the
+/// libvirt of a URI. Returns the VM's libvirt name or UUID, as the spec has it.
 ///
 /// # Errors
 /// As [`set`]; [`ContractFileError::NoDomain`]; when libvirt refuses.
@@ -176,7 +176,7 @@ pub fn set_in_metadata(daemon: impl Fn(&str) -> Box<dyn Daemon>, vm: &str, spec:
         path: spec.to_owned(),
         why: e.to_string(),
     })?;
-    // The domain itself says which one it is, also under another name.
+    // Metadata belong to one VM, also after a rename: no key has to name it.
     if let Some(table) =
         doc.get_mut("vm").and_then(Item::as_array_of_tables_mut).and_then(|vms| vms.get_mut(0))
     {
@@ -210,7 +210,7 @@ fn part(vm: &str, spec: &Path) -> Result<(Vm, String)> {
     Ok((found.clone(), cut(spec, &text, |name| name == vm, &devices)?))
 }
 
-/// The file in `dir` with the contract of a VM. Files with mistakes are passed over.
+/// The file in `dir` with the contract of a VM. Files with mistakes are skipped.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -288,7 +288,7 @@ fn cut(path: &Path, text: &str, keep: impl Fn(&str) -> bool, devices: &[Option<S
     Ok(doc.to_string())
 }
 
-/// Whole or not at all, and there after a power failure.
+/// Replaces a file atomically; the new one survives a power failure.
 fn write(path: &Path, text: &str) -> Result<()> {
     // Its temporary file is hidden, so that it is never taken for a contract.
     rtvirtio_kernel::atomic_write(path, text.as_bytes()).map_err(failed("write", path))
@@ -361,14 +361,14 @@ block = \"4KiB\"
         let file = set(&dir, "plc", &spec).unwrap();
         assert_eq!(names(&dir.join("all.toml")), ["hist"]);
         assert_eq!(names(&file), ["plc"]);
-        // Its last VM takes the file with it.
+        // The file is removed with its last VM.
         remove(&dir, "hist").unwrap();
         assert!(!dir.join("all.toml").exists());
         let unknown = set(&dir, "plk", &spec).unwrap_err();
         assert!(matches!(&unknown, ContractFileError::NoVm { known, .. } if known.len() == 2), "{unknown}");
     }
 
-    /// A libvirt with one domain, which notes what is written.
+    /// Mock libvirt with one VM, which records what is written.
     #[derive(Debug, Clone, Default)]
     struct OneDomain(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! The loop: look, decide, act, and look again until there is nothing to do.
+//! The control loop: observe, decide, act, and repeat until there is nothing to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use pass::Pass;
 
 mod pass;
 
-/// Something that happened in a pass.
+/// Event of a pass, before the history gives it a number and a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Happening {
-    /// What kind of thing.
+    /// Kind that the history records.
     pub kind: EventKind,
     /// The VM that it concerns.
     pub vm: Option<String>,
@@ -30,10 +30,10 @@ pub struct Happening {
     pub changes: Vec<SettingChange>,
 }
 
-/// A state that lasts: what it is about, its kind, the VM, the words.
+/// A condition that lasts: key, kind, VM, text.
 type State = (String, EventKind, Option<String>, String);
 
-/// The loop over a host.
+/// The control loop of one host.
 pub struct Daemon<H> {
     host: H,
     config: Config,
@@ -47,7 +47,7 @@ pub struct Daemon<H> {
     is_settled: bool,
     /// Whether the last pass left the host alone.
     rested: bool,
-    /// When the host was looked at last.
+    /// Start of the last pass that looked at the host.
     looked: Millis,
     /// Looks at the host so far.
     looks: u64,
@@ -55,7 +55,7 @@ pub struct Daemon<H> {
     /// Whether the last pass has left steps to the next.
     has_more: bool,
     plan: PlanKeeper,
-    /// What was said before, so that a state is an event once: by what it is about.
+    /// Last text reported for each condition, by key; an unchanged one is not reported again.
     said: BTreeMap<String, String>,
 }
 
@@ -83,7 +83,7 @@ impl<H: Host> Daemon<H> {
         }
     }
 
-    /// The host.
+    /// Exclusive access to the host.
     pub fn host(&mut self) -> &mut H {
         &mut self.host
     }
@@ -94,7 +94,7 @@ impl<H: Host> Daemon<H> {
         &self.host
     }
 
-    /// The host, and nothing else.
+    /// Ends the loop and returns its host.
     #[must_use]
     pub fn into_host(self) -> H {
         self.host
@@ -112,7 +112,7 @@ impl<H: Host> Daemon<H> {
         &self.observed
     }
 
-    /// What it remembers.
+    /// Failures, restores and acceptances that the loop remembers.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -176,7 +176,7 @@ impl<H: Host> Daemon<H> {
         snapshot
     }
 
-    /// Sees what was observed, and asks for a plan where one is wanted.
+    /// Passes observations to the plan keeper, and requests a plan where it wants one.
     fn look_at_plan(&mut self, now: Millis) {
         let sight = self.host.sight(&self.desired);
         let request = self.plan.look(now, &self.desired, &self.observed, sight.as_ref());
@@ -185,7 +185,7 @@ impl<H: Host> Daemon<H> {
         }
     }
 
-    /// Carries one step out; whether something may have changed.
+    /// Carries out one step; returns whether something may have changed.
     fn perform(&mut self, step: &Step, out: &mut Vec<Happening>) -> bool {
         let outcome = self.host.perform(step, &self.desired);
         let failed_before = self.memory.failure(&step.vm).map(str::to_owned);
@@ -196,7 +196,7 @@ impl<H: Host> Daemon<H> {
         match outcome {
             Outcome::Busy => false,
             Outcome::Done { changes, notes } => {
-                // A plan that changes nothing is no news.
+                // A plan or take-in that changes nothing is no event.
                 let is_quiet = matches!(step.action, Action::TakeIn | Action::SetPlan);
                 if !changes.is_empty() || !is_quiet {
                     let text = format!("{}: {}", words(&step.action), step.reason);
@@ -211,7 +211,7 @@ impl<H: Host> Daemon<H> {
                 true
             }
             Outcome::Failed(why) => {
-                // The same failure again is no news.
+                // The same failure again is no event.
                 if failed_before.as_ref() != Some(&why) {
                     let text = format!("{} failed: {why}", words(&step.action));
                     out.push(Happening { kind: EventKind::Failed, vm, text, changes: Vec::new() });
@@ -221,7 +221,7 @@ impl<H: Host> Daemon<H> {
         }
     }
 
-    /// What the contracts say that they did not say before.
+    /// Reports new faults, and forgets the failures of VMs whose contracts have changed.
     fn changed(&mut self, desired: &Desired, out: &mut Vec<Happening>) {
         for fault in &desired.faults {
             if !self.desired.faults.contains(fault) {
@@ -237,7 +237,7 @@ impl<H: Host> Daemon<H> {
         }
     }
 
-    /// A setting that another program has changed and that is left so, as a state.
+    /// A setting that another program has changed and that is left so, as a condition.
     fn left(&self, name: &str, drift: &Drift, now: Millis) -> Option<State> {
         let policy = self.config.drift_policy(drift);
         let contested = policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
@@ -250,7 +250,7 @@ impl<H: Host> Daemon<H> {
         Some((format!("drift {name} {}", drift.path), EventKind::Drift, Some(name.to_owned()), text))
     }
 
-    /// States that are new.
+    /// Reports conditions that are new or have another text.
     fn notice(&mut self, now: Millis, out: &mut Vec<Happening>) {
         let mut states: Vec<State> = Vec::new();
         for (name, vm) in &self.observed.vms {

@@ -1,4 +1,4 @@
-//! What is to be: the contracts of `contracts.d`, one spec in each file.
+//! Desired state: the contracts of `contracts.d`, one spec in each file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -13,20 +13,20 @@ use rtvirtio_units::Ratio;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-/// Bytes of a contract's name that are shown and compared.
+/// Bytes of a contract's digest that are shown and compared.
 const ID_BYTES: usize = 8;
 
-/// Where a contract stands.
+/// Place that a contract is read from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// In a file.
+    /// Path of a spec file.
     File(PathBuf),
-    /// In the metadata of a domain of libvirt.
+    /// Metadata of a libvirt domain.
     Domain {
-        /// Its name.
+        /// Libvirt name of the VM.
         name: String,
-        /// The daemon.
+        /// URI of the libvirt daemon.
         uri: String,
     },
 }
@@ -51,20 +51,20 @@ impl fmt::Display for Origin {
 pub struct Contract {
     /// The VM, with its tasks and targets.
     pub vm: Vm,
-    /// Identifies what is put in force for it: how the VM is reached, and its CPU contract.
+    /// Digest of what is put in force: how the VM is reached, and its CPU contract.
     pub id: String,
-    /// Where it stands.
+    /// File or metadata that it was read from.
     pub origin: Origin,
-    /// Another place with a contract of this VM, which does not count.
+    /// Metadata with a contract of the same VM, which this one overrides.
     pub overrides: Option<Origin>,
     /// The devices that it uses, each with the tasks on it; this VM alone.
     pub parts: Vec<Part>,
-    /// What it takes of a host. The CPU share of a demand is 0 here: it is found on the host.
+    /// Resources that it takes. The CPU share of a demand is 0 here: it is found on the host.
     pub promise: rtvirtio_capacity::Contract,
 }
 
 impl Contract {
-    /// How much it matters beside others.
+    /// Criticality of the VM; contracts are admitted from the highest down.
     #[must_use]
     pub fn criticality(&self) -> Criticality {
         self.vm.criticality
@@ -108,35 +108,35 @@ impl Contract {
     }
 }
 
-/// What the disks of all contracts are to give together.
+/// Input of the plan: the devices of all contracts, with their VMs and tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plant {
-    /// Identifies what is planned for: devices, how the VMs are reached, their tasks and limits.
+    /// Digest of the devices, how the VMs are reached, their tasks and limits.
     pub id: String,
     /// The devices with their VMs, from all files.
     pub host: HostSpec,
 }
 
 impl Plant {
-    /// Of all files, for the VMs that are to be kept.
+    /// Joins all files, with the VMs that `keep` selects; `None` without any.
     pub(crate) fn of<'s>(
         specs: impl IntoIterator<Item = &'s HostSpec>,
         keep: impl Fn(&str) -> bool,
     ) -> Option<Self> {
         let host = HostSpec::joined(specs, keep)?.without_cpu();
-        // As of a contract.
+        // Cannot fail, as for a contract.
         let text = serde_json::to_vec(&host).unwrap_or_default();
         Some(Self { id: digest(&text), host })
     }
 
-    /// The part of VMs that run; `None` without any.
+    /// Spec of the running VMs alone; `None` without any.
     #[must_use]
     pub fn only(&self, running: &BTreeSet<String>) -> Option<HostSpec> {
         HostSpec::joined([&self.host], |vm| running.contains(vm))
     }
 }
 
-/// Text that tells contents apart.
+/// First bytes of the SHA-256, in hexadecimal.
 fn digest(content: &[u8]) -> String {
     Sha256::digest(content).iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -144,9 +144,9 @@ fn digest(content: &[u8]) -> String {
 /// A file, or a part of one, that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ContractFault {
-    /// Where it stands.
+    /// File or metadata with the mistake.
     pub origin: Origin,
-    /// What is wrong with it, with line and remedy.
+    /// Mistake, with line and remedy.
     pub why: String,
 }
 
@@ -167,7 +167,7 @@ pub struct Desired {
     /// A file, the directory or a domain's metadata could not be read since the service began: it
     /// may have the contract of any VM for which something is in force, and that stays too.
     pub has_unread: bool,
-    /// What a plan is made for; `None` without contracts.
+    /// Input of the plan; `None` without contracts.
     pub plant: Option<Plant>,
 }
 
@@ -213,18 +213,18 @@ pub struct ContractFiles {
     dir: PathBuf,
     more: Vec<PathBuf>,
     seen: Option<Vec<Stamp>>,
-    /// Whether the directory could be read then.
+    /// Whether the directory could be read at the last call.
     is_whole: bool,
-    /// The VMs of each file when it was last right.
+    /// VMs of each file when it was last valid.
     last_right: BTreeMap<PathBuf, Vec<String>>,
-    /// Files, and the directory, that could not be read since the first look. What an earlier
-    /// process has put in force may be of them.
+    /// Files, and the directory, unreadable since the first look: what an earlier process has put
+    /// in force may be theirs.
     unread: BTreeSet<PathBuf>,
-    /// The files that are right.
+    /// Specs of the valid files.
     specs: Vec<HostSpec>,
 }
 
-/// What shows that a file was changed.
+/// File attributes by which a change is detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -245,7 +245,7 @@ impl ContractFiles {
     /// The contracts when a file has changed since the last call; `None` when none has.
     pub fn changed(&mut self) -> Option<Desired> {
         let (stamps, faults) = self.stamps();
-        // A directory that cannot be read is looked at again and again, and never taken for empty.
+        // An unreadable directory is read at every call, and never taken for empty.
         let was_whole = std::mem::replace(&mut self.is_whole, faults.is_empty());
         if self.seen.as_ref() == Some(&stamps) && was_whole && faults.is_empty() {
             return None;
@@ -255,7 +255,7 @@ impl ContractFiles {
         Some(desired)
     }
 
-    /// The files that were right at the last change.
+    /// Specs of the files that were valid at the last change.
     #[must_use]
     pub fn specs(&self) -> &[HostSpec] {
         &self.specs
@@ -298,7 +298,7 @@ impl ContractFiles {
 
     fn load(&mut self, paths: impl Iterator<Item = PathBuf>, faults: Vec<ContractFault>) -> Desired {
         let mut desired = Desired { faults, ..Desired::default() };
-        // Files that are looked at for the first time.
+        // Files that are read for the first time.
         let is_first = self.seen.is_none() || self.unread.contains(&self.dir);
         let mut unread = BTreeSet::new();
         // A directory that cannot be read hides files that are there.

@@ -1,5 +1,5 @@
-//! Contracts in the metadata of libvirt's domains, next to those of files. A file of the same
-//! domain counts before them; one that is malformed concerns its domain only.
+//! Contracts in the metadata of libvirt's VMs, next to those of files. A file of the same VM takes
+//! precedence; a malformed contract concerns its VM only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,21 +9,21 @@ use toml_edit::{DocumentMut, Item, Table, value};
 
 use crate::desired::{Contract, ContractFault, Desired, Origin, Plant};
 
-/// Keys that name a VM in another way.
+/// Keys that name a VM otherwise than in libvirt.
 const OTHER_WAYS: [&str; 5] = ["proxmox", "cgroup", "pid", "qmp", "lab"];
 
-/// What the domains of a daemon carry.
+/// Contracts of the VMs of one libvirt daemon.
 #[derive(Debug)]
 pub(crate) struct DomainContracts {
     uri: String,
-    /// The last answer; `None` before the first.
+    /// Last answer of libvirt; `None` before the first.
     found: Option<Vec<DomainContract>>,
-    /// The VM of each domain when its contract was last right, by UUID.
+    /// VM named by each libvirt domain's last valid contract, by UUID.
     last_right: BTreeMap<String, String>,
-    /// Domains whose contract could not be read since the first answer, by UUID: what an earlier
-    /// process has put in force may be theirs.
+    /// UUIDs of libvirt domains whose contract could not be read since the first answer: what an
+    /// earlier process has put in force may be theirs.
     unread: BTreeSet<String>,
-    /// Whether an answer was joined.
+    /// Whether an answer was merged with the files.
     is_known: bool,
 }
 
@@ -33,26 +33,26 @@ impl DomainContracts {
         Self { uri: uri.to_owned(), found: None, last_right, unread, is_known: false }
     }
 
-    /// The last answer.
+    /// Last answer of libvirt; `None` before the first.
     pub fn found(&self) -> Option<&Vec<DomainContract>> {
         self.found.as_ref()
     }
 
-    /// Takes an answer of the daemon; whether it is another one.
+    /// Takes an answer of libvirt; returns whether it differs from the last one.
     pub fn take(&mut self, found: Vec<DomainContract>) -> bool {
         let is_new = self.found.as_ref() != Some(&found);
         self.found = Some(found);
         is_new
     }
 
-    /// The contracts of files, whose specs these are, with those of the domains.
+    /// Merges the contracts of files, whose specs are `specs`, with those of libvirt.
     pub fn joined(&mut self, files: Desired, specs: &[HostSpec]) -> Desired {
         let mut desired = files;
         let Some(found) = &self.found else {
             return Desired { is_incomplete: true, ..desired };
         };
         let (mut right, mut all, mut unread) = (BTreeMap::new(), specs.to_vec(), BTreeSet::new());
-        // What is in force for these stays, whatever a domain says.
+        // What is in force for these stays, whatever libvirt says.
         let held: BTreeSet<String> = desired.held.iter().cloned().collect();
         let of_files: BTreeMap<String, Origin> =
             desired.contracts.iter().map(|c| (c.vm.name.clone(), c.origin.clone())).collect();
@@ -110,8 +110,8 @@ impl DomainContracts {
 }
 
 impl Desired {
-    /// Takes out a VM that several contracts name: none of them counts, each place has a fault,
-    /// and what is in force stays.
+    /// Rejects all contracts of a VM that several name: each place has a fault, and what is in
+    /// force stays.
     pub(crate) fn take_out(&mut self, vm: &str, places: &[(Origin, &str)]) {
         self.contracts.retain(|contract| contract.vm.name != vm);
         if !self.held.iter().any(|held| held == vm) {
@@ -133,13 +133,13 @@ impl Desired {
     }
 }
 
-/// Whether a VM of a file is this domain.
+/// Whether a VM of a file is this libvirt domain.
 fn is_of(vm: &Vm, domain: &DomainContract, uri: &str) -> bool {
     let Reach::Existing { host: HostHandle::Domain(of), .. } = &vm.reach else { return false };
     of.uri() == uri && (of.domain == domain.name || of.domain.eq_ignore_ascii_case(&domain.uuid))
 }
 
-/// A contract as it stands in a domain's metadata: a spec with one VM, which is this domain.
+/// Parses a contract in a libvirt domain's metadata: a spec with one VM, which is this one.
 pub(crate) fn parse(text: &str, domain: &DomainContract, uri: &str) -> Result<HostSpec, String> {
     let mut doc: DocumentMut = text.parse().map_err(|e: toml_edit::TomlError| e.to_string())?;
     let vms = doc.get_mut("vm").and_then(Item::as_array_of_tables_mut);
@@ -155,7 +155,7 @@ pub(crate) fn parse(text: &str, domain: &DomainContract, uri: &str) -> Result<Ho
     Ok(spec)
 }
 
-/// Makes a VM this domain, by its UUID: a name may change.
+/// Names a VM by the UUID of its libvirt domain: a name may change.
 fn name(vm: &mut Table, domain: &DomainContract, uri: &str) -> Result<(), String> {
     if let Some(key) = OTHER_WAYS.into_iter().find(|key| vm.contains_key(key)) {
         return Err(format!("`{key}` names another VM: remove it, the contract is of this domain"));
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!((names(&all), all.held.as_slice()), (vec!["hmi", "hist"], &["plc".to_owned()][..]));
         let wrong: Vec<String> = all.faults.iter().map(|f| f.origin.to_string()).collect();
         assert!(wrong.len() == 2 && wrong[0].contains("plc") && wrong[1].contains("new"), "{wrong:?}");
-        // Still wrong, it is still held; without the domain it is not.
+        // Still invalid, it is still held; without the VM it is not.
         of.take(vec![domain(1, "plc", "still [wrong")]);
         assert_eq!(of.joined(desired.clone(), &specs).held, ["plc"]);
         of.take(Vec::new());
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!((names(&all), all.held.len(), all.faults.len()), (vec!["hmi"], 0, 0));
     }
 
-    /// What an earlier process has put in force may be of a contract that cannot be read now.
+    /// Settings of an earlier process may belong to a contract that cannot be read now.
     #[test]
     fn one_that_was_never_right_since_the_start_holds_all() {
         let (files, specs) = files("name = \"hmi\"\npid = 7\n");
@@ -276,7 +276,7 @@ mod tests {
             let all = of.joined(files.clone(), &specs);
             assert!(all.holds("controller") && all.hides_contracts(), "{all:?}");
         }
-        // Read, it is known whose it is; another one that is new and wrong holds nothing.
+        // Once it is read its VM is known; another one, new and invalid, holds nothing.
         of.take(vec![domain(1, "plc", &spec("")), domain(3, "new", "[[vm]")]);
         assert!(!of.joined(files, &specs).hides_contracts());
     }
@@ -321,7 +321,7 @@ mod tests {
         let all = of.joined(desired, &specs);
         assert_eq!((names(&all), all.held.as_slice()), (vec!["hist"], &["plc".to_owned()][..]));
         assert!(all.faults.len() == 2 && all.faults[0].why.contains("name it there by `domain`"), "{all:?}");
-        // And one that is held for a mistake: its VM is not the domain's to take.
+        // And one that is held for a mistake: libvirt's contract does not take its VM.
         let held = Desired { held: vec!["plc".to_owned()], ..Desired::default() };
         let all = of.joined(held, &[]);
         assert_eq!((names(&all), all.holds("plc"), all.faults.len()), (vec!["hist"], true, 0));

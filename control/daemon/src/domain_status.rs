@@ -1,4 +1,4 @@
-//! How contracts stand, as it is written into the live metadata of libvirt's domains.
+//! States of contracts, as written into the live metadata of libvirt's VMs.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ const MALFORMED: &str = "malformed";
 /// The state of a contract whose VM does not run.
 const OFF: &str = "off";
 
-/// By name or UUID of the domain, as its contract has it.
+/// Statuses by libvirt name or UUID of the VM, as its contract has it.
 pub(crate) type Statuses = BTreeMap<String, DomainStatus>;
 
-/// The statuses of the domains of one daemon. `None` where nothing is to be written: not all
-/// contracts are known yet, or the service only observes.
+/// Statuses of one libvirt daemon's VMs. `None` where nothing is to be written: not all contracts
+/// are known yet, or the service only observes.
 pub(crate) fn of(desired: &Desired, snapshot: &Snapshot, uri: &str, now: &str) -> Option<Statuses> {
     if desired.is_incomplete || snapshot.mode == Mode::Observe {
         return None;
@@ -45,7 +45,7 @@ pub(crate) fn of(desired: &Desired, snapshot: &Snapshot, uri: &str, now: &str) -
     Some(out)
 }
 
-/// The new statuses, each since it says what it says.
+/// The new statuses; an unchanged one keeps the time of the old one.
 pub(crate) fn since(mut new: Statuses, before: &Statuses) -> Statuses {
     for (domain, status) in &mut new {
         if let Some(old) = before.get(domain).filter(|old| old.is_same(status)) {
@@ -55,9 +55,8 @@ pub(crate) fn since(mut new: Statuses, before: &Statuses) -> Statuses {
     new
 }
 
-/// What is to be written so that the domains that run say what they should: UUID and status, `None`
-/// for one that is removed. One that is there already and says the same keeps its time, so that a
-/// restart of the service writes nothing.
+/// Writes that bring the metadata of running VMs up to date: UUID and status, `None` to remove it.
+/// An unchanged status keeps its time, so that a restart of the service writes nothing.
 pub(crate) fn changes<'s>(
     wanted: &'s Statuses,
     running: &'s [DomainSeen],
@@ -67,7 +66,7 @@ pub(crate) fn changes<'s>(
         let is_it = |key: &str| *key == domain.name || key.eq_ignore_ascii_case(&domain.uuid);
         let status = wanted.iter().find(|(key, _)| is_it(key)).map(|(_, status)| status);
         let is_said = match (status, &domain.status) {
-            // It has just been started: what becomes of its contract is known in a moment.
+            // Just started: the state of its contract is known in a moment.
             (Some(status), _) if status.state == OFF => true,
             (Some(status), Some(there)) => status.is_same(there),
             (None, None) => true,

@@ -1,4 +1,4 @@
-//! Why the service does not run.
+//! Errors that keep the service from running.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,38 +7,38 @@ use std::path::PathBuf;
 /// no error of the service: it is shown with that VM or file.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another one runs.
+    /// A second service uses the same run directory.
     #[error("another rtvirtiod runs (it holds {path}): stop it first")]
     Runs {
-        /// Its lock.
+        /// Lock file that it holds.
         path: PathBuf,
     },
-    /// Another one runs on the same state directory, perhaps with another run directory.
+    /// A second service uses the same state directory, perhaps with another run directory.
     #[error(
         "another rtvirtiod runs on this state directory: {service} holds {path}; stop it first, or give this one a directory of its own (--state-dir)"
     )]
     RunsOnState {
-        /// The other one, in words.
+        /// Description of the other service.
         service: String,
-        /// The lock.
+        /// Lock file that it holds.
         path: PathBuf,
     },
     /// The configuration has a mistake.
     #[error("{path}: {why}")]
     Config {
-        /// The file.
+        /// Configuration file that was read.
         path: PathBuf,
-        /// What is wrong, with its line.
+        /// Mistake, with its line.
         why: String,
     },
     /// A file or socket could not be used.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation, such as `read`.
         action: &'static str,
-        /// Which file.
+        /// File, socket or address of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operation.
         source: io::Error,
     },
     /// An address that is not this host's own.
@@ -46,10 +46,10 @@ pub enum DaemonError {
         "{address} is no loopback address: the interface has no passwords, so it is served to this host only"
     )]
     NotLoopback {
-        /// The address.
+        /// Address that was asked for.
         address: String,
     },
-    /// A step of the library.
+    /// An operation of the workflow library failed.
     #[error(transparent)]
     Workflow(#[from] rtvirtio_workflow::Error),
 }

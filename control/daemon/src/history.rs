@@ -1,4 +1,4 @@
-//! What happened, in order: kept in memory for clients, and on disk for people.
+//! History of events, in order: in memory for clients, and on disk for people.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -10,16 +10,16 @@ use crate::host::SettingChange;
 
 use rtvirtio_kernel::trusted;
 
-/// Events that clients can ask for.
+/// Number of events kept in memory for clients.
 const KEPT: usize = 1_000;
-/// Largest file; the one before it is kept beside it.
+/// Size in bytes beyond which the file is rotated; one older file is kept.
 const LARGEST: u64 = 4 << 20;
 
-/// What kind of thing happened.
+/// Kinds of events of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// The service began.
+    /// The service has started.
     Started,
     /// Settings were written, with their reason.
     Changed,
@@ -31,9 +31,9 @@ pub enum EventKind {
     Refused,
     /// A file is not used.
     Fault,
-    /// A VM came.
+    /// A VM was found running.
     Appeared,
-    /// A VM went.
+    /// A VM does not run.
     Gone,
     /// A contract waits for acceptance.
     Waiting,
@@ -41,14 +41,14 @@ pub enum EventKind {
     Note,
 }
 
-/// One event.
+/// Entry of the history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Rising by one; begins anew with the service.
+    /// Sequence number; restarts at 1 with the service.
     pub id: u64,
-    /// RFC 3339.
+    /// RFC 3339, to the millisecond.
     pub time: String,
-    /// What kind of thing.
+    /// Kind, in JSON as `snake_case`.
     pub kind: EventKind,
     /// The VM that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,7 +61,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// As one line.
+    /// JSON without line breaks, as in the file.
     #[must_use]
     pub fn to_json(&self) -> String {
         // Plain data: it cannot fail.
@@ -82,18 +82,18 @@ pub struct History {
     events: VecDeque<Event>,
     next: u64,
     path: Option<PathBuf>,
-    /// Why the last event is not in the file.
+    /// Error of the last write to the file; `None` if it succeeded.
     problem: Option<String>,
 }
 
 impl History {
-    /// With its file, where there is one. What earlier processes wrote there stays.
+    /// A history that appends to `path`, if any, behind what earlier processes wrote.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { events: VecDeque::new(), next: 1, path, problem: None }
     }
 
-    /// Adds an event, and returns it. A disk that is full only keeps it from the file.
+    /// Adds an event, and returns it. On a full disk it is kept in memory only.
     pub fn push(
         &mut self,
         kind: EventKind,
@@ -114,13 +114,13 @@ impl History {
         event
     }
 
-    /// Why events are not in the file.
+    /// Error of the last write to the file; `None` if it succeeded.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// The latest events after one of this number, oldest first.
+    /// At most `most` latest events with a number above `id`, oldest first.
     #[must_use]
     pub fn after(&self, id: u64, most: usize) -> Vec<Event> {
         let found: Vec<Event> = self.events.iter().filter(|e| e.id > id).cloned().collect();
@@ -138,7 +138,7 @@ fn append(path: &Path, event: &Event) -> io::Result<()> {
     file.write_all(&line)
 }
 
-/// The events of a file, for people; lines that are cut are left out.
+/// Reads the events of a file, for people; lines that are cut are skipped.
 ///
 /// # Errors
 /// When it cannot be read.

@@ -1,5 +1,5 @@
-//! What the loop needs of a host. The clock is part of it, so that a simulated host has virtual
-//! time.
+//! Interface between the loop and a host. The clock is part of it, so that a simulated host has
+//! virtual time.
 
 use rtvirtio_planner::replan::{Request, Sight};
 use serde::{Deserialize, Serialize};
@@ -14,14 +14,14 @@ use crate::reconcile::Step;
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// Since an earlier moment.
+    /// Milliseconds since `earlier`; 0 if that is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// How closely to look.
+/// Depth of a look at the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// VMs and threads that came or went.
@@ -33,42 +33,42 @@ pub enum Look {
 /// A setting that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingChange {
-    /// The setting.
+    /// Name of the setting, such as `weight of plc`.
     pub knob: String,
-    /// Its file.
+    /// Path of its file, as in the journal.
     pub path: String,
     /// Value before, where it had one.
     pub old: Option<String>,
-    /// Value now.
+    /// Value after the change.
     pub new: String,
 }
 
-/// What became of a step.
+/// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was done.
+    /// The step was carried out.
     Done {
-        /// What was changed.
+        /// Settings that were written.
         changes: Vec<SettingChange>,
-        /// Settings that were not, and why; further things to know.
+        /// Settings that were not written, with the reason, and other notes.
         notes: Vec<String>,
     },
-    /// Another rtvirtio is at work: again later, this is no failure.
+    /// The lock is held by another rtvirtio, or a new look is needed first: retried, no failure.
     Busy,
-    /// It was not done; nothing remains of it.
+    /// Reason why the step was not completed.
     Failed(String),
 }
 
-/// A host.
+/// Host as the loop sees and changes it.
 pub trait Host {
-    /// The time now.
+    /// Time of the loop's clock.
     fn now(&self) -> Millis;
 
     /// The contracts, when they have changed since the last call; always at the first.
     fn desired(&mut self) -> Option<Desired>;
 
     /// Whether nothing that a scan looks at can have changed since the last look, as far as a few
-    /// cheap questions tell. A host that cannot tell is looked at.
+    /// cheap checks tell. A host that cannot tell is always looked at.
     fn rests(&mut self) -> bool {
         false
     }
@@ -76,7 +76,7 @@ pub trait Host {
     /// Looks at the host. Never fails: what cannot be seen is unknown.
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed;
 
-    /// What was observed of load, devices and targets since the last call; `None` without news.
+    /// Observed load, slow devices and missed targets since the last call; `None` without news.
     fn sight(&mut self, desired: &Desired) -> Option<Sight>;
 
     /// Begins to make a plan. The answer is in [`Observed::made`] of a later look.
@@ -85,7 +85,7 @@ pub trait Host {
     /// Carries a step out.
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome;
 
-    /// What is left of a step that was done in part, as a step of its own: others come before it.
+    /// Remainder of a step that was done in part, as a step of its own that is queued last.
     fn rest(&self, _: &Step) -> Option<Step> {
         None
     }

@@ -2,7 +2,7 @@
 //!
 //! A level-triggered loop: [`reconcile()`] is a pure function from *desired* contracts and the
 //! *observed* host to steps, [`Daemon`] carries these out through a [`Host`], and events only wake
-//! it. [`linux`] is the host as it is; a simulated one runs the same code in virtual time. [`api`]
+//! it. [`linux`] is the real host; a simulated one runs the same code in virtual time. [`api`]
 //! serves state, events and metrics over HTTP on a Unix socket.
 //!
 //! The loop keeps nothing that must survive it: what is in force stands in journals on disk, one

@@ -1,4 +1,4 @@
-//! A mutex whose holder may have panicked: what is behind one here is whole after each statement.
+//! Mutexes whose holder may have panicked: the data of one here is consistent after each statement.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,23 +1,23 @@
-//! What the loop remembers between two passes: failures that are not to be repeated at once, and
-//! settings that another program sets again and again. It need not survive the service.
+//! State of the loop between two passes: failures that are not to be retried at once, and settings
+//! that another program sets again and again. It need not survive the service.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::host::{Millis, Outcome};
 use crate::reconcile::{Action, Step};
 
-/// After a failure, so long until the next try; doubled with each.
+/// Delay of the first retry after a failure; doubled with each further one.
 const FIRST_WAIT_MS: u64 = 1_000;
-/// At most so long.
+/// Longest delay of a retry.
 const LONGEST_WAIT_MS: u64 = 60_000;
-/// A setting that had to be restored so often ...
+/// Restores of a setting from which on another program is known to set it too, so it is left alone.
 const MOST_RESTORES: usize = 3;
-/// ... within this time is another program's, which sets it too: a contest helps nobody.
+/// Time within which these restores are counted.
 const RESTORES_WITHIN_MS: u64 = 3_600_000;
 
-/// A wait for the lock that is not tried any more for so long is over.
+/// Time without a failed attempt after which a wait for the lock is over.
 const FORGOTTEN_AFTER_MS: u64 = 30_000;
-/// `apply` holds the lock for less.
+/// Shortest wait for the lock that is reported: `apply` holds it for less.
 const NOTABLE_WAIT_MS: u64 = 2_000;
 
 #[derive(Clone, Debug)]
@@ -34,14 +34,14 @@ struct Failure {
 pub struct Memory {
     failures: BTreeMap<String, Failure>,
     restores: BTreeMap<(String, String), VecDeque<Millis>>,
-    /// Since when steps find the state directory's lock taken, and when one did last.
+    /// First and last attempt of the present wait for the state directory's lock.
     busy: Option<(Millis, Millis)>,
     /// Contracts that were accepted, as `VM ID`.
     accepted: BTreeSet<String>,
 }
 
 impl Memory {
-    /// Notes what became of a step.
+    /// Records the outcome of a step.
     pub fn note(&mut self, step: &Step, outcome: &Outcome, now: Millis) {
         match outcome {
             Outcome::Busy => {
@@ -72,14 +72,14 @@ impl Memory {
         }
     }
 
-    /// Whether a step failed a short time ago: it waits.
+    /// Whether a step that failed still waits for its retry.
     #[must_use]
     pub fn waits(&self, step: &Step, now: Millis) -> bool {
         self.failures.get(&step.vm).is_some_and(|f| f.step.action == step.action && now < f.next)
     }
 
-    /// Whether steps wait for the lock of the state directory, for longer than a command takes that
-    /// sets something.
+    /// Whether steps have waited for the state directory's lock for longer than a command that sets
+    /// something holds it.
     #[must_use]
     pub fn waits_for_lock(&self, now: Millis) -> bool {
         self.busy.is_some_and(|(first, last)| {
@@ -93,7 +93,7 @@ impl Memory {
         !self.failures.is_empty()
     }
 
-    /// Why the last step for a VM failed.
+    /// Error of the last step for a VM; `None` if it did not fail.
     #[must_use]
     pub fn failure(&self, vm: &str) -> Option<&str> {
         self.failures.get(vm).map(|f| f.why.as_str())
@@ -104,7 +104,7 @@ impl Memory {
         self.failures.remove(vm);
     }
 
-    /// Whether a setting was restored so often of late that another program must set it too.
+    /// Whether a setting was restored so often within an hour that another program must set it too.
     #[must_use]
     pub fn is_contested(&self, vm: &str, path: &str, now: Millis) -> bool {
         let times = self.restores.get(&(vm.to_owned(), path.to_owned()));
@@ -114,7 +114,7 @@ impl Memory {
         })
     }
 
-    /// Accepts a contract.
+    /// Records that a contract or plan was accepted, by its identifier.
     pub fn accept(&mut self, vm: &str, contract: &str) {
         self.accepted.insert(format!("{vm} {contract}"));
     }
@@ -131,7 +131,7 @@ impl Memory {
         &self.accepted
     }
 
-    /// Those that were accepted by an earlier process.
+    /// Sets the contracts that an earlier process accepted.
     pub fn set_accepted(&mut self, accepted: BTreeSet<String>) {
         self.accepted = accepted;
     }

@@ -12,108 +12,108 @@ use serde::de::DeserializeOwned;
 
 use crate::snapshot::{Snapshot, VmSnapshot, VmState};
 
-/// How long an answer to a read may take: the service has all of it in memory.
+/// Timeout of an answer to a read, which the service has in memory.
 const READ_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an answer to a change may take: it waits for the end of a pass.
+/// Timeout of an answer to a change, which waits for the end of a pass.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a service may hold its lock without listening, as while it begins and ends.
+/// Time for which a starting or ending service may hold its lock without listening.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// Between two tries.
+/// Interval of attempts to connect.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Between two questions whether something has been done.
+/// Interval of status requests while waiting for a contract.
 const AGAIN: Duration = Duration::from_millis(30);
-/// Largest answer.
+/// Largest answer, in bytes.
 const LARGEST: usize = 64 << 20;
 
-/// Asks the service.
+/// Client of the service's socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
     patience: Option<Duration>,
 }
 
-/// Why there is no answer.
+/// Errors of a request to the service.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No service listens.
+    /// No service listens on the socket.
     #[error("no rtvirtiod answers on {socket}: {source}; start it with `systemctl start rtvirtiod`")]
     NotThere {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// Why not.
+        /// Connection error, or that no service runs.
         source: io::Error,
     },
-    /// One runs, and nothing listens.
+    /// A service runs, and does not listen.
     #[error(
         "rtvirtiod runs, and does not listen on {socket}: it begins or ends, or the socket was removed: `systemctl restart rtvirtiod`"
     )]
     Deaf {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
     },
-    /// It listens and does not answer.
+    /// The service listens, and did not answer in time.
     #[error(
         "rtvirtiod on {socket} did not answer within {} s: it runs, and is stopped or hangs: `systemctl status rtvirtiod`",
         .patience.as_secs_f64()
     )]
     Silent {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// How long it had.
+        /// Timeout of the answer.
         patience: Duration,
     },
     /// The caller may not use the socket.
     #[error("rtvirtiod on {socket} is for root and the members of its group (`rtvirtio`): run it with sudo")]
     NotAllowed {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
     },
-    /// Whether one runs is not known.
+    /// Whether a service runs is not known.
     #[error("whether rtvirtiod runs is not known: {why}")]
     Unknown {
-        /// Why not.
+        /// Reason, with its causes.
         why: String,
     },
-    /// The connection failed.
+    /// Other I/O error of the connection.
     #[error("rtvirtiod on {socket}: {source}")]
     Io {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// Why.
+        /// Error of the connection.
         source: io::Error,
     },
-    /// It answered something else than an answer.
+    /// The answer is malformed or too large.
     #[error("rtvirtiod on {socket} did not answer as it should: {why}")]
     Answer {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What is wrong.
+        /// Defect of the answer.
         why: String,
     },
-    /// It refused.
+    /// The service refused the request.
     #[error("rtvirtiod: {why}")]
     Refused {
-        /// The HTTP status.
+        /// HTTP status, other than 2xx.
         status: u16,
-        /// Its reason.
+        /// Reason that the service gave.
         why: String,
     },
 }
 
 impl Client {
-    /// Of a socket; nothing is asked yet.
+    /// Client of this socket; does not connect yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), patience: None }
     }
 
-    /// With another limit for each answer; without, 5 s for what is read, and 20 s for a change.
+    /// Sets another timeout for each answer; the default is 5 s for reads and 20 s for changes.
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience: Some(patience), ..self }
     }
 
-    /// Of a run directory; `None` where no service runs.
+    /// Client of the service in a run directory; `None` where none runs.
     ///
     /// # Errors
     /// When one runs and cannot be reached, or whether one runs is not known: neither is absence.
@@ -126,7 +126,7 @@ impl Client {
                 Err(ClientError::NotThere { .. }) => {}
                 Err(e) => return Err(e),
             }
-            // It takes its lock, and then begins to listen.
+            // The service takes its lock before it listens.
             match crate::service::runs(run) {
                 Ok(false) => return Ok(None),
                 Ok(true) if Instant::now() < end => thread::sleep(PAUSE),
@@ -136,7 +136,7 @@ impl Client {
         }
     }
 
-    /// Of a run directory in which a service has to run.
+    /// Client of the service in a run directory, where one has to run.
     ///
     /// # Errors
     /// As [`Client::find`]; [`ClientError::NotThere`] where none runs.
@@ -164,8 +164,8 @@ impl Client {
         self.get("/v1/status")
     }
 
-    /// What the service makes of a VM's contract that was just written: once it has read it, and
-    /// what it does about it is done. `None` where that takes longer than `within`.
+    /// State of a VM's contract that was just written, once the service has read it and acted on
+    /// it. `None` where that takes longer than `within`.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -209,15 +209,15 @@ impl Client {
         }
     }
 
-    /// Reads.
+    /// Requests a value with GET.
     ///
     /// # Errors
-    /// When there is no answer, or it is no such value.
+    /// When there is no answer, or it is not such a value.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask("GET", path)
     }
 
-    /// Asks for a change.
+    /// Requests a change with POST.
     ///
     /// # Errors
     /// As [`Client::get`]; [`ClientError::Refused`] with the reason.
@@ -259,14 +259,14 @@ impl Client {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.silent(patience),
             _ => ClientError::Io { socket: self.socket.clone(), source: e },
         };
-        // A timeout of zero would be none.
+        // A socket timeout of zero would mean none.
         let left = || match until.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(self.silent(patience)),
             left => Ok(Some(left)),
         };
         let mut stream = self.connect(until, patience)?;
         stream.set_write_timeout(left()?).map_err(failed)?;
-        // HTTP/1.0: the answer is not cut in pieces, and ends with the connection.
+        // HTTP/1.0: the answer is not chunked, and ends with the connection.
         let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
         stream.write_all(request.as_bytes()).map_err(failed)?;
         let (mut answer, mut piece) = (Vec::new(), [0; 16 << 10]);
@@ -282,7 +282,7 @@ impl Client {
         }
     }
 
-    /// A blocking connect to a full queue has no end, so it is tried until `until`.
+    /// Connects without blocking until `until`: to a full backlog connect(2) blocks without end.
     fn connect(&self, until: Instant, patience: Duration) -> Result<UnixStream, ClientError> {
         let failed = |source: io::Error| {
             let socket = self.socket.clone();

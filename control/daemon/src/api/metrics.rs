@@ -1,4 +1,4 @@
-//! `/metrics`: the state as Prometheus takes it, made anew for each scrape.
+//! `/metrics`: the state in Prometheus' text format, made anew for each scrape.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::service::{Counters, Shared};
 use crate::snapshot::Snapshot;
 use crate::word;
 
-/// The whole text.
+/// The state in Prometheus' text format.
 ///
 /// # Errors
 /// When a name or a value is refused.
@@ -106,7 +106,7 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
 /// Makes and registers a gauge: name, help, labels.
 type NewGauge<'a> = dyn Fn(&str, &str, &[&str]) -> prometheus::Result<GaugeVec> + 'a;
 
-/// What the plan in force predicts for each target.
+/// Gauges of the latency that the plan in force predicts for each target.
 fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let labels = &["vm", "task", "percentile"];
     let expected =
@@ -127,7 +127,7 @@ fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     Ok(())
 }
 
-/// What stands in OpenStack's Placement.
+/// Gauges of what is published to OpenStack's Placement.
 fn published(of: &PlacementSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let is_up = of.problem.is_none() && of.published.is_some();
     let up = gauge("rtvirtio_placement_up", "Whether Placement has what this host can promise now.", &[])?;
@@ -147,7 +147,7 @@ fn published(of: &PlacementSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result
     Ok(())
 }
 
-/// What was observed last, over its windows.
+/// Gauges of the last observations, over their windows.
 fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let verdict = gauge(
         "rtvirtio_target_verdict",
@@ -275,7 +275,7 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         let kind = word(&row.kind);
         let Some(waited) = row.waited_s.filter(|_| row.seconds > 0.0) else { continue };
         let named = row.neighbours.iter().map(|one| (one.vm.as_str(), one.share));
-        // Names in brackets are of no VM.
+        // Labels in brackets are no names of VMs.
         for (neighbour, share) in named.chain([("(own)", row.own), ("(others)", row.others)]) {
             let labels = [row.vm.as_str(), &row.device, neighbour, &kind];
             waits.with_label_values(&labels).set(waited * share / row.seconds);
@@ -290,7 +290,7 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     Ok(())
 }
 
-/// What no setting in force acts on.
+/// Gauges of I/O on which no setting in force acts.
 fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let parts = gauge(
         "rtvirtio_uncovered",
@@ -311,7 +311,7 @@ fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()>
     Ok(())
 }
 
-/// How host and disks stood still, where that was watched.
+/// Gauges of stalls of the host and of disks, where they were watched.
 fn stalls(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let host = gauge(
         "rtvirtio_host_stalled_ratio",

@@ -26,13 +26,13 @@ use rtvirtio_kernel::trusted::DATA_LIMIT;
 pub use client::{Client, ClientError};
 pub use routes::OPENAPI;
 
-/// Connections at a time of each listener; others wait.
+/// Most connections of each listener at a time; others wait.
 const MOST_CONNECTIONS: usize = 64;
 
-/// Where the service listens.
+/// Addresses on which the service listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listeners {
-    /// The Unix socket.
+    /// Path of the Unix socket.
     pub socket: PathBuf,
     /// Group that may use it besides root; left to root where there is none of this name.
     pub group: Option<String>,
@@ -40,7 +40,7 @@ pub struct Listeners {
     pub tcp: Option<SocketAddr>,
 }
 
-/// An interface that serves. It ends when this is dropped.
+/// A running server, which ends when this is dropped.
 pub struct Running {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -51,7 +51,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It has no state to lose.
+            // A panic of the thread loses no state.
             let _ = thread.join();
         }
         let _ = fs::remove_file(&self.socket);
@@ -119,12 +119,12 @@ pub fn serve(listeners: &Listeners, shared: Arc<Shared>) -> Result<Running, Daem
     }
 }
 
-/// Binds the socket so that nobody else can use it between its making and its mode.
+/// Binds the socket so that nobody else can connect between bind(2) and chmod(2).
 fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    // The lock of the service is held: a socket there is left of one that has ended.
+    // The service's lock is held: a socket here is left of one that has ended.
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => {
@@ -146,7 +146,7 @@ fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Number of a group of this host.
+/// GID of a group in `/etc/group`; `None` if it is not there.
 fn group_id(name: &str) -> Option<u32> {
     let groups = rtvirtio_kernel::trusted::read_config_text("/etc/group", DATA_LIMIT).ok()?;
     let line = groups.lines().find(|line| line.split(':').next() == Some(name))?;

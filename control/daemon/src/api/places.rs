@@ -1,9 +1,9 @@
-//! A listener with so many places for connections. One that waits for a place costs the service one
-//! descriptor: clients never take those that contracts are kept with.
+//! A listener with a limited number of connections. One that waits costs the service one
+//! descriptor: clients never exhaust those that contracts need.
 //!
-//! A place is for a request. A connection that sends none gives its place up when another needs
-//! one, the longest idle first, and one whose first request is not there in time is closed. Streams
-//! of events give way where all places have one; a page opens its stream again by itself.
+//! A connection that sends no request is closed when another needs its place, the longest idle
+//! first, and one whose request head is not complete in time is closed. Event streams are closed
+//! last; a page opens its stream again by itself.
 
 use std::io;
 use std::pin::Pin;
@@ -16,13 +16,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-/// The head of a request is there within this time, or the connection is closed.
+/// Timeout of the head of a request, after which the connection is closed.
 const HEAD_TIME: Duration = Duration::from_secs(5);
-/// A connection keeps its place for so long whatever it does: the request of one that was just
-/// opened is on its way.
+/// Least time for which a connection keeps its place: the request of one that was just opened is on
+/// its way.
 const SETTLING: Duration = Duration::from_millis(100);
 
-/// A listener that accepts a connection when it has a place for it.
+/// A listener with a limited number of connections.
 pub(super) struct Places<L> {
     listener: L,
     free: Arc<Semaphore>,
@@ -31,12 +31,12 @@ pub(super) struct Places<L> {
 }
 
 impl<L> Places<L> {
-    /// With `most` connections at a time.
+    /// Allows `most` connections at a time.
     pub fn new(listener: L, most: usize) -> Self {
         Self { listener, free: Arc::new(Semaphore::new(most)), open: Vec::new(), head_time: HEAD_TIME }
     }
 
-    /// A place, which another connection gives up where none is free.
+    /// A place; where none is free another connection is closed for it.
     async fn place(&mut self) -> Option<OwnedSemaphorePermit> {
         loop {
             if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
@@ -53,7 +53,7 @@ impl<L> Places<L> {
             if let Some((_, of)) = idle {
                 lock(&of).close();
             }
-            // Never closed, so there is a place some time; another look where none gave way.
+            // The semaphore is never closed: looks again where no connection gave way in time.
             let place = Arc::clone(&self.free).acquire_owned();
             if let Ok(place) = tokio::time::timeout(SETTLING, place).await {
                 return place.ok();
@@ -81,28 +81,28 @@ impl<L: Listener> Listener for Places<L> {
     }
 }
 
-/// What a connection does.
+/// Progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Its first request, or a next one that has begun, is not all there.
+    /// The head of a request is not complete.
     Head,
-    /// It may send another request.
+    /// The connection waits for another request.
     Idle,
     /// A request is being answered.
     Answer,
-    /// It gets events as they come.
+    /// Events are sent as they come.
     Stream,
 }
 
-/// What is known of a connection by the bytes that pass.
+/// State of a connection, derived from the bytes that pass.
 #[derive(Debug)]
 struct Activity {
     phase: Phase,
-    /// When the phase began.
+    /// Start of the phase; of `Idle` the last write.
     since: Instant,
-    /// Since when the client takes nothing.
+    /// Start of the time in which writes block; `None` while they do not.
     blocked: Option<Instant>,
-    /// Bytes of `\r\n\r\n` that were read last.
+    /// Length of the prefix of `\r\n\r\n` that was read last.
     end: usize,
     is_closed: bool,
     reader: Option<Waker>,
@@ -157,7 +157,7 @@ impl Activity {
         }
     }
 
-    /// How soon it gives its place up, the least first; `None` for one that keeps it.
+    /// Closing order, least first: idle or blocked ones, then streams; `None` keeps its place.
     fn gives_way(&self, now: Instant) -> Option<(bool, Instant)> {
         let (is_stream, since) = match (self.phase, self.blocked) {
             _ if self.is_closed => return None,
@@ -177,7 +177,7 @@ impl Activity {
     }
 }
 
-/// No code panics while it holds one.
+/// Ignores poisoning: no code panics while it holds the lock.
 fn lock(of: &Mutex<Activity>) -> MutexGuard<'_, Activity> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -186,7 +186,7 @@ fn lock(of: &Mutex<Activity>) -> MutexGuard<'_, Activity> {
 pub(super) struct Placed<I> {
     io: I,
     activity: Arc<Mutex<Activity>>,
-    /// When the head of a request is to be there.
+    /// Timer for the end of a request's head.
     deadline: Pin<Box<Sleep>>,
     head_time: Duration,
     _place: Option<OwnedSemaphorePermit>,
@@ -197,7 +197,7 @@ fn gave_way() -> io::Error {
 }
 
 impl<I> Placed<I> {
-    /// Notes what came of a write that began with these bytes.
+    /// Records the result of a write of data that begin with `head`.
     fn written(&self, head: &[u8], result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         let mut activity = lock(&self.activity);
         match &result {
@@ -207,7 +207,7 @@ impl<I> Placed<I> {
         result
     }
 
-    /// Whether it has to give way; else it is woken when it has to.
+    /// Whether the connection has to give way; if not, the writer is woken when it has to.
     fn is_closed(&self, writer: Option<&Context<'_>>) -> bool {
         let mut activity = lock(&self.activity);
         if let Some(context) = writer {

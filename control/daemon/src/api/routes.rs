@@ -1,4 +1,4 @@
-//! What is served where. `docs/reference/openapi.json` describes it.
+//! Routes of the HTTP interface, which `docs/reference/openapi.json` describes.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,38 +27,38 @@ use crate::observe::{Observation, WaitsObservation};
 use crate::service::{Command, Shared};
 use crate::snapshot::Snapshot;
 
-/// The description of the interface.
+/// OpenAPI description of the interface.
 pub const OPENAPI: &str = include_str!("../../../../docs/reference/openapi.json");
 const INDEX: &str = include_str!("../../page/index.html");
 const TRANSPORT: &str = include_str!("../../page/transport.js");
 const SCRIPT: &str = include_str!("../../page/app.js");
 const STYLE: &str = include_str!("../../page/app.css");
-/// The page loads nothing from elsewhere, and runs no script but its own.
+/// Content security policy: the page loads nothing from elsewhere, and runs no script but its own.
 const POLICY: &str =
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; frame-ancestors 'self'";
-/// Events of one answer.
+/// Most events of one answer.
 const MOST_EVENTS: usize = 1_000;
-/// So often a stream without events sends a comment, so that a client that is gone is noticed, and
+/// Interval of messages in a stream without events, so that a client that is gone is noticed, and
 /// the page inside Cockpit notices a service that is gone.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 
 type Ctx = State<Arc<Shared>>;
 
-/// Everything: for the Unix socket.
+/// All routes, for the Unix socket.
 pub(super) fn all(shared: Arc<Shared>) -> Router {
     router(reads().into_iter().chain(changes())).with_state(shared)
 }
 
-/// What changes nothing: for TCP. A page of another site must not read it through a name that leads
-/// here (DNS rebinding), so the host that is asked for has to be an address of loopback.
+/// Read-only routes, for TCP. A page of another site must not read them by DNS rebinding, so the
+/// `Host` header has to name loopback.
 pub(super) fn read_only(shared: Arc<Shared>) -> Router {
     router(reads()).layer(from_fn(loopback_only)).with_state(shared)
 }
 
-/// Method, path, and what answers.
+/// Method, path and handler.
 type Route = (&'static str, &'static str, MethodRouter<Arc<Shared>>);
 
-/// The routes and the files of the page. What is none of them is not found.
+/// Router of these routes and the files of the page; anything else is 404.
 fn router(routes: impl IntoIterator<Item = Route>) -> Router<Arc<Shared>> {
     let page = Router::new()
         .route("/", get(|| async { file("text/html; charset=utf-8", INDEX) }))
@@ -133,7 +133,7 @@ fn file(kind: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
-/// What is in force for a VM: every setting with its value before, ours and now.
+/// Settings in force for a VM: each with its value before, ours and now.
 async fn settings(State(shared): Ctx, Path(name): Path<String>) -> Response {
     if !shared.snapshot().vms.iter().any(|vm| vm.name == name) {
         return problem(StatusCode::NOT_FOUND, "no contract names a VM of this name");
@@ -160,8 +160,8 @@ fn settings_of(dirs: &Dirs, vm: &str) -> Result<Value, String> {
     }))
 }
 
-/// The page as one file with what is known now, to be kept and opened anywhere. It is never shown
-/// from here, where scripts within a page are not allowed.
+/// The page as one file with the present data, to be kept and opened anywhere. It is a download, as
+/// the policy of the page forbids inline scripts.
 async fn copy(State(shared): Ctx) -> Response {
     let (dirs, snapshot) = (shared.dirs().clone(), shared.snapshot());
     let names: Vec<String> = snapshot.vms.iter().map(|vm| vm.name.clone()).collect();
@@ -192,9 +192,9 @@ async fn copy(State(shared): Ctx) -> Response {
     (headers, copy_of(&saved)).into_response()
 }
 
-/// The page with its style, its script and this data within.
+/// The page with its style, its script and `saved` inlined.
 fn copy_of(saved: &Value) -> String {
-    // No text of the data may end the element that it stands in.
+    // Escaped, so that no text of the data closes the script element.
     let data = saved.to_string().replace('<', "\\u003c");
     let style = "<link rel=\"stylesheet\" href=\"app.css\">";
     let scripts = "<script src=\"transport.js\"></script>\n<script src=\"app.js\"></script>";
@@ -223,11 +223,11 @@ async fn history(State(shared): Ctx, Query(which): Query<Which>) -> Json<Vec<Eve
     Json(shared.history(which.after, which.limit.unwrap_or(MOST_EVENTS).min(MOST_EVENTS)))
 }
 
-/// The state now and whenever it changes, and every event. A client that does not read keeps its
-/// own connection waiting and nothing else: it misses events, and is told how many.
+/// The state now and whenever it changes, and every event. A slow client delays its own connection
+/// only: it misses events, and gets their number.
 async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item = Result<Sent, Infallible>>> {
     let last = headers.get("last-event-id").and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    // Subscribed before the past is read, so that none is lost between.
+    // Subscribed before the past is read, so that no event is lost between.
     let live = BroadcastStream::new(shared.events());
     let missed = last.map_or_else(Vec::new, |id| shared.history(id, MOST_EVENTS));
     let newest = missed.last().map_or(0, |e| e.id);
@@ -247,7 +247,7 @@ async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item 
     };
     let (of_states, of_ages) = (Arc::clone(&shared), Arc::clone(&shared));
     let states = WatchStream::new(shared.snapshots()).map(move |_| status(&of_states));
-    // A loop that hangs publishes nothing, and its last state grows old all the same.
+    // A loop that hangs publishes nothing, but the age of its last state grows.
     let ages = IntervalStream::new(tokio::time::interval(ALIVE_EVERY)).skip(1);
     let ages = ages.map(move |_| status(&of_ages));
     let seen = WatchStream::new(shared.observations()).map(move |_| observed(&shared));
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(data["status"]["vms"][0]["name"], "</script><b>x");
     }
 
-    /// Every reference leads somewhere, and every schema is used.
+    /// Every reference resolves, and every schema is used.
     #[test]
     fn the_description_is_whole() {
         let description: Value = serde_json::from_str(OPENAPI).unwrap();

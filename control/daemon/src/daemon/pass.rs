@@ -1,4 +1,4 @@
-//! One pass: looks, and steps between which its caller may do something else.
+//! A pass of the loop: looks, and steps between which the caller may do other work.
 
 use std::collections::VecDeque;
 
@@ -7,26 +7,26 @@ use crate::host::{Host, Look, Millis};
 use crate::observed::Observed;
 use crate::reconcile::{Step, reconcile};
 
-/// Rounds of one pass: what is put back is applied anew in the next, and one sees that all is done.
+/// Rounds of one pass: what is put back is applied anew in the next; one confirms that all is done.
 const ROUNDS: usize = 4;
-/// Steps that are left after so long wait for the next pass, which looks at all VMs before: many
-/// contracts, or one that takes long, hold no other one up.
+/// Time for the steps of one round, in ms. The rest waits for the next pass, which looks at all VMs
+/// first: many contracts, or a slow one, delay no other.
 const STEPS_MS: u64 = 500;
-/// A host at rest for which plans are made is looked at again after so long.
+/// Interval of looks at a host at rest for which plans are made, in ms.
 const PLAN_LOOK_MS: u64 = 1_000;
 
-/// A pass that is under way: between two of its steps its caller may do something else.
+/// A pass under way: between two of its steps the caller may do other work.
 pub(super) struct Pass {
-    /// What was observed before it.
+    /// Observations before the pass.
     before: Observed,
     /// Rounds that are left.
     rounds: usize,
-    /// When this round's steps began.
+    /// Start of this round's steps.
     began: Millis,
     steps: VecDeque<Step>,
     /// Whether this round has changed anything.
     acted: bool,
-    /// Whether anything happened.
+    /// Whether the pass reported an event.
     is_new: bool,
 }
 
@@ -37,7 +37,7 @@ impl<H: Host> Daemon<H> {
         self.has_more
     }
 
-    /// How often the host was looked at; a look that finds it at rest counts.
+    /// Looks at the host so far, including those that found it at rest.
     #[must_use]
     pub fn looks(&self) -> u64 {
         self.looks
@@ -50,8 +50,8 @@ impl<H: Host> Daemon<H> {
         out
     }
 
-    /// A part of a pass: its first look, or one step. Adds what happened to `out`; whether the pass
-    /// goes on.
+    /// Carries out a part of a pass: its first look, or one step. Adds events to `out`; returns
+    /// whether the pass goes on.
     pub fn advance(&mut self, out: &mut Vec<Happening>) -> bool {
         let had = out.len();
         let pass = match self.under_way.take() {
@@ -69,7 +69,7 @@ impl<H: Host> Daemon<H> {
         goes_on
     }
 
-    /// Carries the next step out; after the last one that changed something it looks again.
+    /// Carries out the next step; looks again after the last one of a round with changes.
     fn step(&mut self, mut pass: Pass, out: &mut Vec<Happening>) -> Pass {
         if let Some(step) = pass.steps.pop_front() {
             let acted = self.perform(&step, out);
@@ -84,7 +84,7 @@ impl<H: Host> Daemon<H> {
         pass
     }
 
-    /// Begins a pass with its first look; `None` where the host is left alone.
+    /// Begins a pass with its first look; `None` where the host is at rest.
     fn begin(&mut self, out: &mut Vec<Happening>) -> Option<Pass> {
         if let Some(desired) = self.host.desired() {
             self.changed(&desired, out);
@@ -93,7 +93,7 @@ impl<H: Host> Daemon<H> {
         }
         let now = self.host.now();
         let due = self.compared.is_none_or(|at| now.since(at) >= self.config.compare.0 / 1_000_000);
-        // A plan waits for time to pass, which no host tells of.
+        // Plans depend on elapsed time, which `rests` does not report.
         let plans = self.config.plan.is_some() && now.since(self.looked) >= PLAN_LOOK_MS;
         self.rested = !due && !plans && self.is_settled && self.host.rests();
         if self.rested {
@@ -109,7 +109,7 @@ impl<H: Host> Daemon<H> {
         Some(pass)
     }
 
-    /// One round's look, and what is to be done.
+    /// Looks at the host, and computes the steps of one round.
     fn look(&mut self, pass: &mut Pass, look: Look, out: &mut Vec<Happening>) {
         let now = self.host.now();
         self.observed = self.host.observe(&self.desired, look);

@@ -10,7 +10,7 @@ use crate::desired::Contract;
 use crate::host::Look;
 use crate::observed::{Admission, KnobClass, ObservedVm, Outside, ScopeState, ScopeView};
 
-/// One VM that runs without its contract, on a host that says whether it rests.
+/// Host with a VM that runs without its contract; it tells whether it is at rest.
 #[derive(Default)]
 struct OneVm {
     now: u64,
@@ -245,7 +245,7 @@ fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
     assert_eq!(never.vms[0].looked_s, None);
 }
 
-/// A VM with many threads, of which a step takes some in, beside one that is kept.
+/// A VM with many threads, of which a step takes some in, and one that is kept.
 #[derive(Default)]
 struct ManyThreads {
     now: u64,

@@ -22,17 +22,17 @@ fn a_malformed_file_concerns_only_itself_and_what_it_had_is_held() {
     assert_eq!(desired.contracts[0].criticality(), Criticality::High);
     assert_eq!(desired.faults.len(), 1);
     assert!(desired.faults[0].origin.to_string().ends_with("b.toml") && desired.held.is_empty());
-    // One that was right keeps what is in force for its VMs.
+    // A file that was valid keeps what is in force for its VMs.
     fs::write(at("a.toml"), "criticality").unwrap();
     let desired = files.changed().unwrap();
     assert_eq!((desired.contracts.len(), desired.held.as_slice()), (0, &["plc".to_owned()][..]));
-    // Removed, it does not.
+    // Once it is removed, it does not.
     fs::remove_file(at("a.toml")).unwrap();
     let desired = files.changed().unwrap();
     assert_eq!((desired.held.len(), desired.faults.len()), (0, 1));
 }
 
-/// What an earlier process has put in force may be of a file that cannot be read now.
+/// Settings of an earlier process may belong to a file that cannot be read now.
 #[test]
 fn a_file_that_was_never_right_since_the_start_holds_all() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
@@ -41,14 +41,14 @@ fn a_file_that_was_never_right_since_the_start_holds_all() {
     let mut files = ContractFiles::new(dir.path(), Vec::new());
     let desired = files.changed().unwrap();
     assert!(desired.holds("plc") && desired.hides_contracts() && desired.faults.len() == 1);
-    // A change of another file tells nothing of this one; one that is new and wrong holds none.
+    // A change of another file tells nothing of this one; a new invalid one holds none.
     fs::write(at("b.toml"), spec("hist", "")).unwrap();
     assert!(files.changed().unwrap().holds("plc"));
     fs::write(at("a.toml"), spec("plc", "")).unwrap();
     fs::write(at("c.toml"), "[[vm]\n").unwrap();
     let desired = files.changed().unwrap();
     assert!(!desired.holds("other") && !desired.hides_contracts(), "{desired:?}");
-    // The same of a directory: here a file has its name.
+    // An unreadable directory holds all too: here a file has its name.
     let mut files = ContractFiles::new(at("b.toml"), Vec::new());
     let desired = files.changed().unwrap();
     assert!(desired.holds("plc") && desired.contracts.is_empty());
@@ -92,7 +92,7 @@ fn a_vm_has_one_contract_and_its_identity_is_what_is_put_in_force() {
     fs::remove_file(at("b.toml")).unwrap();
     let first = files.changed().unwrap();
     assert!(first.faults.is_empty() && first.held.is_empty() && !first.contracts[0].sets_something());
-    // How critical it is decides what gives way, and changes no setting.
+    // Criticality decides only which contract gives way, and changes no setting.
     fs::write(at("a.toml"), spec("plc", "criticality = \"low\"")).unwrap();
     assert_eq!(files.changed().unwrap().contracts[0].id, first.contracts[0].id);
     fs::write(at("a.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();

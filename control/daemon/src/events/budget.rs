@@ -1,64 +1,64 @@
-//! How often events may wake the loop.
+//! Rate limit for the wake-ups of the loop by events.
 
 use crate::host::Millis;
 
-/// Wakes that may follow each other at once.
+/// Most wake-ups that may follow each other at once.
 const BURST: u32 = 4;
-/// Between two comparisons of every setting that events ask for, in ms: a VM whose guest resets
-/// itself all the time, or a manager that is busy, makes the loop do no more than this.
+/// Interval of comparisons of every setting that events ask for, in ms: a guest that resets itself
+/// all the time, or a busy manager, makes the loop do no more than this.
 const COMPARE_EVERY: u64 = 1_000;
-/// After the first event so long is waited for those that belong to it, in ms: a file is written in
-/// pieces, and a VM starts with many groups.
+/// Delay after the first event, in ms, to collect those that belong to it: a file is written in
+/// pieces, and a VM starts with many cgroups.
 const QUIET: u64 = 10;
 
-/// What the loop is asked for.
+/// Request to the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// Look at the host.
+    /// Look for VMs and threads.
     Look,
     /// Compare every setting, and where `contracts` is set read those of libvirt's domains.
     Compare { contracts: bool },
 }
 
-/// Makes few questions of many events.
+/// Merges many events into few requests.
 #[derive(Debug)]
 pub(super) struct Asks {
     wakes: WakeBudget,
     compares: WakeBudget,
-    /// Whether one of the events that a comparison is waiting for may be about contracts.
+    /// Whether an event of the pending comparison may be about contracts.
     contracts: bool,
 }
 
 impl Asks {
-    /// The loop is woken once more every so many ms.
+    /// Allows one more wake-up every `every` ms.
     pub fn new(every: u64, now: Millis) -> Self {
         let compares = WakeBudget::new(1, COMPARE_EVERY, now);
         Self { wakes: WakeBudget::new(BURST, every, now), compares, contracts: false }
     }
 
-    /// Something came or went on the host.
+    /// Records a change on the host, which asks for a look.
     pub fn came(&mut self, now: Millis) {
         self.wakes.event(now);
     }
 
-    /// A VM or its manager reported something, perhaps about contracts.
+    /// Records events of a VM or its manager, perhaps about contracts.
     pub fn reported(&mut self, contracts: bool, now: Millis) {
         self.wakes.event(now);
         self.compares.event(now);
         self.contracts |= contracts;
     }
 
-    /// When the loop is to be woken for what came; `None` without an event.
+    /// Time of the next look; `None` without an event.
     pub fn look_due(&self) -> Option<Millis> {
         self.wakes.due()
     }
 
-    /// When every setting is to be compared for what was reported; `None` without a report.
+    /// Time of the next comparison; `None` without a reported event.
     pub fn compare_due(&self) -> Option<Millis> {
         self.compares.due()
     }
 
-    /// What the loop is to be asked for now; counts as done.
+    /// Takes the request that is due now, if any.
     pub fn take(&mut self, now: Millis) -> Option<Ask> {
         let looks = self.wakes.take(now);
         if self.compares.take(now) {
@@ -68,38 +68,38 @@ impl Asks {
     }
 }
 
-/// Bounds wakes: some at once, then one in each interval, however many events there are. No event
-/// is lost: after the last one the loop is woken.
+/// Token bucket of wake-ups: a burst, then one in each interval, however many events there are. No
+/// event is lost: the loop is woken after the last one.
 #[derive(Debug)]
 struct WakeBudget {
     burst: u32,
     every: u64,
     tokens: u32,
-    /// When the last token came.
+    /// Time at which the last token was added.
     filled: Millis,
-    /// When the first event came that the loop has not been woken for.
+    /// Time of the first event since the last wake-up.
     pending: Option<Millis>,
 }
 
 impl WakeBudget {
-    /// So many at once, and one more every so many ms.
+    /// A full bucket of `burst` tokens; one more every `every` ms.
     fn new(burst: u32, every: u64, now: Millis) -> Self {
         Self { burst, every: every.max(1), tokens: burst, filled: now, pending: None }
     }
 
-    /// Something happened.
+    /// Records an event until the next wake-up.
     fn event(&mut self, now: Millis) {
         self.pending.get_or_insert(now);
     }
 
-    /// When the loop is to be woken; `None` without an event.
+    /// Time of the next wake-up; `None` without an event.
     fn due(&self) -> Option<Millis> {
         let quiet = self.pending?.0.saturating_add(QUIET);
         let token = if self.tokens > 0 { 0 } else { self.filled.0.saturating_add(self.every) };
         Some(Millis(quiet.max(token)))
     }
 
-    /// Whether the loop is to be woken now; counts as done.
+    /// Takes a wake-up that is due now; returns whether there is one.
     fn take(&mut self, now: Millis) -> bool {
         let new = now.since(self.filled) / self.every;
         self.filled = Millis(self.filled.0.saturating_add(new.saturating_mul(self.every)));
@@ -155,7 +155,7 @@ mod tests {
         assert!(!budget.take(Millis(now + QUIET)));
     }
 
-    /// Every ms for ten seconds a VM reports, and files change.
+    /// Storm of ten seconds: every ms a VM reports, and files change.
     #[test]
     fn a_storm_of_reports_makes_few_comparisons_and_its_last_one_is_not_lost() {
         let mut asks = Asks::new(200, Millis(0));

@@ -1,5 +1,5 @@
-//! Events that wake the loop, in a thread of their own: files of contracts, groups and ends of VMs,
-//! reports of libvirt and of QEMU's monitors. They make it sooner, never right: the scan and the
+//! Events that wake the loop, in a thread of their own: contract files, cgroups and ends of VMs,
+//! events of libvirt and of QEMU's monitors. They only shorten the reaction: the scan and the
 //! comparison find everything without them.
 
 mod budget;
@@ -22,46 +22,46 @@ use watch::{Of, Watches, of_files, of_vm};
 
 pub(crate) use budget::Ask;
 
-/// What is watched is looked through again after so long.
+/// Interval at which the set of watches is renewed.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Groups above those of VMs that have ended: their next start is noticed there.
+/// Most watched cgroups above those of VMs that have ended: their next start is noticed there.
 const MOST_ABOVE: usize = 64;
-/// After reports that concern no contract the next ones are read after so long.
+/// Pause after events that concern no contract, before the next ones are read.
 const NOISE: Duration = Duration::from_millis(10);
 
-/// Where events come from.
+/// Files and daemons that events come from.
 pub(crate) struct Sources {
     /// The directory of contract files.
     pub contracts: PathBuf,
-    /// Further spec files.
+    /// Spec files besides the directory.
     pub specs: Vec<PathBuf>,
-    /// Between two scans: in a storm of events the loop is woken at most so often.
+    /// Interval of scans: in a storm of events, after a burst, the loop is woken once in it.
     pub scan: Duration,
-    /// The libvirt daemon that is asked for contracts.
+    /// URI of the libvirt daemon that is asked for contracts.
     pub libvirt: Option<String>,
 }
 
 /// The VMs that run.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
-    /// The processes of each.
+    /// Processes of each VM.
     pub vms: Vec<Vec<ProcessId>>,
-    /// The libvirt daemons that manage any.
+    /// URIs of the libvirt daemons that manage any.
     pub libvirt: BTreeSet<String>,
 }
 
-/// The service, as the thread of events sees it.
+/// Interface of the event thread to the service.
 pub(crate) trait Woken: Send {
     /// The VMs that are watched.
     fn running(&self) -> Running;
 
-    /// Wakes the loop.
+    /// Wakes the loop with a request.
     fn ask(&self, ask: Ask);
 
-    /// So many events were reported that may concern a contract.
+    /// Takes the number of new events that may concern a contract.
     fn reported(&self, events: u64);
 
-    /// How many reporters are heard, and which are not, with the reason. Called when that changes.
+    /// Takes the number of sources that are heard, and messages about others, when these change.
     fn heard(&self, reporters: usize, problems: Vec<String>);
 }
 
@@ -99,7 +99,7 @@ fn run(sources: &Sources, mut watches: Watches, woken: &dyn Woken, end: &Receive
             looked = Some(Instant::now());
         }
         let happened = match asks.look_due() {
-            // Until then nothing is read: a storm costs this thread no more than the loop.
+            // Until then nothing is read: an event storm costs this thread no more than the loop.
             Some(due) => {
                 std::thread::sleep(until(due));
                 watches.wait(Duration::ZERO, &[])
@@ -128,16 +128,16 @@ fn run(sources: &Sources, mut watches: Watches, woken: &dyn Woken, end: &Receive
     }
 }
 
-/// What is around VMs, read when their processes change.
+/// Watched cgroups and monitors of VMs, read when their processes change.
 #[derive(Default)]
 struct Around {
-    /// By processes.
+    /// Running VMs, by PID and start time of their processes.
     known: BTreeMap<Vec<(u32, u64)>, AroundVm>,
-    /// Of VMs that have ended.
+    /// Cgroups above those of VMs that have ended.
     above: BTreeSet<PathBuf>,
 }
 
-/// What is around one VM.
+/// Watched cgroups and monitor of one VM.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct AroundVm {
     groups: BTreeMap<PathBuf, Of>,
@@ -150,7 +150,7 @@ impl AroundVm {
     }
 }
 
-/// The monitor for events on QEMU's command line.
+/// Monitor for events on QEMU's command line; `None` without one.
 fn monitor_of(root: &Root, process: &ProcessId) -> Option<Reporter> {
     let arguments = process::command_line(root, process.pid).ok()?;
     let socket = CommandLine::parse(arguments.get(1..)?).events?;
@@ -178,7 +178,7 @@ impl Around {
         out
     }
 
-    /// The monitors of those VMs.
+    /// Event monitors of the running VMs.
     fn monitors(&self) -> impl Iterator<Item = Reporter> {
         self.known.values().filter_map(|vm| vm.monitor.clone())
     }

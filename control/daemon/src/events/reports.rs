@@ -1,5 +1,5 @@
-//! What VMs and their managers report: events of libvirt's domains, and of QEMU's monitors that are
-//! there for events.
+//! Events of VMs and their managers: of libvirt's VMs, and of the QMP monitors that QEMU has for
+//! events alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -11,23 +11,23 @@ use rtvirtio_vmm::{MonitorEvents, VmmError};
 use super::retry::Retry;
 use crate::host::Millis;
 
-/// Daemons and monitors that are listened to: beyond them scans find what changes.
+/// Most daemons and monitors that are listened to; scans find what changes at others.
 const MOST: usize = 256;
-/// What has not answered for so long, in ms, is said not to be heard. A libvirt daemon that has
-/// just started takes 12 s.
+/// Time without an answer, in ms, after which a source is reported as not heard. A libvirt daemon
+/// that has just started takes 12 s.
 const SILENT: u64 = 15_000;
 
-/// Where reports come from.
+/// Source of events: libvirt or a QMP monitor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reporter {
     /// The libvirt daemon at this URI.
     Libvirt(String),
-    /// The monitor of a VM with these processes.
+    /// The QMP monitor of a VM with these processes.
     Monitor { socket: PathBuf, pids: Vec<u32> },
 }
 
 impl Reporter {
-    /// Why nothing comes from it, perhaps.
+    /// Likely reason why it has not answered.
     fn silence(&self) -> &'static str {
         match self {
             Self::Libvirt(_) => "it has not answered yet",
@@ -36,10 +36,10 @@ impl Reporter {
     }
 }
 
-/// What was reported.
+/// Summary of the events that were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
-    /// How many events that may concern a contract.
+    /// Number of events that may concern a contract.
     pub events: u64,
     /// Whether any may be about contracts themselves.
     pub contracts: bool,
@@ -94,36 +94,36 @@ impl Stream {
     }
 }
 
-/// One reporter that is wanted.
+/// Connection to an event source.
 #[derive(Debug, Default)]
 struct Listener {
     stream: Option<Stream>,
     retry: Retry,
-    /// When the stream was opened.
+    /// Time at which the stream was opened.
     opened: Millis,
     /// Whether it has answered.
     is_heard: bool,
-    /// Why it is not heard.
+    /// Reason why it is not heard, for clients.
     problem: Option<String>,
 }
 
 impl Listener {
     fn failed(&mut self, why: String, now: Millis) {
-        // What was heard until now is tried again before it is said: a VM that ends is not unheard.
+        // A source that was heard is retried before it is reported: a VM that ends is no problem.
         self.problem = (!self.is_heard).then_some(why);
         (self.stream, self.is_heard) = (None, false);
         self.retry.failed(now);
     }
 }
 
-/// All that is listened to. Nothing here waits.
+/// All event sources; no call blocks.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     listeners: BTreeMap<Reporter, Listener>,
 }
 
 impl Reports {
-    /// Listens to these and to no others; to what has failed again after a while.
+    /// Listens to these sources and to no others; retries failed ones after a delay.
     pub fn set(&mut self, wanted: BTreeSet<Reporter>, now: Millis) {
         self.listeners.retain(|reporter, _| wanted.contains(reporter));
         for reporter in wanted.into_iter().take(MOST) {
@@ -145,12 +145,12 @@ impl Reports {
         }
     }
 
-    /// What to poll.
+    /// Descriptors to poll for input.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.listeners.values().filter_map(|listener| listener.stream.as_ref()).map(Stream::fd).collect()
     }
 
-    /// What has come. A stream that ends after it was heard is a report too.
+    /// Reads what has arrived. The end of a stream that was heard counts as an event too.
     pub fn read(&mut self, now: Millis) -> Reported {
         let mut reported = Reported::default();
         for listener in self.listeners.values_mut() {
@@ -173,7 +173,7 @@ impl Reports {
         reported
     }
 
-    /// What is not heard, and why.
+    /// Messages about sources that are not heard, with the reason.
     pub fn problems(&self) -> Vec<String> {
         let one = |(reporter, listener): (&Reporter, &Listener)| {
             let why = listener.problem.as_ref()?;
@@ -186,7 +186,7 @@ impl Reports {
         self.listeners.iter().filter_map(one).collect()
     }
 
-    /// How many daemons and monitors are heard.
+    /// Number of daemons and monitors that are heard.
     pub fn heard(&self) -> usize {
         self.listeners.values().filter(|listener| listener.is_heard).count()
     }
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// Reads until this holds; all that was reported until then.
+    /// Reads until `holds` returns true; returns the sum of the reports.
     fn read_until(
         reports: &mut Reports,
         now: Millis,
@@ -282,7 +282,7 @@ mod tests {
         }
         read_until(&mut reports, now, |reports, all| reports.heard() == 1 && all.events == 1);
         assert!(reports.problems().is_empty());
-        // Commands of others go their own way, and what they cause is reported.
+        // Commands use the other monitor, and events that they cause are reported.
         let mut qmp = rtvirtio_vmm::Qmp::connect(&commands, HANG).unwrap();
         qmp.execute("cont", None).unwrap();
         qmp.execute("stop", None).unwrap();
@@ -305,7 +305,7 @@ mod tests {
         let mut reports = Reports::default();
         reports.set(of(u32::MAX), Millis(0));
         assert!(reports.problems()[0].contains("not the VM's"), "{:?}", reports.problems());
-        // As where another client holds the monitor: no greeting comes.
+        // As where another client is connected to the monitor: no greeting comes.
         let own = std::process::id();
         reports.set(of(own), Millis(10));
         assert_eq!((reports.read(Millis(20)), reports.problems().len()), (Reported::default(), 0));

@@ -1,13 +1,13 @@
-//! When a source of events that failed is tried again.
+//! Exponential backoff for a source of events that failed.
 
 use crate::host::Millis;
 
-/// The first wait, in ms; the next ones are twice as long each.
+/// First delay, in ms; doubled with each further failure.
 const FIRST: u64 = 1_000;
-/// The longest wait, in ms. What stayed as long begins anew with the first wait.
+/// Longest delay, in ms. An attempt that lasted as long is retried with the first delay.
 const LONGEST: u64 = 60_000;
 
-/// Longer and longer waits between tries.
+/// Exponential backoff between attempts.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     failures: u32,
@@ -16,17 +16,17 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Whether to try now.
+    /// Whether an attempt is due.
     pub fn is_due(&self, now: Millis) -> bool {
         self.next.is_none_or(|next| now >= next)
     }
 
-    /// It is tried.
+    /// Records the start of an attempt.
     pub fn begins(&mut self, now: Millis) {
         self.began = now;
     }
 
-    /// It failed, at once or after a while.
+    /// Records a failure, at once or after a while, and schedules the next attempt.
     pub fn failed(&mut self, now: Millis) {
         if now.since(self.began) >= LONGEST {
             self.failures = 0;

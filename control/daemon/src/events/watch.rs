@@ -1,4 +1,4 @@
-//! What is watched: directories with contracts, cgroups of VMs, processes.
+//! Watches on directories with contracts and cgroups of VMs (inotify) and on processes (pidfd).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -15,19 +15,19 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::desired::is_contract_name;
 
-/// Reads of one look: a queue that is filled faster than it is read is left.
+/// Most reads at a time: a queue that is filled faster than it is read is left.
 const MOST_READS: usize = 64;
-/// Directories that are watched: beyond them scans find what changes.
+/// Most watches of each kind; scans find what changes elsewhere.
 const MOST_WATCHES: usize = 1_024;
 
-/// Which entries of a directory matter.
+/// Entries of a directory whose events matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Of {
     /// Files with these names, and where `contracts` is set every contract file.
     Files { contracts: bool, names: BTreeSet<OsString> },
-    /// Groups that come and go.
+    /// Child cgroups that come and go.
     Groups,
-    /// The file itself: whether a group has processes.
+    /// The file itself: whether a cgroup has processes.
     Populated,
 }
 
@@ -54,13 +54,13 @@ impl Of {
     }
 }
 
-/// Where contracts are.
+/// Watches on contract files and specs, by directory.
 pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf, Of> {
     let none = |contracts| Of::Files { contracts, names: BTreeSet::new() };
     let mut out = BTreeMap::from([(contracts.to_owned(), none(true))]);
     for spec in specs {
         let Some(name) = spec.file_name() else { continue };
-        // A file is mostly replaced by another one: the directory is watched.
+        // A file is mostly replaced by a rename: the directory is watched.
         let dir = spec.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if let Of::Files { names, .. } = out.entry(dir.to_owned()).or_insert_with(|| none(false)) {
             names.insert(name.to_owned());
@@ -69,8 +69,8 @@ pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf,
     out
 }
 
-/// The cgroups around a VM: its own, where threads get groups, and the one above it, where another
-/// start of it gets its own. On v2 also whether it has processes. None for one in the root group.
+/// Watches on the cgroup of a VM, where its threads get cgroups, and on the one above, where its
+/// next start gets one. On v2 also on whether it has processes. Empty in the root cgroup.
 pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, Of> {
     let mut out = BTreeMap::new();
     let Some(process) = processes.first() else { return out };
@@ -94,16 +94,16 @@ pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, O
     out
 }
 
-/// What ended a wait.
+/// Sources that ended a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Happened {
-    /// Something that is watched changed.
+    /// A watched file or process changed.
     pub here: bool,
-    /// Another descriptor can be read.
+    /// Some other descriptor is readable.
     pub others: bool,
 }
 
-/// The kernel's notifications.
+/// Inotify watches and pidfds.
 #[derive(Debug)]
 pub(super) struct Watches {
     inotify: OwnedFd,
@@ -118,13 +118,13 @@ impl Watches {
     }
 
     /// Watches these and no others. A directory that is not there is tried again at the next call.
-    /// Whether one of the processes has ended before it was watched.
+    /// Returns whether a process ended before it was watched.
     pub fn set(&mut self, wanted: &BTreeMap<PathBuf, Of>, processes: &[ProcessId]) -> bool {
         let inotify = &self.inotify;
         self.by_wd.retain(|wd, (path, of)| {
             let stays = wanted.get(path) == Some(of);
             if !stays {
-                // Gone with its directory, perhaps.
+                // Perhaps removed with its directory.
                 let _ = inotify::remove_watch(inotify, *wd);
             }
             stays
@@ -145,7 +145,7 @@ impl Watches {
             let key = (process.pid, process.start_time);
             let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
             let Some(pid) = pid.filter(|_| !self.processes.contains_key(&key)) else { continue };
-            // The number may be another process's already: then the descriptor is not its.
+            // The PID may have been reused already: then the pidfd is another process's.
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(fd) if process.is_alive() => {
                     self.processes.insert(key, fd);
@@ -156,14 +156,14 @@ impl Watches {
         ended
     }
 
-    /// Waits until anything happens here or one of `others` can be read, for at most this time.
+    /// Waits until a watch fires or one of `others` is readable, for at most `time`.
     pub fn wait(&mut self, time: Duration, others: &[BorrowedFd<'_>]) -> Happened {
         let own = [&self.inotify].into_iter().chain(self.processes.values());
         let mut fds: Vec<PollFd<'_>> = own.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let others = others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
         fds.extend(others);
         let Ok(timeout) = Timespec::try_from(time) else { return Happened::default() };
-        // Interrupted, it is called again.
+        // After EINTR the caller waits again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0) > 0;
         let mut ready =
             fds.iter().map(|fd| ready && !fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
@@ -173,7 +173,7 @@ impl Watches {
         Happened { here: files || self.processes.len() < before, others: ready.any(|ready| ready) }
     }
 
-    /// Reads what is queued; whether any of it matters.
+    /// Reads queued inotify events; returns whether any of them matters.
     fn drain(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4_096];
         let mut matters = false;
@@ -186,7 +186,7 @@ impl Watches {
                 break;
             }
             let Ok(event) = reader.next() else { break };
-            // More events than the kernel keeps: anything may have happened.
+            // The kernel dropped events: anything may have happened.
             matters |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
             if event.events().contains(ReadFlags::IGNORED) {
                 gone.push(event.wd());
@@ -202,7 +202,7 @@ impl Watches {
         matters
     }
 
-    /// How many directories and processes are watched.
+    /// Number of watched paths and processes.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.by_wd.len() + self.processes.len()

@@ -1,6 +1,6 @@
-//! Contracts of files and of libvirt. libvirt is asked in a thread of its own: a daemon that does
-//! not answer holds nothing up, and what it said last counts. The same thread writes how contracts
-//! stand into the live metadata of domains, where that is not what stands there.
+//! Contracts of files and of libvirt. libvirt is queried in a thread of its own: a daemon that does
+//! not answer delays nothing, and its last answer counts. The same thread writes the states of
+//! contracts into the live metadata of VMs, where these differ.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,13 +18,13 @@ use crate::domain_status::{self, Statuses};
 use crate::history;
 use crate::snapshot::Snapshot;
 
-/// Between two questions, each of which starts programs.
+/// Interval of queries, each of which starts programs.
 const EVERY: Duration = Duration::from_secs(15);
-/// Between two questions of which one is there to write how contracts stand: a state that changes
-/// again and again costs one write of its domain in so long.
+/// Shortest interval of queries that write the states of contracts: one that keeps changing costs
+/// one write for its VM in this time.
 const STATUS_EVERY: Duration = Duration::from_secs(2);
 
-/// Wherever contracts are.
+/// Files and libvirt, as sources of contracts.
 pub(super) struct ContractSources {
     files: ContractFiles,
     /// The contracts of files alone.
@@ -42,7 +42,7 @@ impl ContractSources {
         }
     }
 
-    /// All of them, when any has changed since the last call.
+    /// Contracts of all sources, when any has changed since the last call.
     pub fn changed(&mut self, now: Instant) -> Option<Desired> {
         let of_files = self.files.changed();
         let of_domains = self.domains.as_mut().is_some_and(|domains| domains.look(now));
@@ -59,21 +59,21 @@ impl ContractSources {
         })
     }
 
-    /// A domain may have come.
+    /// Queries libvirt at the next look, as a VM may have started.
     pub fn ask_now(&mut self) {
         if let Some(domains) = &mut self.domains {
             domains.next = None;
         }
     }
 
-    /// Why libvirt does not answer.
+    /// Problem of the last query or write, for clients.
     pub fn problem(&self) -> Option<String> {
         self.domains.as_ref().and_then(|domains| domains.problem.clone())
     }
 }
 
 impl Daemon<LinuxHost> {
-    /// Has domains say how their contracts stand, where libvirt is asked for contracts.
+    /// Schedules writing the states of contracts into libvirt's metadata, where libvirt is queried.
     pub(crate) fn show_in_domains(&mut self, snapshot: &Snapshot) {
         let now = history::now();
         let of = |uri: &str| domain_status::of(self.desired(), snapshot, uri, &now);
@@ -85,10 +85,10 @@ impl Daemon<LinuxHost> {
     }
 }
 
-/// What a question brings.
+/// Result of a query to libvirt.
 struct Answer {
     contracts: Result<Vec<DomainContract>, VmmError>,
-    /// Why not every status could be written.
+    /// Last error of writing a status; `None` if all were written.
     unwritten: Option<VmmError>,
 }
 
@@ -100,13 +100,13 @@ struct Domains {
     answers: Receiver<Answer>,
     is_asked: bool,
     next: Option<Instant>,
-    /// When the last question began.
+    /// Start of the last query.
     asked: Option<Instant>,
-    /// Why the last question was not answered.
+    /// Problem of the last query or of its writes, for clients.
     problem: Option<String>,
-    /// How contracts stand; `None` while that is not known.
+    /// Statuses to be written; `None` while they are not known.
     wanted: Option<Statuses>,
-    /// The same as the last question had it.
+    /// Statuses that the last query was given.
     written: Option<Statuses>,
 }
 
@@ -118,7 +118,7 @@ impl Domains {
         Self { uri, waker, contracts, sender, answers, is_asked, next, asked, problem, wanted, written }
     }
 
-    /// Takes an answer and asks again where that is due; whether contracts have changed.
+    /// Takes answers, and queries again where that is due; returns whether contracts have changed.
     fn look(&mut self, now: Instant) -> bool {
         let mut is_new = false;
         while let Ok(answer) = self.answers.try_recv() {
@@ -133,7 +133,7 @@ impl Domains {
                 }
             }
         }
-        // A status that could not be written is tried again with the next question that is due.
+        // A status that could not be written is retried with the next query that is due.
         let may_write = self.asked.is_none_or(|at| now.duration_since(at) >= STATUS_EVERY);
         let has_news = may_write && self.wanted != self.written;
         if !self.is_asked && (has_news || self.next.is_none_or(|at| now >= at)) {
@@ -143,7 +143,7 @@ impl Domains {
             let (wanted, before) = (self.wanted.clone(), self.contracts.found().cloned());
             let asked = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
                 let answer = ask(&Virsh::new(&uri), wanted.as_ref());
-                // What was written is no news, and neither is what was known.
+                // Only contracts that differ wake the loop; statuses that were written do not.
                 let is_news = answer.contracts.as_ref().ok() != before.as_ref();
                 // Fails where the service has ended.
                 let _ = sender.send(answer);
@@ -157,7 +157,7 @@ impl Domains {
     }
 }
 
-/// Reads contracts, and writes statuses where others stand.
+/// Reads contracts, and writes the statuses that differ.
 fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
     let found = match metadata(daemon) {
         Ok(found) => found,
@@ -167,10 +167,10 @@ fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
     for (uuid, status) in wanted.into_iter().flat_map(|all| domain_status::changes(all, &found.running)) {
         match set_status(daemon, uuid, status) {
             Ok(()) => {}
-            // It ended meanwhile, and its live metadata with it.
+            // The VM ended meanwhile, and its live metadata with it.
             Err(VmmError::Libvirt { message, .. })
                 if message.contains("not running") || message.contains("no domain with") => {}
-            // This domain refuses.
+            // libvirt refuses this VM; others may succeed.
             Err(e @ VmmError::Libvirt { .. }) => unwritten = Some(e),
             Err(e) => {
                 unwritten = Some(e);

@@ -1,4 +1,4 @@
-//! Whether a contract that is to be written fits beside those that there are.
+//! Whether a contract that is to be written fits together with the existing ones.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -12,15 +12,15 @@ use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::Host as _;
 
-/// How long libvirt is asked for the contracts of its domains.
+/// Timeout of reading contracts from libvirt.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks whether it has answered, at most.
+/// Longest wait between two looks for its answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What becomes of a contract beside the others.
+/// Result of admitting a contract together with the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// Why it does not fit.
+    /// Reason why it does not fit; `None` if it fits.
     pub refused: Option<String>,
     /// VMs whose contracts give way to it, each with the reason.
     pub gives_way: Vec<(String, String)>,
@@ -57,7 +57,7 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         // A libvirt that does not answer wakes nothing.
         let _ = woken.recv_timeout(PAUSE);
     }
-    // What is in force without a contract that is seen here may have one elsewhere.
+    // What is in force without a contract here may have one elsewhere.
     desired.is_incomplete = true;
     for name in scopes::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {
         host.tracked.entry(name.clone()).or_default();

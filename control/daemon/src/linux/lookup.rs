@@ -1,4 +1,4 @@
-//! Looking for VMs in threads of their own: a monitor that does not answer holds only its own VM.
+//! Lookups of VMs in threads of their own: a monitor that does not answer delays only its own VM.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::numbers::{Numbers, number};
 use crate::desired::Desired;
 use crate::observed::Presence;
 
-/// Called when something was found, from any thread.
+/// Callback that wakes the loop, called from any thread.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 type Found = Result<(VmHandle, Vec<ProcessId>), Presence>;
@@ -27,7 +27,7 @@ pub(super) struct Lookups {
     results: Receiver<(String, Reach, Found)>,
     under_way: BTreeSet<String>,
     arrived: BTreeMap<String, Vec<Found>>,
-    /// How each VM was reached by the last look.
+    /// Address (libvirt name, socket, PID) of each VM at its last lookup.
     reach: BTreeMap<String, Reach>,
     numbers: Numbers,
 }
@@ -40,23 +40,23 @@ impl Lookups {
         Self { dirs, waker, sender, results, under_way, arrived, reach, numbers }
     }
 
-    /// Which process each `pid` means is not written down from here on.
+    /// Stops saving which process each `pid` means.
     pub fn read_only(&mut self) {
         self.numbers.read_only();
     }
 
-    /// Writes down which processes were seen for the first time.
+    /// Saves which processes were seen for the first time.
     pub fn save(&mut self) {
         self.numbers.save();
     }
 
-    /// Why it cannot be written down.
+    /// Problem of saving them, for clients.
     pub fn problem(&self) -> Option<&str> {
         self.numbers.problem()
     }
 
-    /// The contracts are these now. Returns the VMs that they reach in another way than before, so
-    /// that what was found may be another VM.
+    /// Takes the new contracts. Returns the VMs that they reach in another way than before: what
+    /// was found for these may be another VM.
     pub fn keep_only(&mut self, desired: &Desired) -> Vec<String> {
         self.numbers.keep_only(desired);
         let is_other = |(name, reach): &(&String, &Reach)| {
@@ -73,7 +73,7 @@ impl Lookups {
         self.arrived.remove(name);
     }
 
-    /// Begins to look for a VM, unless that is under way.
+    /// Starts a lookup of a VM, unless one is under way.
     pub fn start(&mut self, vm: &Vm) {
         if self.reach.get(&vm.name) != Some(&vm.reach) {
             self.forget(&vm.name);
@@ -86,7 +86,7 @@ impl Lookups {
         let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
         let name = vm.name.clone();
         let spawned = std::thread::Builder::new().name("lookup".to_owned()).spawn(move || {
-            // The service may be gone: then nobody waits for it.
+            // The service, and with it the receiver, may be gone.
             let _ = sender.send((vm.name.clone(), vm.reach.clone(), look_up(&vm, &dirs)));
             waker();
         });
@@ -95,15 +95,15 @@ impl Lookups {
         }
     }
 
-    /// Whether an answer is waited for.
+    /// Whether any lookup is under way.
     pub fn are_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }
 
-    /// What arrived for a VM; `in_force` are the processes for which something is in force.
+    /// Takes the results for a VM; `in_force` are the processes for which something is in force.
     pub fn take(&mut self, name: &str, in_force: &[ProcessId]) -> Vec<Found> {
         while let Ok((vm, reach, result)) = self.results.try_recv() {
-            // An answer to what was asked before is of another VM, perhaps.
+            // A result for an earlier address may be of another VM.
             if self.reach.get(&vm) == Some(&reach) {
                 self.under_way.remove(&vm);
                 self.arrived.entry(vm).or_default().push(result);
@@ -129,7 +129,7 @@ fn look_up(vm: &Vm, dirs: &Dirs) -> Found {
         Ok(handle) => {
             let processes: Result<Vec<Option<ProcessId>>, std::io::Error> =
                 handle.pids.iter().map(|pid| ProcessId::of(*pid)).collect();
-            // One that cannot be read is there all the same.
+            // A process that cannot be read is there all the same.
             let processes: Vec<ProcessId> = match processes {
                 Ok(processes) => processes.into_iter().flatten().collect(),
                 Err(e) => return Err(Presence::Unknown(format!("its processes cannot be read: {e}"))),
@@ -144,8 +144,8 @@ fn look_up(vm: &Vm, dirs: &Dirs) -> Found {
     }
 }
 
-/// QEMU listens on its socket as long as it runs, and the kernel refuses a connection where nothing
-/// does.
+/// Whether nothing listens on a socket, where the kernel refuses a connection: QEMU listens as long
+/// as it runs.
 fn nothing_listens(error: &rtvirtio_workflow::Error) -> bool {
     let kind = error.cause::<std::io::Error>().map(std::io::Error::kind);
     matches!(kind, Some(std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused))

@@ -1,4 +1,4 @@
-//! The host as it is.
+//! The Linux host that the service runs on.
 
 mod domains;
 mod fit;
@@ -45,22 +45,22 @@ pub use lookup::Waker;
 pub use once::look_once;
 pub use running::RunningVm;
 
-/// What the kernel's mechanisms grant is asked again after so long.
+/// Maximum age of the admission, which depends on what the kernel grants.
 const ADMISSION_AGE: Duration = Duration::from_secs(60);
-/// A VM that does not run is looked for again after so long, unless a new process shows sooner that
-/// it may have been started.
+/// Interval of lookups of a VM that does not run, unless a new process shows sooner that it may
+/// have been started.
 const LOOKUP_EVERY: Duration = Duration::from_secs(1);
-/// The same for domains of libvirt, whose lookup starts a program.
+/// Interval of lookups in libvirt, each of which starts a program.
 const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
 
-/// Where the service's files are.
+/// Files and directories of the service.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Journals and sockets.
+    /// Directories of journals and sockets.
     pub dirs: Dirs,
     /// The directory of contract files.
     pub contracts: PathBuf,
-    /// Further spec files.
+    /// Spec files besides the directory.
     pub specs: Vec<PathBuf>,
 }
 
@@ -71,7 +71,7 @@ struct Found {
     tids: BTreeSet<u32>,
 }
 
-/// The host as it is.
+/// The Linux host that the service runs on.
 pub struct LinuxHost {
     root: Root,
     places: Places,
@@ -80,43 +80,43 @@ pub struct LinuxHost {
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
     admission: Option<(Instant, AdmittedInTurn)>,
-    /// What could not be read, for the state that clients see.
+    /// Messages for clients about what could not be read.
     problems: Vec<String>,
-    /// Processes at the last look, and those of them that are the kernel's for a VM.
+    /// Processes at the last listing, and those of them that are kernel threads of a VM.
     pids: BTreeSet<u32>,
     kernel_threads: BTreeSet<u32>,
-    /// When processes and threads were listed.
+    /// Last listing of processes and threads.
     listed: Option<Listed>,
     applied: Applied,
     plan: PlanPart,
     /// Whether contracts have changed since the last look.
     contracts_changed: bool,
-    /// Whether the VMs for which something is in force were all seen by the last comparison.
+    /// Whether the last comparison could list the VMs for which something is in force.
     scopes_are_known: bool,
-    /// Whether the groups above those of VMs have more than the contracts in force need, because
-    /// the kernel has refused to take it away.
+    /// Whether the cgroups above those of VMs have more budget than the contracts in force need,
+    /// because the kernel has refused to lower it.
     has_spare_room: bool,
-    /// Whether nothing is set, so that threads are not taken in.
+    /// Whether the service only observes, so that threads are not taken in.
     only_observes: bool,
     /// Whether BFQ may be loaded, where it is a module.
     may_load: bool,
 }
 
-/// What `rtvirtio apply` has put in force.
+/// Settings that `rtvirtio apply` has put in force.
 #[derive(Default)]
 struct Applied {
     /// The VMs that it acts on.
     vms: Vec<String>,
-    /// Those of them that have ended since.
+    /// VMs of these that have ended since.
     ended: Vec<String>,
-    /// How the plan's spec reaches its VMs; without a plan that names its spec, none.
+    /// VMs of the plan's spec that have ended and may be found again; empty without that spec.
     reach: Vec<Vm>,
     /// Settings that another program has changed.
     drift: Vec<Drift>,
 }
 
 impl LinuxHost {
-    /// `waker` is called when a VM that was looked for is found, from another thread.
+    /// `waker` is called from other threads when a lookup, a plan or libvirt has a new result.
     #[must_use]
     pub fn new(places: Places, config: &Config, waker: Waker) -> Self {
         Self {
@@ -141,29 +141,29 @@ impl LinuxHost {
         }
     }
 
-    /// Takes what was observed of the VMs.
+    /// Takes an observation of the VMs, for the plan.
     pub fn saw(&mut self, seen: Arc<Observation>) {
         self.plan.saw(seen);
     }
 
-    /// Writes nothing down, as for a single look.
+    /// Saves nothing from here on, as for a single look.
     pub fn read_only(&mut self) {
         self.lookups.read_only();
     }
 
-    /// Reads the contracts of libvirt's domains with the next pass.
+    /// Queries libvirt for contracts with the next pass.
     pub fn ask_for_contracts(&mut self) {
         self.contracts.ask_now();
     }
 
-    /// What could not be read at the last look.
+    /// Messages about what could not be read since the last comparison.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// When to look at the latest, because a thread's role is not known yet. What is due already
-    /// waits for the next scan: it could not be taken in a moment ago.
+    /// Latest time of the next look, because a thread's role is not known yet. One that is due
+    /// already waits for the next scan: it could not be taken in a moment ago.
     #[must_use]
     pub fn look_by(&self, now: Instant) -> Option<Instant> {
         self.tracked.values().filter_map(Tracked::role_due).filter(|at| *at > now).min()
@@ -175,8 +175,8 @@ impl LinuxHost {
         }
     }
 
-    /// Whether the VM still runs, and whether its threads changed, which are listed where that may
-    /// be so; looks for it where it is not known.
+    /// Updates whether a VM runs and whether its threads changed, which are listed if `lists`;
+    /// starts a lookup where it was not found.
     fn look_at(&mut self, name: &str, vm: Option<&Vm>, lists: bool, now: Instant) {
         let tracked = self.tracked.entry(name.to_owned()).or_default();
         let in_force = tracked.saved.as_ref().map_or(&[][..], |saved| &saved.processes);
@@ -190,7 +190,7 @@ impl LinuxHost {
                     tracked.lack = None;
                 }
                 Err(lack) => {
-                    // A monitor that is taken for a moment does not end a VM that runs.
+                    // A monitor that is busy for a moment does not end a running VM.
                     if tracked.found.is_none() {
                         tracked.lack = Some(lack);
                     }
@@ -227,7 +227,7 @@ impl LinuxHost {
         }
     }
 
-    /// Looks for threads that are outside of contracts, which no step takes in.
+    /// Looks for threads outside of contracts, where no step takes them in.
     fn look_for_threads(&mut self) {
         let Some((_, admission)) = &self.admission else { return };
         let mut failed = Vec::new();
@@ -274,7 +274,7 @@ impl LinuxHost {
         let whole = status.filter(rtvirtio_apply::Status::is_whole);
         Ok(Applied {
             drift: whole.as_ref().map(drift).unwrap_or_default(),
-            // The number of a process that has ended leads to no next start.
+            // The PID of a process that has ended leads to no next start.
             reach: reach
                 .into_iter()
                 .filter(|vm| ended.contains(&vm.name) && numbers::number(&vm.reach).is_none())
@@ -299,15 +299,15 @@ impl LinuxHost {
         }
     }
 
-    /// Which contracts fit together. Of those that are as critical what is in force comes before
-    /// what was changed, and that before what is new: so neither takes anything from the others.
+    /// Admits the contracts in turn. Of equally critical ones those in force come first, then
+    /// changed ones, then new ones: so none takes anything from an earlier one.
     fn admit(&self, desired: &Desired) -> rtvirtio_workflow::Result<AdmittedInTurn> {
         let scope = |vm: &str| self.tracked.get(vm).and_then(|t| t.scope.as_ref());
         let mut ordered = desired.by_criticality(|vm| scope(vm).is_some());
         let is_changed = |c: &Contract| scope(&c.vm.name).is_some_and(|scope| scope.contract != c.id);
         let is_new = |c: &Contract| scope(&c.vm.name).is_none();
         ordered.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), is_new(c), is_changed(c)));
-        // A contract in force whose file cannot be read stays, so what it has is still taken.
+        // A contract in force whose file cannot be read stays, so its share is still taken.
         let is_replaced = |vm: &str| desired.of(vm).is_some() || !desired.holds(vm);
         let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
         let saved = replaced.filter_map(|(_, t)| t.saved.as_ref());
@@ -336,7 +336,7 @@ impl Host for LinuxHost {
             if others.contains(name) {
                 (tracked.found, tracked.kept, tracked.lack) = (None, None, None);
             }
-            // Perhaps it is reached in another way now.
+            // The contract may reach the VM in another way now.
             if desired.of(name).is_some() {
                 tracked.next_lookup = None;
             }
@@ -350,7 +350,7 @@ impl Host for LinuxHost {
 
     fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
         let now = Instant::now();
-        // What a comparison found stands until the next.
+        // Problems that a comparison found are shown until the next.
         if look == Look::Compare {
             self.problems.clear();
         }
@@ -397,7 +397,7 @@ impl Host for LinuxHost {
         }
         self.lookups.save();
         self.refresh_admission(desired, now);
-        // It may wait for the kernel, so not with each scan.
+        // Lowering budgets may wait for the kernel, so not with each scan.
         if look == Look::Compare {
             self.take_spare_room();
         }
@@ -438,7 +438,7 @@ impl Host for LinuxHost {
         if let Some(tracked) = self.tracked.get_mut(&step.vm).filter(|_| !is_piece) {
             tracked.stale = true;
         }
-        // What it was about is not read anew before the next comparison.
+        // Other scopes are not read anew before the next comparison.
         match &step.action {
             Action::RenewHeld | Action::SetPlan => self.plan.stale = true,
             _ if step.vm == PLAN => self.plan.stale = true,

@@ -1,5 +1,5 @@
-//! Which process the `pid` of a contract means: number and start as first seen. Once that process
-//! has ended the number may be another's, which the contract does not mean.
+//! Process that the `pid` of a contract means: PID and start time as first seen. Once it has ended,
+//! its PID may be reused by a process that the contract does not mean.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::observed::Presence;
 
 /// Name of the file in the state directory.
 const FILE: &str = "pids.json";
-/// Shows whether the machine was restarted since: numbers and start times begin anew then.
+/// Boot ID: PIDs and start times begin anew with each boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A process as first seen.
@@ -30,18 +30,18 @@ struct Bound {
 /// none.
 pub(super) struct Numbers {
     state: PathBuf,
-    /// Of this boot.
+    /// ID of this boot.
     boot: String,
-    /// By VM; or why they cannot be known.
+    /// Processes by VM, or the reason why they cannot be known.
     all: Result<BTreeMap<String, Bound>, String>,
     /// Whether the file is written.
     writes: bool,
-    /// Whether the file is as it should be.
+    /// Whether the file matches `all`.
     is_saved: bool,
     problem: Option<String>,
 }
 
-/// The number by which a VM is named, if it is.
+/// The PID by which a VM is named, if it is.
 pub(super) fn number(reach: &Reach) -> Option<u32> {
     match reach {
         Reach::Existing { host: HostHandle::Pid(pid), .. } => Some(*pid),
@@ -61,18 +61,18 @@ impl Numbers {
         Self { state, boot, all, writes: true, is_saved: true, problem: None }
     }
 
-    /// Nothing is written from here on.
+    /// Writes nothing from here on.
     pub fn read_only(&mut self) {
         self.writes = false;
     }
 
-    /// Why the file is not as it should be.
+    /// Problem of the last save; `None` if it succeeded.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// Whether the process that has a VM's number now is the one that its contract means. At the
-    /// first time it is; or, where something is in force for the VM, the one of that start.
+    /// Checks that the process with a VM's PID is the one that its contract means: the one of the
+    /// first call or, where something was in force for the VM by then, the one of that start.
     pub fn check(
         &mut self,
         vm: &str,
@@ -102,7 +102,7 @@ impl Numbers {
         )))
     }
 
-    /// Forgets the processes of VMs that no contract names by this number any more.
+    /// Forgets the processes of VMs that no contract names by this PID any more.
     pub fn keep_only(&mut self, desired: &Desired) {
         let Ok(all) = &mut self.all else { return };
         let before = all.len();
@@ -114,8 +114,8 @@ impl Numbers {
         self.save();
     }
 
-    /// Writes down what is new, once for a look at all VMs. Tried again with the next one where it
-    /// fails: until the service ends it knows them anyway.
+    /// Saves what is new, once for a look at all VMs. Retried with the next one where it fails:
+    /// until the service ends the processes are known anyway.
     pub fn save(&mut self) {
         let Ok(all) = &self.all else { return };
         if self.is_saved || !self.writes {

@@ -1,4 +1,4 @@
-//! How contracts stand where no service runs: one look of the same loop, which sets nothing.
+//! States of contracts where no service runs: one look of the same loop, which sets nothing.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,9 +11,9 @@ use crate::memory::Memory;
 use crate::observed::{LOOKED_FOR, Presence};
 use crate::snapshot::Snapshot;
 
-/// How long VMs are looked for, and libvirt is asked.
+/// Timeout of looking for VMs and querying libvirt.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks, at most.
+/// Longest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Looks at contracts and host as the service would in its mode `observe`. The plan is left out:

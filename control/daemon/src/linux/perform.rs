@@ -1,4 +1,4 @@
-//! Carrying a step out: journaled, VM by VM.
+//! Carrying out steps: journaled, VM by VM.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::history::now;
 use crate::host::{Outcome, SettingChange};
 use crate::reconcile::{APPLIED, Action, PLAN, Step};
 
-/// Why a step ended early.
+/// Reason why a step ended early.
 enum Stop {
     Busy,
     Failed(String),
@@ -94,8 +94,8 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
 }
 
 impl LinuxHost {
-    /// Takes from the groups above those of VMs what the contracts in force do not need. What is
-    /// refused is tried again with the next comparison, and is a problem that clients see.
+    /// Lowers the budgets of the cgroups above those of VMs to what the contracts in force need. A
+    /// refusal is retried with the next comparison, and is a problem that clients see.
     pub(super) fn take_spare_room(&mut self) {
         let (true, Some((_, admission))) = (self.has_spare_room, &self.admission) else { return };
         let taken = || -> Result<(), Error> {
@@ -104,7 +104,7 @@ impl LinuxHost {
         };
         match taken().map_err(Stop::from) {
             Ok(()) => self.has_spare_room = false,
-            // Another rtvirtio is at work.
+            // Another rtvirtio holds the lock.
             Err(Stop::Busy) => {}
             Err(Stop::Failed(why)) => self.problem(format!("{SPARE_ROOM}: {why}")),
         }
@@ -112,7 +112,7 @@ impl LinuxHost {
 }
 
 impl LinuxHost {
-    /// What is in force for all VMs but one; `None` where not all of it is known.
+    /// Other VMs for which something is in force; `None` where not all of them are known.
     fn in_force_beside(&self, vm: &str) -> Option<Vec<StartedVm>> {
         let others =
             self.tracked.iter().filter(|(name, t)| *name != vm && (t.scope.is_some() || t.saved.is_some()));
@@ -135,10 +135,10 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let contract = desired.of(&step.vm).ok_or_else(|| failed("its contract is gone"))?;
     let tracked = host.tracked.get(&step.vm).ok_or_else(|| failed("it is not known"))?;
     let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
-    // A contract that was put back in this round has ended what was admitted.
+    // A put-back in this round has reset the admission.
     let (_, admission) = host.admission.as_ref().ok_or(Stop::Busy)?;
     let probe = &admission.admitted.probe;
-    // There, what is admitted is the contract that was in force.
+    // For these VMs the admitted contract is the one in force, not this one.
     if admission.kept.iter().any(|(vm, _)| *vm == step.vm) {
         return Err(failed("it is not admitted"));
     }
@@ -170,7 +170,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let applied = match scopes.apply(&new) {
         Ok(applied) => applied,
         Err(e) => {
-            // Until a comparison takes it away, it counts against new contracts.
+            // Until a comparison lowers it, the spare budget counts against new contracts.
             host.has_spare_room |= scopes.make_room(probe, &others).is_err();
             return Err(e.into());
         }
@@ -219,7 +219,7 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
         tracked.kept = None;
         tracked.saved = None;
     }
-    // What was admitted in place of its contract is no longer there.
+    // The contract in force that was admitted instead is gone.
     if host.admission.as_ref().is_some_and(|(_, of)| of.kept.iter().any(|(kept, _)| kept == vm)) {
         host.admission = None;
     }
@@ -255,7 +255,7 @@ fn restored(reverted: &Reverted, notes: &mut Vec<String>) -> Vec<SettingChange> 
     changes
 }
 
-/// Takes new threads in; with `relevel` all threads, at the VM's present place among the others.
+/// Takes new threads in; with `relevel` all threads, at the VM's present priority level.
 fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> {
     let Some((_, admission)) = &host.admission else { return Err(Stop::Busy) };
     let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::Busy) };
@@ -272,7 +272,7 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
         }
     }
     tracked.role_looks = if tracked.threads_changed { 0 } else { tracked.role_looks.saturating_add(1) };
-    // The next piece of the threads that the last scan has found, where no others have come.
+    // The next piece of the threads that the last scan found, where no others have come.
     let goes_on = !tracked.threads_changed && kept.has_next();
     tracked.threads_changed = false;
     tracked.taken_in = Some(Instant::now());

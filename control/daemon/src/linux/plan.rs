@@ -1,4 +1,4 @@
-//! The plan that is held: making it in a thread of its own, what is in force of it, setting it.
+//! The plan that the service holds: making it in a thread of its own, reading and setting it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::plan::sight_of;
 
 type Answer = (u64, Result<HeldCandidate, NoPlan>);
 
-/// What is known of the plan between two looks.
+/// State of the plan between two looks.
 pub(super) struct PlanPart {
     dirs: Dirs,
     waker: Waker,
@@ -32,20 +32,20 @@ pub(super) struct PlanPart {
     answers: Receiver<Answer>,
     /// The plan that was made last.
     made: Option<HeldCandidate>,
-    /// What is in force.
+    /// Plan in force; `None` without one.
     pub scope: Option<PlanScope>,
-    /// Its VMs that have ended since.
+    /// VMs of the plan in force that have ended since.
     pub ended: Vec<String>,
     /// Whether `scope` has to be read anew.
     pub stale: bool,
-    /// Whether a plan is to be held at all.
+    /// Whether `[plan]` is configured.
     is_wanted: bool,
     /// Devices without a usable profile, as last looked at.
     pub unmeasured: BTreeMap<String, Unplanned>,
     seen: Option<Arc<Observation>>,
 }
 
-/// What a plan predicts for each target.
+/// Predicted latency of each target of a plan.
 fn predictions(plan: &HostPlan) -> Vec<PredictionSnapshot> {
     let tasks = plan.devices.iter().flat_map(|of| &of.plan.tasks);
     let with_target = tasks.filter(|task| task.target_ns.is_some());
@@ -77,23 +77,23 @@ impl PlanPart {
         }
     }
 
-    /// Takes what was observed of VMs; the same again is no news.
+    /// Takes the latest observation of the VMs.
     pub fn saw(&mut self, seen: Arc<Observation>) {
         self.seen = Some(seen);
     }
 
-    /// Whether something was observed, or has to be read, since the last look.
+    /// Whether an observation came, or the plan has to be read, since the last look.
     pub fn has_news(&self) -> bool {
         self.stale || (self.is_wanted && self.seen.is_some())
     }
 
-    /// What plans depend on of what was observed since the last call.
+    /// Load, slow devices and missed targets of the last observation, once.
     pub fn sight(&mut self, desired: &Desired) -> Option<Sight> {
         let seen = self.seen.take()?;
         Some(sight_of(&seen, desired))
     }
 
-    /// Begins to make a plan: monitors and agents that do not answer hold no contract up.
+    /// Begins to make a plan: monitors and agents that do not answer delay no contract.
     pub fn make(&mut self, request: &Request, desired: &Desired, may_load: bool) {
         let plant = desired.plant.as_ref().and_then(|plant| plant.only(&request.input.vms));
         let (request, dirs) = (request.clone(), self.dirs.clone());
@@ -104,7 +104,7 @@ impl PlanPart {
                 Some(host) => held::make(host, &request, may_load, &dirs, &Quiet::default()),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
             };
-            // The service may be gone: then nobody waits for it.
+            // The service, and with it the receiver, may be gone.
             let _ = sender.send((request.number, made));
             waker();
         };
@@ -131,7 +131,7 @@ impl PlanPart {
         ))
     }
 
-    /// Reads what is in force.
+    /// Reads the plan in force.
     pub fn read(&mut self, root: &Root) {
         self.stale = false;
         let machine = Machine::new(root, &NoGuests);
@@ -157,9 +157,9 @@ impl PlanPart {
                     yielded: held.yielded,
                     reason: held.reason,
                     since: held.since,
-                    // Not known is none: a device is then not said to be held.
+                    // Unknown counts as none: a device is then not said to be held.
                     devices: held::devices(&self.dirs).unwrap_or_default(),
-                    // As the devices.
+                    // Unknown counts as none, as for the devices.
                     predictions: held::plan(&self.dirs)
                         .ok()
                         .flatten()
@@ -175,10 +175,10 @@ impl PlanPart {
         self.read_ended();
     }
 
-    /// Which of its VMs have ended since.
+    /// Reads which VMs of the plan have ended since.
     pub fn read_ended(&mut self) {
         let is_whole = self.scope.as_ref().is_some_and(|scope| scope.state == ScopeState::Whole);
-        // Not known is not ended: the next comparison asks again.
+        // Unknown does not count as ended: the next comparison asks again.
         self.ended = if is_whole { held::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
     }
 

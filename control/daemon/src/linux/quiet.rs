@@ -1,10 +1,10 @@
-//! Progress that nobody watches.
+//! Progress reports that are discarded.
 
 use std::sync::atomic::AtomicBool;
 
 use rtvirtio_workflow::{Bar, Progress};
 
-/// Shows nothing, and is never cancelled: a step is short, and is finished.
+/// Discards progress, and is never cancelled: a step is short, and is finished.
 #[derive(Debug, Default)]
 pub struct Quiet(AtomicBool);
 

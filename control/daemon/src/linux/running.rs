@@ -1,4 +1,4 @@
-//! The VMs that run, as observation takes them.
+//! Running VMs for the observer.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use crate::daemon::Daemon;
 use crate::desired::Desired;
 
 impl Daemon<LinuxHost> {
-    /// The VMs that run now, with their contracts: for observation.
+    /// The VMs that run now, with their contracts, for the observer.
     #[must_use]
     pub fn running(&self) -> Vec<Arc<RunningVm>> {
         self.host_ref().running(self.desired())
     }
 }
 
-/// A VM that runs, for observation.
+/// A running VM for the observer.
 #[derive(Debug)]
 pub struct RunningVm {
-    /// Its contract.
+    /// Contract as last read.
     pub contract: crate::Contract,
-    /// Its processes.
+    /// Processes found by its lookup.
     pub processes: Vec<ProcessId>,
-    /// What its monitor has said of its threads.
+    /// Threads as named by its monitor.
     pub named: Named,
-    /// Its CPU contract in force.
+    /// CPU contract in force; `None` without one.
     pub cpu: Option<InForce>,
 }
 

@@ -1,4 +1,4 @@
-//! Journals held against the host, as the loop takes them.
+//! Journals compared with the host, as the loop takes them.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use rtvirtio_workflow::{Result, scopes};
 
 use crate::observed::{Drift, KnobClass, ScopeState, ScopeView};
 
-/// What is in force for a VM: its journal compared with the host, and the file next to the journal.
+/// State of a VM's settings: its journal compared with the host, and the file next to the journal.
 pub(super) fn scope(
     status: Result<Option<Status>>,
     saved: Result<Option<scopes::VmInForce>>,
@@ -54,7 +54,7 @@ pub(super) fn threads(status: &Status) -> BTreeSet<u32> {
     status.knobs.iter().filter_map(|knob| of(&knob.path)).collect()
 }
 
-/// The settings in force that have another value.
+/// The settings in force that have another value now.
 pub(super) fn drift(status: &Status) -> Vec<Drift> {
     let one = |knob: &rtvirtio_apply::KnobStatus| {
         let found = match &knob.state {

@@ -1,4 +1,4 @@
-//! Which processes and threads there are, listed only where one may have come.
+//! Processes and threads, listed only where one may have been created.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,28 +11,27 @@ use rustix::process::{Pid, test_kill_process};
 use super::{Found, LinuxHost, Tracked};
 use crate::host::Look;
 
-/// Where no task was created at all, threads are listed again after so long, and with each
-/// comparison.
+/// Interval of listings where no task was created at all; each comparison lists too.
 const LIST_ANYWAY: Duration = Duration::from_secs(10);
 
-/// When processes and threads were listed.
+/// State of the last listing of processes and threads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listed {
-    /// The task that had been created last by then.
+    /// PID of the task that was created last by then.
     last: u32,
     at: Instant,
-    /// Whether it was the same one when they were listed before.
+    /// Whether the listing before had the same one.
     twice: bool,
 }
 
 impl LinuxHost {
-    /// Whether a process or thread may have come since the last look: one number tells for all.
+    /// Whether a process or thread may have come since the last look, by `/proc/loadavg`.
     pub(super) fn may_have_new_tasks(&mut self, now: Instant) -> bool {
         // Read before they are listed: what comes meanwhile is found at the next look.
         let last = process::last_created(&self.root).ok();
         let is_known = self.are_listed(last, now);
         if !is_known {
-            // A task has its number a moment before it is listed: so once more.
+            // A PID is allocated a moment before its task is listed: so list once more.
             let twice = self.listed.is_some_and(|listed| Some(listed.last) == last);
             self.listed = last.map(|last| Listed { last, at: now, twice });
         }
@@ -45,8 +44,8 @@ impl LinuxHost {
     }
 
     /// Whether nothing can have changed since the last look: no task was created, no process of a
-    /// VM is gone, nothing was found or is due. A VM whose process waits to be reaped is seen by an
-    /// event, or with the next comparison.
+    /// VM is gone, nothing was found or is due. A zombie of a VM is seen by an event, or with the
+    /// next comparison.
     pub(super) fn is_at_rest(&self, now: Instant) -> bool {
         self.are_listed(process::last_created(&self.root).ok(), now)
             && !self.contracts_changed
@@ -55,7 +54,7 @@ impl LinuxHost {
             && self.tracked.values().all(|tracked| tracked.is_at_rest(now))
     }
 
-    /// New processes may be VMs that have started, or threads of the kernel for one.
+    /// Looks among new processes for VMs that have started, and for kernel threads of VMs.
     pub(super) fn new_processes(&mut self, look: Look) {
         let pids: BTreeSet<u32> = match process::pids(&self.root) {
             Ok(pids) => pids.into_iter().collect(),
@@ -63,7 +62,7 @@ impl LinuxHost {
         };
         let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
         let first = self.pids.is_empty();
-        // A number may have been given again between two looks: a comparison reads all names anew.
+        // A PID may have been reused between two looks: a comparison reads all names anew.
         let unread = if look == Look::Compare { pids.iter().copied().collect() } else { new.clone() };
         self.kernel_threads.extend(kernel_threads(&self.root, unread.into_iter()));
         self.kernel_threads.retain(|pid| pids.contains(pid));
@@ -97,8 +96,8 @@ impl Tracked {
     }
 }
 
-/// Whether a process has this number. A file in `/proc` says whether it is the same one, and costs
-/// fifty times as much: a number that was given again is a new task.
+/// Whether a process has this PID. A file in `/proc` says whether it is the same one, and costs
+/// fifty times as much: a reused PID is a new task.
 fn is_there(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))

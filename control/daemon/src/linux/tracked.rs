@@ -1,4 +1,4 @@
-//! What is known of one VM between two looks.
+//! State of one VM between two looks.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,27 +12,27 @@ use rtvirtio_workflow::scopes;
 use super::Found;
 use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
-/// Threads whose role is not known yet are looked at again after so long, then after twice that,
-/// and so on up to [`ROLE_LATER`]: QEMU reports most to its monitor a moment after their start.
+/// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
+/// reports most to its monitor a moment after their start.
 const ROLE_FIRST: Duration = Duration::from_millis(25);
 const ROLE_LATER: Duration = Duration::from_millis(200);
-/// Between two splits of a budget over threads, where the mechanism knows single threads only.
+/// Interval of splits of a budget over threads, where the mechanism knows single threads only.
 pub(super) const SPLIT_EVERY: Duration = Duration::from_secs(2);
 
-/// What is known of one VM between two looks.
+/// State of one VM between two looks.
 #[derive(Default)]
 pub(super) struct Tracked {
     pub(super) found: Option<Found>,
-    /// Why it is not found.
+    /// Presence while it is not found, with the reason.
     pub(super) lack: Option<Presence>,
     pub(super) next_lookup: Option<Instant>,
-    /// The contract that holds new threads.
+    /// The contract that takes in new threads.
     pub(super) kept: Option<Kept>,
     pub(super) taken_in: Option<Instant>,
     pub(super) threads_changed: bool,
-    /// Threads of its journal, as last read.
+    /// Threads with settings in its journal, as last read.
     pub(super) journaled: BTreeSet<u32>,
-    /// Looks for roles since the threads changed.
+    /// Looks for thread roles since the threads changed.
     pub(super) role_looks: u32,
     pub(super) scope: Option<ScopeView>,
     pub(super) saved: Option<scopes::VmInForce>,
@@ -41,7 +41,7 @@ pub(super) struct Tracked {
 }
 
 impl Tracked {
-    /// When to look again for the roles of new threads; `None` where all are known.
+    /// Time of the next look for the roles of new threads; `None` where all are known.
     pub(super) fn role_due(&self) -> Option<Instant> {
         let waits = self.kept.as_ref().is_some_and(|kept| kept.pending() > 0);
         let at = self.taken_in.filter(|_| waits)?;
@@ -58,10 +58,10 @@ impl Tracked {
         })
     }
 
-    /// Takes up a contract that an earlier process has put in force.
+    /// Resumes a contract that an earlier process has put in force.
     pub(super) fn take_up(&mut self, root: &Root) {
         if let Some(scope) = &mut self.scope {
-            // One of a VM that was just seen need not be asked for again.
+            // The start of a VM that was just seen need not be checked again.
             let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
             scope.start_alive = scope.start.is_empty()
                 || scope.start.iter().any(runs)
@@ -77,7 +77,7 @@ impl Tracked {
         }
     }
 
-    /// Looks for threads outside of a contract that this process does not keep.
+    /// Looks for threads outside of a contract without taking them in.
     pub(super) fn look_for_threads(
         &mut self,
         root: &Root,

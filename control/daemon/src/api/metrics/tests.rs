@@ -22,7 +22,7 @@ fn empty() -> Snapshot {
     .unwrap()
 }
 
-/// Something of everything that is ever shown.
+/// Text with every metric that is ever exported.
 fn everything() -> String {
     let snapshot: Snapshot = serde_json::from_value(serde_json::json!({
         "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [],
@@ -118,8 +118,7 @@ fn everything() -> String {
     text_of(&snapshot, &seen, &Counters::default()).unwrap()
 }
 
-/// What `promtool check metrics` asks of names, types, units and labels, where they can go
-/// wrong here.
+/// Rules of `promtool check metrics` on names, types, units and labels that can be broken here.
 #[test]
 fn every_metric_is_named_as_prometheus_asks() {
     let text = everything();
@@ -180,7 +179,7 @@ fn every_metric_is_named_as_prometheus_asks() {
     }
 }
 
-/// What joins them in a query.
+/// Labels that join them in a query.
 #[test]
 fn predictions_and_verdicts_have_the_same_labels() {
     let text = everything();
@@ -190,7 +189,7 @@ fn predictions_and_verdicts_have_the_same_labels() {
     }
 }
 
-/// The dashboard for Grafana asks for nothing that is not exported, and for labels that it has.
+/// The dashboard for Grafana uses exported metrics only, with labels that they have.
 #[test]
 fn the_dashboard_shows_what_is_exported() {
     const DASHBOARD: &str = include_str!("../../../../../packaging/grafana/rtvirtio.json");

@@ -9,7 +9,7 @@ use axum::routing::get;
 
 use super::*;
 
-/// A server with so many places, until it is dropped.
+/// A server with a limit of connections, until it is dropped.
 struct Served {
     path: PathBuf,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
