@@ -2,7 +2,7 @@
 //! time, keeps a bounded part of the answer, and returns a status or an error with a reason.
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rtvirtio_daemon::Snapshot;
@@ -38,14 +38,19 @@ pub fn play(data: &[u8]) {
             }
         });
         let client = Client::new(&socket).with_patience(TIMEOUT);
-        match client.status() {
+        // The server waits for both calls, also where one panics.
+        let status = std::panic::catch_unwind(|| client.status());
+        let change = std::panic::catch_unwind(|| client.post::<Value>("/v1/plan/accept"));
+        drop(UnixStream::connect(&socket));
+        drop(UnixStream::connect(&socket));
+        server.join().expect("a server that ends");
+        match status.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             Ok(status) => assert!(round_trips(&status)),
             Err(e) => assert!(!e.to_string().is_empty()),
         }
-        if let Err(e) = client.post::<Value>("/v1/plan/accept") {
+        if let Err(e) = change.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             assert!(!e.to_string().is_empty());
         }
-        server.join().expect("a server that ends");
     });
     assert!(begin.elapsed() < CALLS_TIMEOUT, "the calls took {:?}", begin.elapsed());
 }

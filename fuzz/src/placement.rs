@@ -39,10 +39,14 @@ pub fn play(data: &[u8]) {
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let server = scope.spawn(move || answer(&listener, data));
-        publish(&format!("http://{address}"));
+        // The server is ended first where this panics.
+        let published = std::panic::catch_unwind(|| publish(&format!("http://{address}")));
         // The server may wait for one more request.
         drop(TcpStream::connect(address).and_then(|mut s| s.write_all(b"END\r\n\r\n")));
         server.join().expect("a server that ends");
+        if let Err(panic) = published {
+            std::panic::resume_unwind(panic);
+        }
     });
     assert!(begin.elapsed() < ROUND_TIMEOUT, "the round took {:?}", begin.elapsed());
 }

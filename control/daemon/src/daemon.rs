@@ -194,7 +194,7 @@ impl<H: Host> Daemon<H> {
         self.plan.note(step, &outcome, now);
         let vm = Some(step.vm.clone());
         match outcome {
-            Outcome::Busy => false,
+            Outcome::Busy | Outcome::NotYet => false,
             Outcome::Done { changes, notes } => {
                 // A plan or take-in that changes nothing is no event.
                 let is_quiet = matches!(step.action, Action::TakeIn | Action::SetPlan);

@@ -48,6 +48,7 @@ impl Memory {
                 let since = self.busy.filter(|(_, last)| now.since(*last) < FORGOTTEN_AFTER_MS);
                 self.busy = Some((since.map_or(now, |(first, _)| first), now));
             }
+            Outcome::NotYet => {}
             Outcome::Done { .. } => {
                 self.busy = None;
                 self.failures.remove(&step.vm);

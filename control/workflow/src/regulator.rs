@@ -114,12 +114,14 @@ fn of_vm(
         .collect();
     let mut here = Here::new(vm, host, options, root, offer, dirs);
     let mut outcomes = Vec::new();
-    let limits: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
-    for (direction, mut tspec) in limits.clone() {
+    let mut limits: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
+    for (_, tspec) in &mut limits {
         if let (Some(largest), rtvirtio_traffic::Unit::Bytes) = (options.largest, tspec.unit) {
             tspec.largest = largest.0;
             tspec.burst = tspec.burst.max(largest.0);
         }
+    }
+    for (direction, tspec) in limits.clone() {
         for &actuator in &wanted {
             // What was not asked for by name is left out where it never fits.
             let fits = match actuator {

@@ -26,6 +26,8 @@ pub fn held_back(limits: &[Tspec], streams: &[Stream]) -> Option<f64> {
     let sizes = || streams.iter().flat_map(|of| of.bytes);
     let are_alike = sizes().all(|size| sizes().next() == Some(size));
     let (mut longest, mut sum, mut used) = (0.0f64, 0.0, 0.0);
+    // A cap of the I/O domain has one `peak`, a multiple of the rate, for bytes and requests.
+    let times = limits.iter().find_map(|of| Some(of.peak? as f64 / of.rate as f64));
     for limit in limits {
         let (mut rate, mut burst) = (0.0, 0.0);
         for of in streams {
@@ -33,7 +35,11 @@ pub fn held_back(limits: &[Tspec], streams: &[Stream]) -> Option<f64> {
             rate += of.rate * each;
             burst += of.at_once * each;
         }
-        let cap = limit.arrival();
+        let mut cap = limit.arrival();
+        if let (None, Some(times)) = (limit.peak, times) {
+            cap.peak =
+                Some((cap.rate * times, if limit.unit == Unit::Bytes { limit.largest as f64 } else { 1.0 }));
+        }
         if rate > cap.rate {
             return None;
         }

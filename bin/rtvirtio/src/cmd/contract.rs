@@ -209,9 +209,14 @@ fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::R
 /// Which service keeps the contracts of this state directory and listens in another run directory;
 /// `None` where none does.
 fn elsewhere(global: &Global) -> anyhow::Result<Option<String>> {
-    let found = rtvirtio_daemon::running(&global.dirs())?;
-    Ok(found.map(|service| {
-        format!("{} keeps the contracts of this state directory: ask it with that --run-dir", service.words())
+    let run = std::path::absolute(&global.run_dir)?;
+    Ok(rtvirtio_daemon::running(&global.dirs())?.map(|service| {
+        let words = service.words();
+        if service.is_elsewhere(&run) {
+            format!("{words} keeps the contracts of this state directory: ask it with that --run-dir")
+        } else {
+            format!("{words} runs and does not listen: it begins or ends, try again")
+        }
     }))
 }
 

@@ -21,6 +21,9 @@ const HEAD_TIME: Duration = Duration::from_secs(5);
 /// Least time for which a connection keeps its place: the request of one that was just opened is on
 /// its way.
 const SETTLING: Duration = Duration::from_millis(100);
+/// An answer of the service begins within this time. Bytes that only look like the end of a head get
+/// none, and keep no place.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// A listener with a limited number of connections.
 pub(super) struct Places<L> {
@@ -104,6 +107,8 @@ struct Activity {
     blocked: Option<Instant>,
     /// Length of the prefix of `\r\n\r\n` that was read last.
     end: usize,
+    /// Whether the present head has a byte that is no empty line.
+    has_begun: bool,
     is_closed: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -116,6 +121,7 @@ impl Activity {
             since: now,
             blocked: None,
             end: 0,
+            has_begun: false,
             is_closed: false,
             reader: None,
             writer: None,
@@ -130,13 +136,18 @@ impl Activity {
 
     fn on_read(&mut self, bytes: &[u8]) {
         for byte in bytes {
+            // Empty lines before a request are none (RFC 9112, section 2.2).
+            if !self.has_begun && matches!(byte, b'\r' | b'\n') {
+                continue;
+            }
+            self.has_begun = true;
             self.end = match (*byte, self.end) {
                 (b'\r', 0 | 2) | (b'\n', 1 | 3) => self.end + 1,
                 (b'\r', _) => 1,
                 _ => 0,
             };
             if self.end == 4 {
-                self.end = 0;
+                (self.end, self.has_begun) = (0, false);
                 if self.phase != Phase::Stream {
                     self.begin(Phase::Answer);
                 }
@@ -164,7 +175,8 @@ impl Activity {
             (_, Some(since)) => (false, since),
             (Phase::Head | Phase::Idle, None) => (false, self.since),
             (Phase::Stream, None) => (true, self.since),
-            (Phase::Answer, None) => return None,
+            (Phase::Answer, None) if now.saturating_duration_since(self.since) < ANSWER_TIME => return None,
+            (Phase::Answer, None) => (false, self.since),
         };
         (now.saturating_duration_since(since) >= SETTLING).then_some((is_stream, since))
     }

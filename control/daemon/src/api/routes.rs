@@ -248,7 +248,10 @@ async fn events(State(shared): Ctx, headers: HeaderMap) -> Sse<impl Stream<Item 
     let (of_states, of_ages) = (Arc::clone(&shared), Arc::clone(&shared));
     let states = WatchStream::new(shared.snapshots()).map(move |_| status(&of_states));
     // A loop that hangs publishes nothing, but the age of its last state grows.
-    let ages = IntervalStream::new(tokio::time::interval(ALIVE_EVERY)).skip(1);
+    let mut every = tokio::time::interval(ALIVE_EVERY);
+    // A client that did not read for a while gets one state, not all that it missed.
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let ages = IntervalStream::new(every).skip(1);
     let ages = ages.map(move |_| status(&of_ages));
     let seen = WatchStream::new(shared.observations()).map(move |_| observed(&shared));
     let all = past.chain(live).merge(states).merge(seen).merge(ages);

@@ -20,6 +20,7 @@ use crate::reconcile::{APPLIED, Action, PLAN, Step};
 /// Reason why a step ended early.
 enum Stop {
     Busy,
+    NotYet,
     Failed(String),
 }
 
@@ -89,6 +90,7 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
     match result {
         Ok((changes, notes)) => Outcome::Done { changes, notes },
         Err(Stop::Busy) => Outcome::Busy,
+        Err(Stop::NotYet) => Outcome::NotYet,
         Err(Stop::Failed(why)) => Outcome::Failed(why),
     }
 }
@@ -105,7 +107,7 @@ impl LinuxHost {
         match taken().map_err(Stop::from) {
             Ok(()) => self.has_spare_room = false,
             // Another rtvirtio holds the lock.
-            Err(Stop::Busy) => {}
+            Err(Stop::Busy | Stop::NotYet) => {}
             Err(Stop::Failed(why)) => self.problem(format!("{SPARE_ROOM}: {why}")),
         }
     }
@@ -136,7 +138,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let tracked = host.tracked.get(&step.vm).ok_or_else(|| failed("it is not known"))?;
     let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
     // A put-back in this round has reset the admission.
-    let (_, admission) = host.admission.as_ref().ok_or(Stop::Busy)?;
+    let (_, admission) = host.admission.as_ref().ok_or(Stop::NotYet)?;
     let probe = &admission.admitted.probe;
     // For these VMs the admitted contract is the one in force, not this one.
     if admission.kept.iter().any(|(vm, _)| *vm == step.vm) {
@@ -257,9 +259,9 @@ fn restored(reverted: &Reverted, notes: &mut Vec<String>) -> Vec<SettingChange> 
 
 /// Takes new threads in; with `relevel` all threads, at the VM's present priority level.
 fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> {
-    let Some((_, admission)) = &host.admission else { return Err(Stop::Busy) };
-    let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::Busy) };
-    let (Some(kept), Some(found)) = (&mut tracked.kept, &tracked.found) else { return Err(Stop::Busy) };
+    let Some((_, admission)) = &host.admission else { return Err(Stop::NotYet) };
+    let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::NotYet) };
+    let (Some(kept), Some(found)) = (&mut tracked.kept, &tracked.found) else { return Err(Stop::NotYet) };
     let probe = &admission.admitted.probe;
     let mut saved = None;
     if relevel {

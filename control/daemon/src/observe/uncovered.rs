@@ -26,6 +26,9 @@ pub struct UncoveredObservation {
     pub at: Option<Instant>,
     /// Each part, of settings of plans, limits and weights.
     pub all: Vec<InForce>,
+    /// Whether a look has ended.
+    #[serde(skip)]
+    pub has_looked: bool,
     /// Why it is not known, or not all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unseen: Option<String>,
@@ -37,7 +40,7 @@ impl UncoveredObservation {
     /// Looks once, as `rtvirtio status` does.
     #[must_use]
     pub fn look(dirs: &Dirs) -> Self {
-        let mut out = Self { at: Some(Instant::now()), ..Self::default() };
+        let mut out = Self { at: Some(Instant::now()), has_looked: true, ..Self::default() };
         for dir in [&dirs.state, &dirs.held_plan()] {
             match covered::uncovered(dir) {
                 Ok(found) => out.all.extend(found),
@@ -51,12 +54,17 @@ impl UncoveredObservation {
     #[must_use]
     pub(crate) fn aged(mut self, now: Instant, every: Duration) -> Self {
         let age = self.at.map(|at| now.saturating_duration_since(at));
-        self.looked_s = age.map(|age| age.as_secs_f64());
+        self.looked_s = age.filter(|_| self.has_looked).map(|age| age.as_secs_f64());
+        if !self.has_looked {
+            self.unseen = Some("it has not been looked at yet".to_owned());
+        }
         if let Some(age) = age.filter(|age| *age > every.max(LEAST_EVERY) + LONGEST_LOOK) {
-            self.unseen = Some(format!(
-                "it has not been looked at for {} s: a file system may not answer",
-                age.as_secs()
-            ));
+            let why =
+                format!("it has not been looked at for {} s: a file system may not answer", age.as_secs());
+            self.unseen = Some(match self.unseen.take().filter(|_| self.has_looked) {
+                Some(before) => format!("{why}; before: {before}"),
+                None => why,
+            });
         }
         self
     }
@@ -102,7 +110,12 @@ mod tests {
         assert_eq!((fresh.unseen, fresh.looked_s), (None, Some(19.0)));
         let old = seen.aged(at + Duration::from_secs(21), every);
         assert!(old.unseen.unwrap().contains("not been looked at for 21 s"));
-        assert_eq!(UncoveredObservation::default().aged(at, every).looked_s, None);
+        let never = UncoveredObservation::default().aged(at, every);
+        assert_eq!((never.looked_s, never.unseen.is_some()), (None, true));
+        let begun = UncoveredObservation { at: Some(at), ..UncoveredObservation::default() };
+        let begun = begun.aged(at + Duration::from_secs(3), every);
+        assert_eq!(begun.looked_s, None);
+        assert_eq!(begun.unseen.unwrap(), "it has not been looked at yet");
     }
 
     #[test]

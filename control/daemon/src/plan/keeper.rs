@@ -122,7 +122,7 @@ impl PlanKeeper {
             return;
         }
         match outcome {
-            Outcome::Busy => {}
+            Outcome::Busy | Outcome::NotYet => {}
             Outcome::Done { .. } => {
                 self.predictions = self.made.as_ref().map(|m| m.predictions.clone()).unwrap_or_default();
                 self.replan.applied(now.0);

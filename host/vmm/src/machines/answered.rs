@@ -15,13 +15,16 @@ use super::{Machine, Vmm};
 
 /// Attributes that are there come within a millisecond.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same while another process is silent: most likely both wait for one server.
+const SHORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Processes whose files did not answer, while a thread still waits for them: none is asked twice.
 static SILENT: Mutex<BTreeSet<(PathBuf, u32)>> = Mutex::new(BTreeSet::new());
 
 /// [`super::machine`] within a time.
 pub(super) fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
-    within(PATIENCE, root, pid, move |root| super::machine(root, pid, vmm))
+    let patience = if silent().is_empty() { PATIENCE } else { SHORT_PATIENCE };
+    within(patience, root, pid, move |root| super::machine(root, pid, vmm))
 }
 
 fn within<T: Send + 'static>(
