@@ -1,4 +1,4 @@
-//! The host as it was seen: plain data, from which [`crate::reconcile()`] decides.
+//! Observed state of the host: plain data, from which [`crate::reconcile()`] decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,45 +49,45 @@ impl KnobClass {
     }
 }
 
-/// Why it is not known whether a VM runs, before the first look has come back.
+/// Reason in [`Presence::Unknown`] until the first search for a VM has ended.
 pub const LOOKED_FOR: &str = "it is looked for";
 
 /// Whether a VM runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// These are its processes.
+    /// The VM runs with these processes.
     Running(Vec<ProcessId>),
-    /// It does not run.
+    /// The VM does not run, and why.
     Off(String),
-    /// That is not known, and why.
+    /// Not known, and why.
     Unknown(String),
 }
 
 /// A setting in force that has another value than ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Drift {
-    /// The setting.
+    /// Name of the setting.
     pub knob: String,
-    /// Its file.
+    /// Path of the setting, as a journal names it.
     pub path: String,
-    /// Its kind.
+    /// Kind of the setting, for the policy about drift.
     pub class: KnobClass,
-    /// Our value.
+    /// Value that rtvirtio has written.
     pub wanted: String,
-    /// Its value now.
+    /// Value found now.
     pub found: String,
 }
 
 /// A setting that another program has changed, as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriftSnapshot {
-    /// The setting.
+    /// Name of the setting.
     pub knob: String,
-    /// Its file.
+    /// Path of the setting, as a journal names it.
     pub path: String,
-    /// Our value.
+    /// Value that rtvirtio has written.
     pub wanted: String,
-    /// Its value now.
+    /// Value found now.
     pub found: String,
 }
 
@@ -102,50 +102,50 @@ impl DriftSnapshot {
     }
 }
 
-/// How a VM's journal stands.
+/// State of the journal of a VM or of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScopeState {
-    /// All was written.
+    /// Applied completely.
     Whole,
-    /// Applying or putting back was cut off.
+    /// Applying or reverting was interrupted.
     Cut,
-    /// The host was restarted since.
+    /// Written before the last boot of the host.
     Rebooted,
-    /// It cannot be used, and why.
+    /// Unusable, and why.
     Unusable(String),
 }
 
-/// What is in force for a VM.
+/// Contract in force for a VM, by its journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeView {
-    /// The contract that it carries out.
+    /// Identifier of the contract in force.
     pub contract: String,
-    /// The start of the VM that it belongs to.
+    /// Processes of the start of the VM that it was applied to.
     pub start: Vec<ProcessId>,
     /// Whether a process of that start is still there.
     pub start_alive: bool,
-    /// How the journal stands.
+    /// State of the VM's journal.
     pub state: ScopeState,
-    /// Place of the VM among those of its order, where it has a CPU contract.
+    /// Priority rank among VMs with CPU contracts; `None` without one.
     pub level: Option<Level>,
-    /// Settings that another program has changed, as far as this look compared them.
+    /// Settings that another program has changed, as far as the last scan compared them.
     pub drift: Vec<Drift>,
 }
 
 /// Threads of a VM that could be in the contract in force for it, and are not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outside {
-    /// None.
+    /// All threads are in the contract.
     #[default]
     None,
-    /// So many.
+    /// Number of threads outside.
     Threads(usize),
-    /// They have not been looked for since the service began.
+    /// No scan for them since the service began.
     NotLookedFor,
 }
 
 impl Outside {
-    /// Why a contract is not said to be in force.
+    /// Reason why the contract is reported as pending; `None` when no thread is outside.
     pub(crate) fn why(self) -> Option<String> {
         match self {
             Self::None => None,
@@ -158,29 +158,29 @@ impl Outside {
     }
 }
 
-/// One VM.
+/// Observed state of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedVm {
-    /// Whether it runs.
+    /// Whether the VM runs, and its processes.
     pub presence: Presence,
-    /// What is in force for it.
+    /// Contract in force; `None` when nothing is.
     pub scope: Option<ScopeView>,
-    /// Whether threads are there that are not in its contract yet, or its budget is to be split
-    /// anew.
+    /// Whether it has threads that are not in its contract yet, or its budget is to be split anew.
     pub new_threads: bool,
-    /// Threads that are known not to be in it.
+    /// Threads that could be in the contract and are not.
     pub outside: Outside,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,
     /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it
     /// lacks its weights and limits.
     pub lacks_plan: bool,
-    /// The same of the plan that the service holds.
+    /// Whether it was started again since the service's plan was put in force, so that it lacks its
+    /// weights and limits.
     pub lacks_held: bool,
 }
 
 impl ObservedVm {
-    /// One that does not run, with nothing in force.
+    /// State of a VM that does not run, with nothing in force.
     #[must_use]
     pub fn off(why: impl Into<String>) -> Self {
         Self {
@@ -195,65 +195,65 @@ impl ObservedVm {
     }
 }
 
-/// The plan that the service holds.
+/// Plan that the service has in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanScope {
-    /// What it was made from; `None` where that is not known.
+    /// Contracts and observations that it was made from; `None` where these are not known.
     pub basis: Option<Basis>,
-    /// How its journal stands.
+    /// State of its journal.
     pub state: ScopeState,
     /// Settings that another program has changed.
     pub drift: Vec<Drift>,
     /// Settings that were left to another program, by name.
     pub yielded: BTreeSet<String>,
-    /// Why it was put in force.
+    /// Reason why it was put in force.
     pub reason: String,
-    /// When: RFC 3339.
+    /// Time at which it was put in force, RFC 3339.
     pub since: String,
-    /// The devices that it has settings of, by path.
+    /// Devices with settings of the plan, by path.
     pub devices: BTreeSet<String>,
-    /// What it predicts for each target.
+    /// Prediction for each target.
     pub predictions: Vec<PredictionSnapshot>,
 }
 
-/// What the plan in force predicts for one target.
+/// Prediction of the plan in force for one target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PredictionSnapshot {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The task.
+    /// Name of the task.
     pub task: String,
-    /// Which percentile, such as `p99.99`.
+    /// Percentile of the target, such as `p99.99`.
     pub percentile: String,
-    /// The expected latency.
+    /// Expected latency at that percentile.
     pub latency_ns: Nanos,
-    /// What it stays below, with the host's own stalls, where a model was learned on this host;
-    /// formulas give none.
+    /// Upper bound of the latency, including the host's own stalls, where a model was learned on
+    /// this host; formulas give none.
     pub bound_ns: Option<Nanos>,
 }
 
-/// A plan that was made.
+/// Finished plan that is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadePlan {
-    /// What it would do.
+    /// Predicted effects.
     pub outline: Outline,
-    /// The settings that it would change.
+    /// Settings that it would change.
     pub changes: Vec<Line>,
-    /// Why not all targets are met.
+    /// Reasons why targets are missed.
     pub reasons: Vec<String>,
-    /// What it predicts for each target.
+    /// Prediction for each target.
     pub predictions: Vec<PredictionSnapshot>,
 }
 
-/// Which contracts fit together.
+/// Admission of contracts: whether they fit together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// Those that do, with their place among those of their order.
+    /// VMs whose contract is admitted, with their priority rank.
     pub admitted: BTreeMap<String, Level>,
-    /// Those that do not, and why, of VMs for which others are in force that do: what is in force
-    /// stays, and is what is admitted.
+    /// VMs whose new contract does not fit, and why, while the one in force does: that one stays,
+    /// and is the one in `admitted`.
     pub kept: BTreeMap<String, String>,
-    /// Those that do not, and why; what is in force for the VM does not either.
+    /// VMs for which neither the contract nor the one in force fits, and why.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -265,16 +265,16 @@ impl Admission {
     }
 }
 
-/// The host.
+/// Observed state of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Every VM that has a contract or something in force.
     pub vms: BTreeMap<String, ObservedVm>,
-    /// Which contracts fit together.
+    /// Result of the admission test.
     pub admission: Admission,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
     pub applied_drift: Vec<Drift>,
-    /// The plan that the service holds.
+    /// Plan that the service has in force.
     pub plan: Option<PlanScope>,
     /// The answer to the request of this number for a plan: the plan, or why there is none.
     pub made: Option<(u64, Result<MadePlan, NoPlan>)>,

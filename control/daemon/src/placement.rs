@@ -21,48 +21,48 @@ use crate::linux::RunningVm;
 use crate::lock::lock;
 use crate::snapshot::{Snapshot, VmState};
 
-/// So often it is looked whether other contracts are in force than were published.
+/// Interval of checks whether other contracts are in force than were published.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What stands in Placement, as clients see it.
+/// State of publication in Placement, as clients see it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementSnapshot {
-    /// The service.
+    /// URL of the Placement API.
     pub url: String,
     /// The resource provider, as configured.
     pub provider: String,
     /// Whether inventories are only shown, because the service only observes.
     pub is_dry: bool,
-    /// When Placement last had what follows; `None` while it never had.
+    /// Time of the last successful publication, RFC 3339; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<String>,
-    /// By resource class.
+    /// Inventories by resource class.
     pub inventories: BTreeMap<String, Inventory>,
-    /// Why it is not up to date.
+    /// Reason why Placement is not up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What else is to be known, such as an over-committed host.
+    /// Further remarks, such as an over-committed host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Rounds that failed.
+    /// Number of failed rounds.
     pub failures: u64,
 }
 
-/// What the thread needs of the service.
+/// Data that the publisher's thread reads from the service.
 pub(crate) trait Source: Send {
-    /// The state now.
+    /// Current state of the service.
     fn snapshot(&self) -> Arc<Snapshot>;
-    /// The VMs that run.
+    /// VMs that run, with their contracts.
     fn running(&self) -> Vec<Arc<RunningVm>>;
     /// Whether the service only observes.
     fn only_observes(&self) -> bool;
-    /// Whether the host has been looked at.
+    /// Whether the loop has completed a pass.
     fn has_looked(&self) -> bool;
-    /// There is news to be shown.
+    /// Wakes the loop, so that news is shown.
     fn wake(&self);
 }
 
-/// The thread, and what it tells. It ends when this is dropped.
+/// Handle of the publisher's thread, which ends when this is dropped.
 pub(crate) struct Placement {
     state: Arc<Mutex<PlacementSnapshot>>,
     events: Receiver<(EventKind, String)>,
@@ -70,7 +70,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Begins.
+    /// Starts the thread.
     ///
     /// # Errors
     /// A mistake in the configuration, in words.
@@ -111,12 +111,12 @@ impl Placement {
         Ok(Self { state, events, _end: end })
     }
 
-    /// What stands in Placement.
+    /// State of publication.
     pub(crate) fn snapshot(&self) -> PlacementSnapshot {
         lock(&self.state).clone()
     }
 
-    /// What happened since the last call.
+    /// Events since the last call.
     pub(crate) fn events(&self) -> Vec<(EventKind, String)> {
         self.events.try_iter().collect()
     }
@@ -128,9 +128,9 @@ struct Round<S> {
     source: S,
     state: Arc<Mutex<PlacementSnapshot>>,
     events: Sender<(EventKind, String)>,
-    /// This host, and what other real-time load takes of it.
+    /// This host, and the CPU time that the kernel does not grant to contracts.
     host: Option<(Node, Taken)>,
-    /// What was published last.
+    /// Last published contracts; `None` after a failure.
     last: Option<Wanted>,
 }
 
@@ -161,7 +161,7 @@ impl<S: Source> Round<S> {
         }
         let (node, others) = self.host.as_ref()?;
         let (wanted, remarks) = wanted(node, others, &snapshot, &running);
-        // A service that is away is not asked sooner because contracts change.
+        // An unreachable service is not retried sooner because contracts change.
         let is_new = self.last.as_ref().is_some_and(|last| *last != wanted);
         if !is_due && !is_new {
             return None;
@@ -179,7 +179,7 @@ impl<S: Source> Round<S> {
         Some(self.publisher.pause())
     }
 
-    /// The host of the fleet file, and what is not free of its CPUs for contracts.
+    /// The host of the fleet file, and the share of its CPUs that is not free for contracts.
     fn read_host(&self, running: &[Arc<RunningVm>]) -> Result<(Node, Taken), String> {
         let path = &self.config.fleet;
         let fleet = rtvirtio_fleet::load(path).map_err(|e| rtvirtio_workflow::one_line(&e))?;
@@ -242,7 +242,7 @@ impl<S: Source> Round<S> {
     }
 }
 
-/// Why it is not known which contracts are in force: then what is published stays.
+/// Reason why the contracts in force are not known: then what is published stays.
 fn not_known(snapshot: &Snapshot) -> Option<String> {
     let unknown = snapshot.vms.iter().find(|vm| matches!(vm.state, VmState::Unknown | VmState::Held))?;
     Some(format!(
@@ -251,8 +251,8 @@ fn not_known(snapshot: &Snapshot) -> Option<String> {
     ))
 }
 
-/// What contracts in force take of this host; the others wait, were refused, or their VMs are off.
-/// Also what is to be known of those that do not count as they stand.
+/// Resources that contracts in force take of this host; others wait, were refused, or their VMs are
+/// off. Also remarks on parts that are not counted, or not in full.
 fn wanted(
     node: &Node,
     others: &Taken,
@@ -285,7 +285,8 @@ fn amounts(node: &Node, of: &Scalars) -> BTreeMap<String, u32> {
     resources(node, of).into_iter().map(|(class, p)| (class, p.0)).collect()
 }
 
-/// A contract with the host's own names of its disks and networks, and what the host does not have.
+/// A contract with the host's own names of its disks and networks, and the ones that the host
+/// lacks.
 fn on_node(contract: &Contract, share: Option<Ratio>, node: &Node) -> (Promise, Vec<String>) {
     let mut promise = contract.promise.clone();
     // A budget that was found for a demand is that in force.

@@ -1,4 +1,4 @@
-//! What is to be done: a pure function of contracts, host, configuration and memory.
+//! Steps to be carried out: a pure function of contracts, host, configuration and memory.
 
 use rtvirtio_kernel::ProcessId;
 use serde::Serialize;
@@ -9,35 +9,35 @@ use crate::host::Millis;
 use crate::memory::Memory;
 use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
 
-/// What is done for a VM.
+/// Work of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "action")]
 pub enum Action {
-    /// Its contract is put in force.
+    /// Put the VM's contract in force.
     Apply,
-    /// What is in force for it is put back.
+    /// Revert the settings in force for the VM.
     PutBack {
-        /// Also settings that another program has changed; else they are left as they are.
+        /// Also revert settings that another program has changed; else these are left.
         force: bool,
     },
-    /// Started again, it gets the weights and limits of the plan in force.
+    /// Give a restarted VM the weights and limits of the plan applied by `rtvirtio apply`.
     Renew,
-    /// Started again, it gets the weights and limits of the plan that the service holds.
+    /// Give a restarted VM the weights and limits of the service's plan.
     RenewHeld,
-    /// The plan that was made is put in force, in place of the one that is.
+    /// Put the finished plan in force, in place of the current one.
     SetPlan,
-    /// New threads are taken into its contract, or its budget is split anew.
+    /// Take new threads into the VM's contract, or split its budget anew.
     TakeIn,
-    /// Its threads get the priorities of its place among the VMs that are admitted now.
+    /// Give the VM's threads the priorities of its rank among the VMs admitted now.
     Relevel,
-    /// Settings that another program has changed are set again.
+    /// Set settings again that another program has changed.
     Restore {
-        /// Their files.
+        /// Paths of these settings.
         paths: Vec<String>,
     },
-    /// Settings that another program has changed are left to it.
+    /// Leave settings to the program that has changed them.
     Release {
-        /// Their files.
+        /// Paths of these settings.
         paths: Vec<String>,
     },
 }
@@ -45,12 +45,12 @@ pub enum Action {
 /// One step for one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// The VM.
+    /// Name of the VM, [`APPLIED`] or [`PLAN`].
     pub vm: String,
-    /// What is done.
+    /// Work of the step.
     #[serde(flatten)]
     pub action: Action,
-    /// Why, in words.
+    /// Reason, in words.
     pub reason: String,
 }
 
@@ -88,7 +88,7 @@ pub fn reconcile(
     }
     steps.extend(drift(APPLIED, &observed.applied_drift, config, memory, now));
     steps.retain(|step| !memory.waits(step, now));
-    // What is in force is kept before anything new is: there may be many new contracts.
+    // Steps for settings in force come before new contracts, of which there may be many.
     steps.sort_by_key(|step| match step.action {
         Action::PutBack { .. } => 0,
         Action::Apply => 2,
@@ -100,7 +100,7 @@ pub fn reconcile(
 /// Stands for the name of a VM in steps about what `rtvirtio apply` has put in force: no VM has it.
 pub const APPLIED: &str = "(applied plan)";
 
-/// The same for the plan that the service holds.
+/// Stands for the name of a VM in steps about the service's plan: no VM has it.
 pub const PLAN: &str = "(plan)";
 
 pub(crate) fn step(vm: &str, action: Action, reason: impl Into<String>) -> Step {
@@ -175,12 +175,13 @@ fn kept(
     drift(name, &scope.drift, config, memory, now)
 }
 
-/// Whether two lists are one start of a VM: helpers come and go, its VMM stays.
+/// Whether two lists are of one start of a VM: helpers come and go, its VMM stays.
 fn same_start(now: &[ProcessId], then: &[ProcessId]) -> bool {
     now.iter().any(|process| then.contains(process))
 }
 
-/// What becomes of settings that another program has changed.
+/// Step about settings that another program has changed, by the policies for drift: those to leave
+/// first, then those to set again.
 pub(crate) fn drift(
     name: &str,
     all: &[Drift],

@@ -31,11 +31,11 @@ mod pass;
 pub(crate) mod state_lock;
 mod woken;
 
-/// Events that a client may be behind before it loses some.
+/// Capacity of a client's event queue; a slower client loses events.
 const BEHIND: usize = 256;
-/// A state that seems the same is compared with the one that was shown after so long.
+/// Interval after which an apparently unchanged state is compared with the published one.
 const SHOWN_AGAIN: Duration = Duration::from_secs(1);
-/// The VMs that run are listed again after so long.
+/// Interval after which running VMs are listed again.
 const LISTED_AGAIN: Duration = Duration::from_secs(10);
 /// Name of the lock in the run directory.
 pub(crate) const LOCK: &str = "rtvirtiod.lock";
@@ -44,7 +44,7 @@ pub const HISTORY_FILE: &str = "history.jsonl";
 /// The socket, in the run directory.
 pub const SOCKET: &str = "rtvirtiod.sock";
 
-/// What wakes the loop.
+/// Message that wakes the loop.
 pub enum Command {
     /// Something may have changed.
     Wake,
@@ -62,27 +62,27 @@ pub enum Command {
     AnswerPlan(bool, oneshot::Sender<bool>),
 }
 
-/// What the loop shares with the interface. No lock is held while anything waits for a client.
+/// State that the loop shares with the API. No lock is held while anything waits for a client.
 pub struct Shared {
     snapshot: watch::Sender<Arc<Snapshot>>,
     observation: watch::Sender<Arc<Observation>>,
-    /// What no setting in force acts on.
+    /// I/O on which no setting in force acts.
     uncovered: Arc<Mutex<UncoveredObservation>>,
-    /// When the loop has last looked at the host.
+    /// Time of the loop's last scan of the host.
     looked: Mutex<Option<Instant>>,
     running: Mutex<Vec<Arc<RunningVm>>>,
     events: broadcast::Sender<Event>,
     history: Mutex<History>,
     commands: Mutex<Sender<Command>>,
-    /// Whose events are not heard, and why.
+    /// Sources whose events are not received, each with the reason.
     unheard: Mutex<Vec<String>>,
-    /// Counters for `/metrics`.
+    /// Counters of the loop, for `/metrics`.
     pub counters: Counters,
     config: RwLock<Config>,
     dirs: Dirs,
 }
 
-/// What the loop counts.
+/// Counters of the loop.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Passes of the loop.
@@ -91,7 +91,7 @@ pub struct Counters {
     pub pass_us: AtomicU64,
     /// Settings that were written.
     pub changes: AtomicU64,
-    /// Steps that failed.
+    /// Events of kind `Failed`.
     pub failures: AtomicU64,
     /// Passes that an event asked for.
     pub wakes: AtomicU64,
@@ -127,31 +127,31 @@ impl Shared {
         }
     }
 
-    /// The state, with the age of the look that it is of: what was seen too long ago is not known.
+    /// State with the age of the scan that it is of; VMs seen too long ago are reported as unknown.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.aged(&Arc::clone(&self.snapshot.borrow()))
     }
 
-    /// The state now, and each new one. A reader that is slow sees the latest only.
+    /// Current state, and each new one. A slow reader sees the latest only.
     #[must_use]
     pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshot.subscribe()
     }
 
-    /// What was observed last, with its age.
+    /// Last observation, with its age.
     #[must_use]
     pub fn observation(&self) -> Arc<Observation> {
         Arc::new(self.aged_observation(&Arc::clone(&self.observation.borrow())))
     }
 
-    /// What was observed last, and each new look.
+    /// Last observation, and each new one.
     #[must_use]
     pub fn observations(&self) -> watch::Receiver<Arc<Observation>> {
         self.observation.subscribe()
     }
 
-    /// Events from now on. A reader that is too slow loses some, and is told how many.
+    /// Events from now on. A slow reader loses some, and gets their number.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
@@ -168,19 +168,19 @@ impl Shared {
         lock(&self.commands).send(command).is_ok()
     }
 
-    /// Where journals are.
+    /// State and run directories.
     #[must_use]
     pub fn dirs(&self) -> &Dirs {
         &self.dirs
     }
 
-    /// The configuration.
+    /// Copy of the configuration.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Publishes a state; whether it is new.
+    /// Publishes a state; returns whether it differs from the last one.
     fn publish(&self, snapshot: Snapshot) -> bool {
         self.snapshot.send_if_modified(|now| {
             let changed = **now != snapshot;
@@ -192,19 +192,19 @@ impl Shared {
     }
 }
 
-/// How the service runs.
+/// Parameters of a service.
 #[derive(Clone, Debug)]
 pub struct ServiceOptions {
-    /// Its files.
+    /// Directories and spec files.
     pub places: Places,
-    /// Its configuration.
+    /// Settings of the configuration file.
     pub config: Config,
-    /// Where it listens.
+    /// Sockets and addresses of the API.
     pub listeners: Listeners,
 }
 
 impl ServiceOptions {
-    /// What a service with them does, and where.
+    /// Text of the start event: mode, contracts and sockets.
     fn words(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         format!(
@@ -222,35 +222,35 @@ pub struct Service {
     commands: Receiver<Command>,
     daemon: Daemon<LinuxHost>,
     options: ServiceOptions,
-    /// When that was observed which the loop has seen.
+    /// Time of the observation that the loop has last taken, RFC 3339.
     seen: String,
     /// Whether a command came since the state was published.
     was_asked: bool,
-    /// When the state was published last.
+    /// Time at which the state was published last.
     published: Option<Instant>,
-    /// When the VMs that run were listed for the observer.
+    /// Time at which running VMs were last listed for the observer.
     listed: Option<Instant>,
-    /// Why it is not known which contracts were accepted, until others are.
+    /// Reason why it is not known which contracts were accepted, until one is accepted again.
     unread: Option<String>,
     /// The publisher, or why there is none; `None` where nothing is to be published.
     placement: Option<Result<Placement, String>>,
-    /// End observer and events when they go; without events scans find everything.
+    /// Dropping these ends observer and event thread; without events scans find everything.
     _observer: [Sender<()>; 2],
     _events: Option<Sender<()>>,
     _locks: [File; 2],
     _api: api::Running,
 }
 
-/// What a pass of the loop tells its program.
+/// Message of a pass of the loop to its program.
 pub enum Told<'a> {
-    /// Something happened.
+    /// New entry of the history.
     Event(&'a Event),
-    /// The host was looked at, or a step was carried out: the loop is alive.
+    /// A step of the pass has ended: the loop is alive.
     Alive,
 }
 
 impl Service {
-    /// Takes the locks of both directories, and begins to listen. Nothing is looked at yet.
+    /// Takes the locks of both directories, and begins to listen. The host is not scanned yet.
     ///
     /// # Errors
     /// [`DaemonError::Runs`] and [`DaemonError::RunsOnState`] while another one runs; when files or
@@ -305,13 +305,13 @@ impl Service {
         })
     }
 
-    /// What it shares.
+    /// State shared with the API.
     #[must_use]
     pub fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
 
-    /// Runs until `stop` is set. What is in force stays in force.
+    /// Runs until `stop` is set. Settings in force stay in force.
     pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
         let began = self.options.words();
         self.event(EventKind::Started, None, began, Vec::new(), tell);
@@ -329,7 +329,7 @@ impl Service {
                     self.event(kind, None, text, Vec::new(), tell);
                 }
             }
-            // What changes with time alone is shown with the next look that is a second later.
+            // Changes by time alone are published with a later scan, at most once a second.
             let is_due = !self.daemon.rested() && self.published.is_none_or(|at| at.elapsed() >= SHOWN_AGAIN);
             if std::mem::take(&mut self.was_asked) || self.daemon.is_new() || is_due {
                 self.publish();
@@ -350,9 +350,9 @@ impl Service {
         }
     }
 
-    /// Until the next pass is due, or something wakes it.
+    /// Waits until the next pass is due, or a command arrives.
     fn wait(&mut self, until: Instant, stop: &AtomicBool) {
-        /// A signal is noticed at latest after so long.
+        /// Longest sleep between two checks of `stop`.
         const NAP: Duration = Duration::from_millis(200);
         while !stop.load(Ordering::Relaxed) {
             let left = until.saturating_duration_since(Instant::now());
@@ -452,7 +452,7 @@ impl Service {
     }
 }
 
-/// One service at a time. The lock ends with the process, however it ends.
+/// Takes the lock of the run directory, for one service at a time. It ends with the process.
 fn take_lock(run: &Path) -> Result<File, DaemonError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
@@ -480,7 +480,7 @@ pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
     }
 }
 
-/// Where the socket is, in a run directory.
+/// Path of the API socket in a run directory.
 #[must_use]
 pub fn socket(run: &Path) -> PathBuf {
     run.join(SOCKET)

@@ -18,11 +18,11 @@ use crate::plan::PlanSnapshot;
 /// Schema of [`Snapshot`] as JSON.
 pub const SNAPSHOT_SCHEMA: &str = "rtvirtio.service.v1";
 
-/// How a VM's contract stands.
+/// State of a VM's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// It is in force.
+    /// In force as written.
     InForce,
     /// In force, but settings have other values.
     Drift,
@@ -35,17 +35,17 @@ pub enum VmState {
     /// A device that its tasks use is not planned, so that nothing is promised for these; the rest
     /// of the contract is as it should be.
     Unplanned,
-    /// The contract fits not beside the others.
+    /// The contract does not fit with the others.
     Refused,
     /// The contract waits for acceptance.
     Waiting,
-    /// The service only observes: it would be put in force.
+    /// Not applied, because the service only observes.
     WouldApply,
     /// `rtvirtio apply` has settings for the VM.
     AppliedByHand,
-    /// The last step failed; it is tried again.
+    /// The last step failed, and is tried again.
     Failed,
-    /// It is about to be put in force, or put back.
+    /// About to be put in force, or reverted.
     Pending,
     /// The contract's file has a mistake; what is in force stays as it is.
     Held,
@@ -54,31 +54,31 @@ pub enum VmState {
 /// A target of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetSnapshot {
-    /// The task.
+    /// Name of the task.
     pub task: String,
-    /// Which percentile.
+    /// Percentile of completion latency.
     pub percentile: Percentile,
-    /// What it must stay below.
+    /// Largest latency that the target allows.
     pub latency_ns: Nanos,
 }
 
-/// One VM.
+/// State of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmSnapshot {
-    /// Its name.
+    /// Name of the VM in its contract.
     pub name: String,
-    /// How its contract stands.
+    /// State of its contract.
     pub state: VmState,
-    /// Why, where that is not plain.
+    /// Reason for the state, where that is not obvious.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// How much its contract matters; `None` where the contract is gone.
+    /// Criticality of its contract; `None` where the contract is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub criticality: Option<Criticality>,
-    /// Where its contract stands: a file, or the metadata of a domain.
+    /// Origin of its contract: a file, or the metadata of a libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Another place with a contract of this VM, which does not count.
+    /// Another contract of this VM, which does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<String>,
     /// Identifies the contract that is in force.
@@ -90,14 +90,14 @@ pub struct VmSnapshot {
     /// The contract that waits for acceptance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Seconds since the service has last looked at it; `None` before the first look.
+    /// Seconds since the service's last scan; `None` before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub looked_s: Option<f64>,
-    /// Its processes.
+    /// Processes of the VM; none unless it is known to run.
     pub processes: Vec<ProcessId>,
     /// Settings that another program has changed.
     pub drift: Vec<DriftSnapshot>,
-    /// Its targets.
+    /// Targets of the tasks in its contract.
     pub targets: Vec<TargetSnapshot>,
 }
 
@@ -108,9 +108,9 @@ pub struct Snapshot {
     pub schema: String,
     /// Version of the service.
     pub version: String,
-    /// Its process.
+    /// Process id of the service.
     pub pid: u32,
-    /// How much it does by itself.
+    /// Whether the service observes, asks, or applies by itself.
     pub mode: Mode,
     /// The directory whose contract files it reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -123,7 +123,7 @@ pub struct Snapshot {
     /// The plan that the service holds; `None` where it holds none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanSnapshot>,
-    /// What stands in OpenStack's Placement; `None` where nothing is published.
+    /// State of publication in OpenStack's Placement; `None` where nothing is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementSnapshot>,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
@@ -131,21 +131,21 @@ pub struct Snapshot {
     pub applied_drift: Vec<DriftSnapshot>,
     /// Files that are not used, each with the reason.
     pub faults: Vec<FaultSnapshot>,
-    /// What does not work apart from single VMs.
+    /// Problems that concern no single VM.
     pub problems: Vec<String>,
 }
 
 /// A file that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultSnapshot {
-    /// The file.
+    /// Origin of the contract.
     pub file: String,
-    /// What is wrong with it.
+    /// Reason why it is not used.
     pub why: String,
 }
 
 impl Snapshot {
-    /// Of what is known at one moment.
+    /// State of contracts, host, configuration and memory at one moment.
     #[must_use]
     pub fn of(desired: &Desired, observed: &Observed, config: &Config, memory: &Memory) -> Self {
         let contracts = desired.by_criticality(|_| false);
@@ -176,8 +176,7 @@ impl Snapshot {
         }
     }
 
-    /// With the age of the look that it is of. What was seen longer than `limit` ago is not known
-    /// any more, whatever it was.
+    /// Sets the age of the scan. Beyond `limit` every VM's state becomes unknown.
     #[must_use]
     pub(crate) fn aged(mut self, age: Option<Duration>, limit: Duration) -> Self {
         let is_stale = age.is_some_and(|age| age > limit);
@@ -195,7 +194,7 @@ impl Snapshot {
         self
     }
 
-    /// With the directory of contract files.
+    /// Sets the directory of contract files.
     #[must_use]
     pub(crate) fn with_contracts(mut self, dir: &Path) -> Self {
         // As a client in another directory sees it.
@@ -203,8 +202,8 @@ impl Snapshot {
         self
     }
 
-    /// With the plan that is held. The contract of a VM with tasks on a device that is not planned
-    /// is not as it should be, whatever else of it is in force.
+    /// Sets the service's plan. A VM with tasks on a device that is not planned becomes `Unplanned`
+    /// where it would be `InForce` or `Observed`.
     #[must_use]
     pub(crate) fn with_plan(mut self, plan: Option<PlanSnapshot>) -> Self {
         for device in plan.iter().flat_map(|plan| &plan.unplanned) {
@@ -272,7 +271,7 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
     VmSnapshot { state, why: Some(why.to_owned()), ..base(name, vm) }
 }
 
-/// Why what is in force for a VM is not what its contract asks for now.
+/// Reason why the settings in force for a VM are not those of its contract now.
 pub(crate) fn kept_words(is_changed: bool, why: &str) -> String {
     let what = if is_changed { "its contract was changed, and the new one" } else { "its contract" };
     format!("{what} cannot be had: {why}; what is in force stays until the VM ends")
@@ -295,7 +294,7 @@ fn contracted(
     let kept = observed.admission.kept.get(name).filter(|_| vm.scope.is_some());
     let (state, why) = match (&vm.presence, &vm.scope) {
         (_, Some(ScopeView { state: ScopeState::Unusable(why), .. })) => (VmState::Failed, Some(why.clone())),
-        // What should go and does not: said before why it should.
+        // A failed step is reported before the reason of the step.
         (_, Some(_)) if memory.failure(name).is_some() => {
             (VmState::Failed, memory.failure(name).map(str::to_owned))
         }
@@ -324,7 +323,7 @@ fn contracted(
     VmSnapshot { why, waits_for: waits.then(|| contract.id.clone()), ..of_contract(contract, vm, state) }
 }
 
-/// What a contract itself says.
+/// State of a VM, with the fields that its contract determines.
 fn of_contract(contract: &Contract, vm: &ObservedVm, state: VmState) -> VmSnapshot {
     let targets = contract.vm.tasks.iter().flat_map(|task| {
         task.goals().flatten().map(|target| TargetSnapshot {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The word of a variant without fields, as JSON has it.
+/// Name of a variant without fields, as in JSON.
 #[must_use]
 pub fn word(value: &impl Serialize) -> String {
     // Plain data: it cannot fail.

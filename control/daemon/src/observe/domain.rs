@@ -9,7 +9,7 @@ use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
 use rtvirtio_workflow::domain::{client, process};
 use rtvirtio_workflow::{Dirs, Error, Kind};
 
-/// Where the domain answers; `None` where none runs.
+/// Control socket of the I/O domain; `None` where none runs.
 pub(super) fn control(dirs: &Dirs) -> Result<Option<PathBuf>, String> {
     let recorded = process::control(&dirs.state).map_err(|e| format!("{e:#}"))?;
     let control = recorded.unwrap_or_else(|| dirs.run.join("iod.sock"));
@@ -19,7 +19,7 @@ pub(super) fn control(dirs: &Dirs) -> Result<Option<PathBuf>, String> {
     }
 }
 
-/// All disks of the domain at a control socket.
+/// All disks of the I/O domain at a control socket.
 pub(super) fn disks(control: &Path) -> Result<Vec<DiskHistograms>, String> {
     let reply: Result<Histograms, Error> = client::send_command(control, &Command::Histograms);
     match reply {
@@ -31,8 +31,8 @@ pub(super) fn disks(control: &Path) -> Result<Vec<DiskHistograms>, String> {
     }
 }
 
-/// Whether it is a disk of this VM: its QEMU is connected, or where that is not known it has the
-/// VM's name.
+/// Whether the disk is this VM's: the VM's QEMU is connected to it, or, where the peer is not
+/// known, it has the VM's name.
 pub(super) fn is_of(disk: &DiskHistograms, vm: &str, processes: &[ProcessId]) -> bool {
     match disk.peer {
         Some(peer) => processes.iter().any(|process| process.pid == peer),
@@ -40,12 +40,12 @@ pub(super) fn is_of(disk: &DiskHistograms, vm: &str, processes: &[ProcessId]) ->
     }
 }
 
-/// Names it among the disks of a VM.
+/// Identifier of a disk among those of a VM.
 pub(super) fn id(disk: &DiskHistograms) -> String {
     format!("I/O domain {}/{}", disk.device, disk.name)
 }
 
-/// Its counters in the form of QEMU's, with these limits between the bins.
+/// Counters of a disk in the form of QEMU's, with `limits` as bounds between bins.
 pub(super) fn stats(disk: &DiskHistograms, limits: &[u64]) -> DiskStats {
     DiskStats {
         id: id(disk),

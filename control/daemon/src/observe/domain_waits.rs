@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rtvirtio_domain_protocol::status::{DiskStatus, Waits};
 use rtvirtio_measure::waits::{WaitFor, WaitKind, WaitRow, longest};
 
-/// The counters of every VM with waits that are told apart.
+/// Wait counters by device and VM, for VMs whose waits are counted by neighbour.
 pub(super) type DomainCounters = BTreeMap<(String, String), Waits>;
 
 /// The counters of a status, by device and VM.
@@ -13,13 +13,12 @@ pub(super) fn domain_counters(vms: Vec<DiskStatus>) -> DomainCounters {
     vms.into_iter().filter_map(|vm| Some(((vm.device, vm.name), vm.waits?))).collect()
 }
 
-/// What came until the last of some looks, each with its moment in seconds. Of a VM that came in
-/// between, or whose counters began anew, since then; of one that is in the last look only,
-/// nothing.
+/// Waits until the last of some samples, each with its time in seconds. For a VM that came in
+/// between, or whose counters began anew, since then; for one in the last sample only, nothing.
 pub(super) fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
     let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
     let row = |(key, now): (&(String, String), &Waits)| {
-        // The counters of one start only rise, so that a later look is never above this one.
+        // The counters of one start only rise, so that a later sample is never above this one.
         let since =
             earlier.iter().rposition(|(_, look)| !look.get(key).is_some_and(|then| precedes(then, now)));
         let (begin, first) = earlier.get(since.map_or(0, |place| place + 1))?;
@@ -28,7 +27,7 @@ pub(super) fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
     last.iter().filter_map(row).collect()
 }
 
-/// Whether these may be an earlier look at the same counters.
+/// Whether `earlier` may be an older sample of the same counters.
 fn precedes(earlier: &Waits, later: &Waits) -> bool {
     earlier.queued_ns <= later.queued_ns && earlier.own_ns <= later.own_ns && earlier.idle_ns <= later.idle_ns
 }

@@ -19,7 +19,7 @@ use super::domain;
 use super::qdisc;
 use crate::linux::RunningVm;
 
-/// What limits.
+/// Mechanism that enforces a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimiterKind {
@@ -35,24 +35,25 @@ pub enum LimiterKind {
     Tc,
 }
 
-/// One limiter since the last look.
+/// One limiter since the last sample.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LimiterObservation {
-    /// What limits.
+    /// Mechanism of the limiter.
     pub kind: LimiterKind,
-    /// Which one, and what it limits.
+    /// Setting and device, cgroup or interface that it applies to.
     pub name: String,
-    /// Most per second, in the unit of its name; `None` where that is not known.
+    /// Limit per second, in the unit of its name; `None` where that is not known.
     pub limit: Option<f64>,
-    /// What was used of it per second; `None` where nothing counts that, and at the first look.
+    /// Use per second, in the unit of the limit; `None` where nothing counts that, and at the first
+    /// sample.
     pub used: Option<f64>,
-    /// How often it has held something up, per second; `None` where nothing counts that.
+    /// Hits per second: requests, periods or frames held back; `None` where nothing counts that.
     pub hits_per_s: Option<f64>,
-    /// Why hits are not counted.
+    /// Reason why hits are not counted.
     pub unseen: Option<String>,
 }
 
-/// Counters of a VM's limiters at the last look.
+/// Counters of a VM's limiters at the last sample.
 #[derive(Debug, Default)]
 pub(super) struct LimiterCounters {
     at: Option<Instant>,
@@ -61,7 +62,7 @@ pub(super) struct LimiterCounters {
     hits: BTreeMap<String, u64>,
 }
 
-/// What a look has already read of a VM.
+/// Data of a VM that the sampler has already read.
 pub(super) struct Looked<'a> {
     pub vm: &'a RunningVm,
     /// QEMU's drives with their limits, and its counters.
@@ -73,7 +74,7 @@ pub(super) struct Looked<'a> {
 const FIRST: &str = "counted from the next look on";
 
 impl LimiterCounters {
-    /// Looks at every limiter that acts on a VM.
+    /// Reads every limiter that acts on a VM.
     pub fn look(
         &mut self,
         looked: &Looked<'_>,
@@ -182,7 +183,7 @@ impl LimiterCounters {
         out
     }
 
-    /// What throttles QEMU's drives.
+    /// Throttle limits of QEMU's drives.
     fn drives(&mut self, looked: &Looked<'_>, seconds: Option<f64>) -> Vec<LimiterObservation> {
         const WHY: &str =
             "QEMU counts no requests that its throttling has held up; what was used of the limit is shown";
@@ -225,7 +226,7 @@ fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
     LimiterObservation { kind, name, limit: None, used: None, hits_per_s: None, unseen: Some(why) }
 }
 
-/// The quota of a VM's contract, or one that it has without.
+/// The CPU quota of a VM's contract, or one that it has without.
 fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation> {
     let hits_per_s = seen.throttled_per_s;
     if hits_per_s.is_none() && vm.cpu.is_none() {
@@ -259,7 +260,7 @@ fn named(limit: Limit, device: &Path, cgroup: &Path) -> String {
 
 type Count = fn(&DiskStats) -> u64;
 
-/// The limits that are set, each with what it counts.
+/// Limits that are set, each with the counter that it applies to.
 fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
     let all: [(&'static str, u64, Count); 6] = [
         ("iops-total", limits.iops, |s| s.read.ops + s.write.ops),

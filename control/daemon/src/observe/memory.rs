@@ -6,28 +6,28 @@ use rtvirtio_kernel::resctrl::{MemoryLook, uncounted};
 use rtvirtio_kernel::{ProcessId, Root, task};
 use serde::Serialize;
 
-/// What one VM moved since the last look.
+/// Memory traffic of one VM since the last sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MemoryObservation {
     /// Bytes per second that its threads moved to and from memory; `None` where that is not
     /// visible. What devices move by DMA is not in it.
     pub bytes_per_s: Option<f64>,
-    /// Why it is not visible.
+    /// Reason why the rate is not visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unseen: Option<String>,
 }
 
-/// Looks at the groups again and again.
+/// Last two samples of the resctrl groups' counters.
 #[derive(Debug, Default)]
 pub(super) struct MemoryWindow {
     before: Option<MemoryLook>,
     now: Option<MemoryLook>,
-    /// Why nothing is visible, of no VM.
+    /// Reason why no VM's traffic is visible.
     unseen: Option<String>,
 }
 
 impl MemoryWindow {
-    /// Looks once; [`MemoryWindow::of`] is about the time since the look before.
+    /// Takes a sample; [`MemoryWindow::of`] is about the time since the one before.
     pub(super) fn look(&mut self, root: &Root) {
         self.before = self.now.take();
         self.unseen = None;
@@ -42,7 +42,7 @@ impl MemoryWindow {
         }
     }
 
-    /// What the threads of these processes moved.
+    /// Traffic of the threads of these processes.
     pub(super) fn of(&self, root: &Root, processes: &[ProcessId]) -> MemoryObservation {
         let unseen = |why: &str| MemoryObservation { bytes_per_s: None, unseen: Some(why.to_owned()) };
         let (now, before) = match (&self.now, &self.before, &self.unseen) {

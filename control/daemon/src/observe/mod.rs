@@ -33,23 +33,23 @@ pub use uncovered::UncoveredObservation;
 pub use waits::WaitsObservation;
 pub use window::{DiskWindow, StoodStill, judge_task};
 
-/// What was seen of all VMs.
+/// Latest samples of the host and of all VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Observation {
-    /// RFC 3339; empty before the first look.
+    /// Time of the sample, RFC 3339; empty before the first one.
     pub time: String,
-    /// By name.
+    /// Samples of VMs by name.
     pub vms: BTreeMap<String, VmObservation>,
-    /// The host.
+    /// Pressure, steal and stalls of the host.
     pub host: HostObservation,
-    /// Which VM waits for which.
+    /// Waits of VMs for each other at shared devices.
     pub waits: WaitsObservation,
-    /// On what no setting in force acts.
+    /// I/O on which no setting in force acts.
     pub uncovered: UncoveredObservation,
 }
 
 impl Observation {
-    /// With the age of each look. Of one longer than `limit` ago no target has a verdict any more.
+    /// Sets the age of each sample. A VM whose sample is older than `limit` loses its verdicts.
     #[must_use]
     pub(crate) fn aged(mut self, now: Instant, limit: Duration) -> Self {
         for vm in self.vms.values_mut() {
@@ -63,40 +63,40 @@ impl Observation {
         self
     }
 
-    /// How long ago the VM was looked at whose look is the oldest.
+    /// Age of the oldest VM sample; `None` without any.
     pub(crate) fn oldest(&self, now: Instant) -> Option<Duration> {
         let ages = self.vms.values().filter_map(|vm| vm.at);
         ages.map(|at| now.saturating_duration_since(at)).max()
     }
 }
 
-/// What was seen of one VM over the last window.
+/// Sample of one VM; its disks and targets over the last window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VmObservation {
-    /// When it was looked at.
+    /// Time of the sample.
     #[serde(skip)]
     pub at: Option<Instant>,
-    /// Seconds since then; `None` where that is not known.
+    /// Age of the sample, in seconds; `None` where that is not known.
     pub looked_s: Option<f64>,
-    /// Its disks.
+    /// Disks with a window of counters: QEMU's first, then the I/O domain's.
     pub disks: Vec<DiskObservation>,
-    /// Why its disks are not seen.
+    /// Reason why disks could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disks_unseen: Option<String>,
-    /// Share of one CPU that its threads used; `None` at the first look, and where not all threads
-    /// could be read, now or at the look before.
+    /// CPU time of its threads, as a multiple of one CPU; `None` at the first sample, and where not
+    /// all threads could be read, now or at the sample before.
     pub cpu_used: Option<f64>,
     /// Time that its threads were ready and waited for a CPU, per second, all together; `None`
     /// where the kernel does not count it.
     pub cpu_delay: Option<f64>,
-    /// How often its quota stopped it, per second; `None` where nothing counts that, as under a
-    /// real-time budget.
+    /// Periods per second in which its quota throttled it; `None` where nothing counts that, as
+    /// under a real-time budget.
     pub throttled_per_s: Option<f64>,
-    /// Share of the time in which its quota stopped it, summed over CPUs.
+    /// Share of the time in which its quota throttled it, summed over CPUs.
     pub throttled_time: Option<f64>,
-    /// What its threads move to and from memory.
+    /// Memory traffic of its threads.
     pub memory: MemoryObservation,
-    /// The same of each thread that runs vCPUs or moves data.
+    /// CPU use and delay of each thread that runs vCPUs or moves data.
     pub threads: Vec<ThreadObservation>,
     /// Every limiter that acts on it.
     pub limiters: Vec<LimiterObservation>,
@@ -104,12 +104,12 @@ pub struct VmObservation {
     pub targets: Vec<TargetObservation>,
 }
 
-/// One thread since the last look.
+/// One thread since the last sample.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ThreadObservation {
-    /// Its number.
+    /// Linux thread id.
     pub tid: u32,
-    /// What it does, such as `vcpu 0`.
+    /// Work of the thread, such as `vcpu 0`.
     pub role: String,
     /// Share of one CPU that it used.
     pub cpu_used: f64,
@@ -118,11 +118,11 @@ pub struct ThreadObservation {
     pub cpu_delay: Option<f64>,
 }
 
-/// What counts the requests of a disk.
+/// Program whose counters of a disk are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskSource {
-    /// QEMU, from when it takes a request up.
+    /// QEMU, from when its device model fetches a request.
     #[default]
     Qemu,
     /// The I/O domain, from when it fetches a request.
@@ -132,82 +132,80 @@ pub enum DiskSource {
 /// One disk over the last window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DiskObservation {
-    /// What counts it.
+    /// Program whose counters these are.
     pub source: DiskSource,
-    /// What names it in QEMU, or in the I/O domain.
+    /// Device id in QEMU, or device and disk of the I/O domain.
     pub id: String,
     /// The file or device on the host.
     pub file: Option<String>,
     /// Length of the window, in seconds.
     pub seconds: f64,
-    /// By direction; directions at rest are left out.
+    /// Rates and tails by direction; directions at rest are left out.
     pub directions: Vec<Observed>,
-    /// Latencies of reads and writes in the window, for a drawing: limits in nanoseconds and
-    /// counts.
+    /// Latencies of reads and writes in the window, for a graph.
     pub histogram: Option<HistogramObservation>,
 }
 
-/// Requests by latency.
+/// Number of requests by latency.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HistogramObservation {
     /// Upper limits of the bins, in nanoseconds; the last bin has none.
     pub limits_ns: Vec<u64>,
-    /// Reads.
+    /// Number of reads in each bin.
     pub reads: Vec<u64>,
-    /// Writes.
+    /// Number of writes in each bin.
     pub writes: Vec<u64>,
 }
 
 /// One target over one window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetObservation {
-    /// The task.
+    /// Name of the task in the contract.
     pub task: String,
-    /// Which percentile.
+    /// Percentile that is judged.
     pub percentile: Percentile,
-    /// What it must stay below.
+    /// Largest latency that the target allows.
     pub latency_ns: Nanos,
-    /// The verdict.
+    /// Met, missed or unproven.
     pub verdict: Verdict,
-    /// Why, with numbers.
+    /// Reason of the verdict, with numbers.
     pub why: String,
-    /// Requests behind it.
+    /// Requests that were judged.
     pub n: u64,
-    /// Those that took longer.
+    /// Requests of these that took longer than `latency_ns`.
     pub exceedances: u64,
     /// Requests per second.
     pub rate: Iops,
     /// Length of the window, in seconds.
     pub seconds: f64,
-    /// What the late requests waited for, an estimate; `None` where nothing watched the host.
+    /// Estimated causes of late requests; `None` where nothing watched the host.
     #[serde(default)]
     pub late: Option<LateCauses>,
-    /// Why that is not known, or only of a part of them.
+    /// Reason why causes are not known, or not of all late requests.
     #[serde(default)]
     pub late_unseen: Option<String>,
 }
 
-/// The host over the time between two looks.
+/// The host over the time between two samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostObservation {
-    /// Share of the time in which some task waited, by resource (`cpu`, `io`, `memory`); those that
-    /// the kernel counts.
+    /// Share of the time in which some task waited (PSI), by resource (`cpu`, `io`, `memory`);
+    /// those that the kernel counts.
     pub pressure: BTreeMap<String, f64>,
-    /// Share of all CPUs that the host's own hypervisor gave to others; `None` where that is not
-    /// known.
+    /// Share of all CPUs that the host's own hypervisor gave to others (steal); `None` where that
+    /// is not known.
     pub stolen: Option<f64>,
-    /// How it stood still, as probes under SCHED_FIFO saw it on all CPUs; `None` where nothing
+    /// Stalls of the host that probes under SCHED_FIFO saw on all CPUs; `None` where nothing
     /// watched.
     pub stalls: Option<StallsObservation>,
-    /// Why nothing did.
+    /// Reason why stalls were not watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stalls_unseen: Option<String>,
-    /// How disks stood still, by the device's path: requests were in the driver and none was
+    /// Standstills of disks, by the device's path: requests were in the driver and none was
     /// completed, without the host's stalls.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub standstills: BTreeMap<String, StallsObservation>,
-    /// Time of a request as a multiple of the measured one, by the device's path; devices of which
-    /// that can be told.
+    /// Service time of devices as a multiple of the measured one, by path, where it is known.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub slow: BTreeMap<String, f64>,
 }

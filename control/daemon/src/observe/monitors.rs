@@ -16,34 +16,34 @@ use rtvirtio_workflow::{Dirs, find};
 use super::sampler::limits;
 use crate::linux::RunningVm;
 
-/// How long a look waits for the answers to what it asks.
+/// Timeout of the answers to one sample's questions.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A monitor that has failed twice is asked again after so long, then after twice that, and so on
-/// up to [`LONGEST`]: what it answers costs time and memory.
+/// Interval before a monitor that has failed twice is asked again; it doubles with each failure, up
+/// to [`LONGEST`], because answers cost time and memory.
 const AGAIN: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The disks of a VM with their counters, and its drives with what throttles them; else why they
-/// are not seen.
+/// Disks of a VM with their counters, and drives with their throttle limits; else the reason why
+/// these are not known.
 pub(super) type Disks = Result<(Vec<DiskStats>, Vec<Drive>), String>;
 
-/// A VM's monitor.
+/// Pending question to a VM's monitor, and its failures.
 struct Asked {
     processes: Vec<ProcessId>,
-    /// Since when an answer is waited for.
+    /// Start of the question that has no answer yet; `None` without one.
     since: Option<Instant>,
-    /// Answers that were failures, one after the other.
+    /// Failures in a row.
     failures: u32,
-    /// Not before.
+    /// Earliest time of the next question.
     again: Instant,
-    /// Why the last answer was one.
+    /// Error of the last answer; `None` after a success.
     why: Option<String>,
 }
 
-/// Of which VM, of which start of it, when, and what.
+/// VM, its processes when asked, time of arrival, and disks.
 type Answer = (String, Vec<ProcessId>, Instant, Disks);
 
-/// Who is asked, by the VM's name.
+/// State of every VM's monitor, by the VM's name.
 pub(super) struct Monitors {
     dirs: Dirs,
     /// Whether monitors of libvirt's domains may be asked, which taints these.
@@ -59,14 +59,14 @@ impl Monitors {
         Self { dirs, of_libvirt, asked: BTreeMap::new(), sender, answers }
     }
 
-    /// Asks those that are due, and waits a moment for their answers. Each VM has one, with the
-    /// time of its arrival.
+    /// Asks the monitors that are due, and waits up to `PATIENCE` for answers. Each VM has one,
+    /// with the time of its arrival.
     pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
         let now = Instant::now();
         self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         let mut arrived = BTreeMap::new();
-        // What was late for an earlier look, so that its monitor is asked anew by this one: each
-        // look has an answer of one that takes longer than a look waits.
+        // Answers that were late for an earlier sample come first, so that these monitors are asked
+        // anew: each sample has an answer of one that takes longer than `PATIENCE`.
         while let Ok(answer) = self.answers.try_recv() {
             self.take(answer, &mut arrived);
         }
@@ -84,12 +84,12 @@ impl Monitors {
         arrived
     }
 
-    /// Takes an answer; when its VM was asked.
+    /// Takes an answer; returns when its VM was asked.
     fn take(&mut self, answer: Answer, arrived: &mut BTreeMap<String, (Instant, Disks)>) -> Option<Instant> {
         let (vm, processes, at, disks) = answer;
         let asked = self.asked.get_mut(&vm)?;
         let since = asked.since.take();
-        // One of an earlier start of the VM is nothing of this one's: it is asked anew.
+        // An answer of an earlier start of the VM is dropped: the VM is asked anew.
         if asked.processes == processes {
             asked.note(&disks, at);
             arrived.insert(vm, (at, disks));
@@ -102,7 +102,7 @@ impl Monitors {
         self.answers.recv_timeout(left)
     }
 
-    /// Asks a VM's monitor unless it is asked or not due; whether it was.
+    /// Asks a VM's monitor unless a question is pending or not due; returns whether it was asked.
     fn ask(&mut self, vm: &Arc<RunningVm>, now: Instant) -> bool {
         let name = &vm.contract.vm.name;
         let fresh =
@@ -119,7 +119,7 @@ impl Monitors {
         let run = move || {
             let spec = &vm.contract.vm;
             let disks = disks_of(spec, &dirs, of_libvirt);
-            // The observer may be gone: then nobody waits for it.
+            // The sampler may be gone.
             let _ = sender.send((spec.name.clone(), vm.processes.clone(), Instant::now(), disks));
         };
         match std::thread::Builder::new().name("monitor".to_owned()).spawn(run) {
@@ -144,7 +144,7 @@ impl Asked {
         }
     }
 
-    /// Why nothing of it is seen now.
+    /// Reason why the VM's disks are not seen at `now`.
     fn unseen(&self, now: Instant) -> String {
         let waits = |since: Instant| {
             format!("its monitor has not answered for {} s", now.saturating_duration_since(since).as_secs())
@@ -158,8 +158,8 @@ impl Asked {
     }
 }
 
-/// Where QEMU keeps no histogram yet, one with the limits of the targets is asked for; it lasts as
-/// long as this start of QEMU, and costs nothing more.
+/// Reads disks and drives. Where QEMU keeps no histogram yet, `block-latency-histogram-set` sets
+/// one with the targets' limits; it lasts as long as this start of QEMU.
 fn disks_of(vm: &Vm, dirs: &Dirs, of_libvirt: bool) -> Disks {
     let is_domain = matches!(&vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. });
     if is_domain && !of_libvirt {

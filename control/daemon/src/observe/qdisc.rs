@@ -9,18 +9,18 @@ use serde::Deserialize;
 /// kind.
 const LIMITING: [&str; 5] = ["tbf", "htb", "hfsc", "cake", "fq"];
 
-/// One discipline.
+/// One queueing discipline, as `tc -s -j qdisc show` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Qdisc {
     pub kind: String,
     #[serde(default)]
     pub handle: String,
-    /// How often a frame had to wait for the rate, since the discipline was set.
+    /// Frames that had to wait for the rate, since the discipline was set.
     #[serde(default)]
     pub overlimits: u64,
 }
 
-/// Those that limit an interface.
+/// Disciplines that limit an interface.
 pub(super) fn limiting(interface: &str) -> Result<Vec<Qdisc>, String> {
     let out = Command::new("tc")
         .args(["-s", "-j", "qdisc", "show", "dev", interface])

@@ -32,32 +32,32 @@ use super::{
 use crate::history::now;
 use crate::linux::RunningVm;
 
-/// By number and start.
+/// CPU time and run delay in ns, by thread id and start time.
 type ThreadTimes = BTreeMap<ThreadKey, (u64, Option<u64>)>;
 type ThreadKey = (u32, u64);
 
-/// What is remembered of a VM between two looks.
+/// State of a VM between two samples.
 struct Seen {
     processes: Vec<ProcessId>,
-    /// QEMU's.
+    /// Windows of QEMU's disks.
     disks: BTreeMap<String, DiskWindow>,
-    /// Those that the I/O domain serves.
+    /// Windows of the I/O domain's disks.
     domain: BTreeMap<String, DiskWindow>,
     limiters: LimiterCounters,
     at: Option<Instant>,
     /// CPU time and delay of each thread, in ns; `None` where not all could be read.
     cpu: Option<(Instant, ThreadTimes)>,
-    /// Of which group, and its counters.
+    /// CPU cgroup and its throttling counters.
     throttled: Option<(PathBuf, Throttled)>,
 }
 
-/// Looks at VMs again and again.
+/// Samples VMs and the host, in a thread of its own.
 pub struct Sampler {
     root: Root,
     dirs: Dirs,
     seen: BTreeMap<String, Seen>,
     monitors: Monitors,
-    /// Devices whose speed is watched, because plans depend on it.
+    /// Devices whose service time is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
     waits: WaitWindows,
     memory: MemoryWindow,
@@ -68,8 +68,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// One that has not looked yet. With `monitor_of_libvirt` it asks monitors of libvirt's
-    /// domains, which taints these; with `devices` it watches the devices of the VMs too.
+    /// Sampler without a sample. With `monitor_of_libvirt` it asks monitors of libvirt's VMs, which
+    /// taints these; with `devices` it watches the VMs' devices too.
     #[must_use]
     pub fn new(dirs: Dirs, monitor_of_libvirt: bool, devices: bool) -> Self {
         Self {
@@ -87,14 +87,14 @@ impl Sampler {
         }
     }
 
-    /// Looks once at all VMs that run.
+    /// Takes one sample of all VMs that run.
     pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         self.memory.look(&self.root);
         let mut observed = BTreeMap::new();
         let mut of_monitors = self.monitors.look(vms);
         let stalls = self.stalls.take();
-        // Why it does not answer is said with who waits for whom.
+        // The reason of a failure is reported among `waits`.
         let of_domain = match domain::control(&self.dirs) {
             Ok(Some(control)) => domain::disks(&control),
             Ok(None) => Ok(Vec::new()),
@@ -129,7 +129,7 @@ impl Sampler {
         Observation { time: now(), vms: observed, host, waits, uncovered }
     }
 
-    /// Watches for stalls until the next look, if requests with targets come.
+    /// Watches for stalls until the next sample, if requests with targets come.
     fn watch_stalls(&mut self, vms: &[Arc<RunningVm>]) {
         let has_work = |vm: &&Arc<RunningVm>| {
             let spec = &vm.contract.vm;
@@ -160,7 +160,7 @@ impl Sampler {
         let now = Instant::now();
         let memory = self.memory.of(&self.root, &vm.processes);
         let mut out = VmObservation { memory, ..VmObservation::default() };
-        // Below which disk of several the device lies is not known.
+        // Which of several devices holds the disk is not known.
         let stood = StoodStill {
             host: stalls.of_host(),
             disk: match devices(vm).collect::<Vec<_>>()[..] {
@@ -171,7 +171,7 @@ impl Sampler {
         let (disks, drives) = match disks {
             Ok((disks, drives)) => (disks, drives),
             Err(why) => {
-                // A gap in the windows would count what was not seen.
+                // A gap in the windows would count requests of the unseen time.
                 seen.disks.clear();
                 out.disks_unseen = Some(why);
                 (Vec::new(), Vec::new())
@@ -198,7 +198,7 @@ impl Sampler {
         let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
         seen.at = Some(now);
-        // An answer of a slow monitor is as old as it is.
+        // A late answer is as old as its reading.
         out.at = Some(at.min(now));
         out
     }
@@ -210,7 +210,7 @@ impl Sampler {
         let mut out = HostObservation::default();
         for resource in ["cpu", "io", "memory"] {
             let Ok(Some(total)) = pressure(&self.root, resource) else {
-                // Else the next share is of two intervals over the length of one.
+                // Otherwise the next share is of two intervals over the length of one.
                 self.pressure.remove(resource);
                 continue;
             };
@@ -244,7 +244,7 @@ fn devices(vm: &RunningVm) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Another look at some disks; those that are gone are forgotten.
+/// Adds a sample of disks; windows of disks that are gone are dropped.
 fn add(windows: &mut BTreeMap<String, DiskWindow>, disks: Vec<DiskStats>, stood: StoodStill, now: Instant) {
     windows.retain(|id, _| disks.iter().any(|disk| disk.id == *id));
     for disk in disks {
@@ -264,7 +264,7 @@ fn disk(id: &str, window: &DiskWindow, source: DiskSource) -> Option<DiskObserva
     })
 }
 
-/// The targets of a VM with one disk. Which of several a task uses is known inside the guest only.
+/// Verdicts of a VM with one disk. Which of several a task uses is known inside the guest only.
 /// Where QEMU's disks are not seen, the disk of the I/O domain is the only one if the contract is
 /// about one device.
 fn targets(vm: &RunningVm, seen: &Seen, is_unseen: bool) -> Vec<TargetObservation> {
@@ -296,10 +296,10 @@ impl Seen {
         }
     }
 
-    /// CPU time and delay of all threads since the last look; threads that came meanwhile count
+    /// CPU time and delay of all threads since the last sample; threads that came meanwhile count
     /// from their start.
     fn threads(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
-        // A thread that could not be read would count from its start at the next look.
+        // A thread that could not be read would count from its start at the next sample.
         let before = self.cpu.take();
         let Ok((cpu, roles)) = read_threads(root, &self.processes, vm) else { return };
         if let Some((at, then)) = before {
@@ -322,7 +322,7 @@ impl Seen {
         self.cpu = Some((now, cpu));
     }
 
-    /// What a quota has stopped since the last look, where the same group is counted.
+    /// Throttling by a CPU quota since the last sample, where both are of the same group.
     fn throttling(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
         let found = throttled_of(root, vm);
         if let (Some(at), Some((then_of, then)), Some((of, total))) = (self.at, &self.throttled, &found) {
@@ -336,7 +336,7 @@ impl Seen {
     }
 }
 
-/// Times of all threads of a VM, and the roles of those that last.
+/// Times of all threads of a VM, and roles of the lasting ones.
 fn read_threads(
     root: &Root,
     processes: &[ProcessId],
@@ -358,8 +358,7 @@ fn read_threads(
     Ok((cpu, roles))
 }
 
-/// The group that holds a VM, with its counters: the one of its contract, else the one that it is
-/// in.
+/// CPU cgroup of a VM, with its counters: its contract's, else the one it is in.
 fn throttled_of(root: &Root, vm: &RunningVm) -> Option<(PathBuf, Throttled)> {
     let cgroups = Cgroups::detect_cpu(root).ok()?;
     let group = match &vm.cpu {

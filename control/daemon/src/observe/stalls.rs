@@ -15,24 +15,24 @@ use serde::Serialize;
 /// A stall of the host that is shorter matters to no target, and a stock kernel has many.
 const SHORTEST: Nanos = Nanos(1_000_000);
 
-/// How the host or a disk stood still since the last look.
+/// Stalls of the host or of a disk since the last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StallsObservation {
-    /// How often.
+    /// Number of stalls.
     pub count: u64,
-    /// Share of the time.
+    /// Share of the time spent in stalls.
     pub share: f64,
-    /// The longest, where only its length is known: of the host the latest wake-up.
+    /// Longest stall; of the host the largest wake-up delay.
     pub longest_ns: Nanos,
 }
 
-/// What was seen since the last look.
+/// Stalls since the last sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Stalls {
     pub host: Option<StallsObservation>,
-    /// Why the host's are not known.
+    /// Reason why the host's stalls are not known.
     pub unseen: Option<String>,
-    /// By the device's path.
+    /// Standstills of disks by the device's path.
     pub disks: BTreeMap<PathBuf, StallsObservation>,
     seconds: f64,
 }
@@ -43,7 +43,7 @@ impl Stalls {
         self.host.map(|one| self.stood(one))
     }
 
-    /// A disk's.
+    /// Standstills of a disk, for the causes of late requests.
     pub fn of_disk(&self, path: &PathBuf) -> Option<Stood> {
         self.disks.get(path).map(|one| self.stood(*one))
     }
@@ -53,7 +53,7 @@ impl Stalls {
     }
 }
 
-/// Probes at work.
+/// Probes that run since the last sample.
 #[derive(Debug, Default)]
 pub(super) struct StallWatch {
     probe: Option<(Instant, NoiseProbe)>,
@@ -61,7 +61,7 @@ pub(super) struct StallWatch {
 }
 
 impl StallWatch {
-    /// Ends the probes, and gives what they saw.
+    /// Ends the probes, and returns what they measured.
     pub fn take(&mut self) -> Stalls {
         let disks = std::mem::take(&mut self.disks);
         let Some((begin, probe)) = self.probe.take() else {
@@ -88,7 +88,8 @@ impl StallWatch {
         Stalls { host, unseen, disks, seconds }
     }
 
-    /// Watches until the next look: the host, and these disks as far as the kernel counts them.
+    /// Starts probes until the next sample: of the host, and of these disks as far as the kernel
+    /// counts them.
     pub fn start(&mut self, devices: &BTreeSet<PathBuf>, root: &Root) {
         for path in devices {
             let Ok(device) = BlockDevice::find(root, path) else { continue };

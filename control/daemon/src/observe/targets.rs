@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use super::TargetObservation;
 
-/// What `/v1/observation` says of targets.
+/// Part of `/v1/observation` that is about targets.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct ObservedTargets {
-    /// By name.
+    /// VMs by name.
     pub vms: BTreeMap<String, ObservedVmTargets>,
 }
 
-/// Of one VM.
+/// Targets and disk tails of one VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ObservedVmTargets {
-    /// Seconds since it was looked at.
+    /// Age of the sample, in seconds.
     #[serde(default)]
     pub looked_s: Option<f64>,
-    /// Why its disks are not seen.
+    /// Reason why disks could not be read.
     #[serde(default)]
     pub disks_unseen: Option<String>,
-    /// Verdicts.
+    /// One verdict for each target.
     #[serde(default)]
     pub targets: Vec<TargetObservation>,
-    /// Its disks.
+    /// Tails of its disks.
     #[serde(default)]
     pub disks: Vec<DiskTails>,
 }
@@ -34,9 +34,9 @@ pub struct ObservedVmTargets {
 /// Tails of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiskTails {
-    /// What names it in QEMU, or in the I/O domain.
+    /// Device id in QEMU, or device and disk of the I/O domain.
     pub id: String,
-    /// By direction.
+    /// Tails of reads, writes and flushes.
     pub directions: Vec<DirectionTails>,
 }
 
@@ -47,21 +47,22 @@ pub struct DirectionTails {
     pub direction: String,
     /// Requests in the window.
     pub n: u64,
-    /// By percentile.
+    /// One entry for each percentile.
     pub tails: Vec<TailOf>,
 }
 
-/// A percentile as it was seen.
+/// One percentile of latency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailOf {
-    /// Which.
+    /// Percentile of completion latency.
     pub percentile: Percentile,
-    /// The latency.
+    /// Latency at that percentile.
     pub latency_ns: Nanos,
 }
 
 impl ObservedVmTargets {
-    /// One line for each target: verdict, reason, and the tail of each disk at its percentile.
+    /// Lines for people, one for each target: verdict, reason, and the tail of each disk at its
+    /// percentile.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.targets.iter().map(|target| self.line(target)).collect()

@@ -13,31 +13,31 @@ use serde::Serialize;
 use crate::error::DaemonError;
 use crate::lock::lock;
 
-/// Disks come and go seldom.
+/// Shortest interval of scans: disks come and go seldom.
 const LEAST_EVERY: Duration = Duration::from_secs(10);
-/// A look that takes longer waits for a file system.
+/// A scan that takes longer is reported: it waits for a file system.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
 
 /// I/O of VMs on which no setting in force acts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct UncoveredObservation {
-    /// When the look began.
+    /// Start of the scan.
     #[serde(skip)]
     pub at: Option<Instant>,
     /// Each part, of settings of plans, limits and weights.
     pub all: Vec<InForce>,
-    /// Whether a look has ended.
+    /// Whether a scan has ended.
     #[serde(skip)]
     pub has_looked: bool,
-    /// Why it is not known, or not all of it.
+    /// Reason why the list is not known, or not complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unseen: Option<String>,
-    /// Seconds since the look; `None` before the first.
+    /// Age of the scan, in seconds; `None` before the first.
     pub looked_s: Option<f64>,
 }
 
 impl UncoveredObservation {
-    /// Looks once, as `rtvirtio status` does.
+    /// Scans once, as `rtvirtio status` does.
     #[must_use]
     pub fn look(dirs: &Dirs) -> Self {
         let mut out = Self { at: Some(Instant::now()), has_looked: true, ..Self::default() };
@@ -50,7 +50,7 @@ impl UncoveredObservation {
         out
     }
 
-    /// With its age; of one that should long be over it says so.
+    /// Sets the age; a scan that is overdue is reported as unseen.
     #[must_use]
     pub(crate) fn aged(mut self, now: Instant, every: Duration) -> Self {
         let age = self.at.map(|at| now.saturating_duration_since(at));
@@ -70,14 +70,14 @@ impl UncoveredObservation {
     }
 }
 
-/// Looks again and again until the sender is dropped.
+/// Scans periodically until the sender is dropped.
 pub(crate) fn watch(
     dirs: Dirs,
     every: Duration,
     into: Arc<Mutex<UncoveredObservation>>,
 ) -> Result<Sender<()>, DaemonError> {
     let (sender, end) = channel::<()>();
-    // Without an answer to the first look its age is counted from here.
+    // Until the first scan ends, age is counted from here.
     lock(&into).at = Some(Instant::now());
     let run = move || {
         loop {

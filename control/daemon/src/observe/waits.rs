@@ -25,18 +25,18 @@ use crate::linux::RunningVm;
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
 
-/// Which VM waits for which, over the last minutes.
+/// Waits of VMs for each other, over the last minutes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WaitsObservation {
-    /// RFC 3339; empty before the first look.
+    /// Time of the sample, RFC 3339; empty before the first one.
     pub time: String,
-    /// For each VM and device.
+    /// One row for each VM and device.
     pub rows: Vec<WaitRow>,
-    /// What is not seen, and why.
+    /// Sources that could not be read, each with the reason.
     pub unseen: Vec<String>,
 }
 
-/// Windows over all of it.
+/// Windows of the I/O domain's and the devices' counters.
 #[derive(Debug, Default)]
 pub(super) struct WaitWindows {
     begin: Option<Instant>,
@@ -50,7 +50,7 @@ struct DeviceWindow {
     intervals: VecDeque<(Instant, Interval)>,
 }
 
-/// What one look at all devices has.
+/// Inputs that all devices of one sample share.
 struct Seen<'a> {
     groups: Option<&'a (Cgroups, BTreeMap<String, PathBuf>)>,
     disks: &'a BTreeMap<String, DiskStats>,
@@ -70,7 +70,7 @@ struct Look {
 }
 
 impl WaitWindows {
-    /// Looks once. `disks` has the counters of each VM with one disk.
+    /// Takes one sample. `disks` has the counters of each VM with one disk.
     pub fn look(
         &mut self,
         vms: &[Arc<RunningVm>],
@@ -112,7 +112,7 @@ impl WaitWindows {
             match window.look(&path, &users, &Seen { groups: groups.as_ref(), disks, root, dirs, at }) {
                 Ok(rows) => out.rows.extend(rows),
                 Err(why) => {
-                    // A gap would count for what was not seen.
+                    // A gap would count requests of the unseen time.
                     *window = DeviceWindow::default();
                     out.unseen.push(format!("{}: {why}", path.display()));
                 }
@@ -233,7 +233,7 @@ fn between(before: &Look, after: &Look, service: &Service) -> Option<Interval> {
     })
 }
 
-/// Device time of some requests. Writes of a device whose writes were not measured count as reads.
+/// Device time of requests, in seconds. Writes count as reads where writes were not measured.
 fn occupied(done: &IoCounters, service: &Service) -> f64 {
     let line = |line: &rtvirtio_model::ServiceLine, n: u64, bytes: u64| {
         let more = bytes.saturating_sub(n.saturating_mul(service.block.0));
@@ -243,7 +243,7 @@ fn occupied(done: &IoCounters, service: &Service) -> f64 {
     line(&service.read, done.reads, done.read_bytes) + line(writes, done.writes, done.write_bytes)
 }
 
-/// How long the requests of a VM took beyond what they take alone; `None` when QEMU's counters
+/// Seconds that requests of a VM took beyond their time without load; `None` when QEMU's counters
 /// began anew.
 fn waited(before: &DiskStats, after: &DiskStats, service: &Service) -> Option<f64> {
     let writes = service.write.as_ref().unwrap_or(&service.read);

@@ -17,24 +17,25 @@ use super::{HistogramObservation, TargetObservation};
 const WINDOW: Duration = Duration::from_secs(300);
 /// A VM that its quota stops for this share of the time, or more, may send less because of it.
 const STOPPED: f64 = 0.01;
-/// The same of the time, per second, that its threads were ready and had no CPU.
+/// A VM whose threads were ready without a CPU for this long per second, or longer, may send less
+/// because of it.
 const WAITED: f64 = 0.5;
 
-/// How host and disk stood still in the interval that a look ends; `None` where nothing watched.
+/// Stalls of host and disk in the interval that a sample ends; `None` where nothing watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoodStill {
-    /// The host.
+    /// Stalls of the host.
     pub host: Option<Stood>,
     /// The disk below, without the host's stalls.
     pub disk: Option<Stood>,
 }
 
-/// One look at a disk.
+/// One sample of a disk.
 #[derive(Clone, Debug)]
 struct Look {
     at: Instant,
     stats: DiskStats,
-    /// In the interval that it ends.
+    /// Stalls in the interval that this sample ends.
     stood: StoodStill,
 }
 
@@ -46,7 +47,7 @@ pub struct DiskWindow {
 }
 
 impl DiskWindow {
-    /// Another look. Counters that began anew begin a new window.
+    /// Adds a sample. Counters that began anew begin a new window.
     pub fn add(&mut self, now: Instant, stats: DiskStats, stood: StoodStill) {
         if let Some(Look { at, stats: last, .. }) = self.looks.back() {
             let same = of_qemu(last, &stats, now.duration_since(*at)).is_some()
@@ -62,7 +63,7 @@ impl DiskWindow {
         }
     }
 
-    /// The window's ends; `None` before the second look.
+    /// First and last sample of the window, and the time between; `None` before the second sample.
     fn ends(&self) -> Option<(&DiskStats, &DiskStats, Duration)> {
         let (first, last) = (self.looks.front()?, self.looks.back()?);
         (last.at > first.at).then(|| (&first.stats, &last.stats, last.at.duration_since(first.at)))
@@ -81,13 +82,13 @@ impl DiskWindow {
         self.latest()?.file.clone()
     }
 
-    /// The counters at the last look.
+    /// Counters of the last sample.
     #[must_use]
     pub fn latest(&self) -> Option<&DiskStats> {
         self.looks.back().map(|look| &look.stats)
     }
 
-    /// Requests that were completed between the last two looks.
+    /// Reads and writes completed between the last two samples.
     #[must_use]
     pub fn lately(&self) -> u64 {
         let count = |look: &Look| look.stats.read.ops + look.stats.write.ops;
@@ -95,7 +96,7 @@ impl DiskWindow {
         newest.next().zip(newest.next()).map_or(0, |(now, then)| now.saturating_sub(then))
     }
 
-    /// Each interval with what came in it above a latency, of some directions.
+    /// Each interval with its number of requests above a latency, of some directions.
     fn late(&self, latency_ns: u64, directions: &[fn(&DiskStats) -> &Counters]) -> Vec<LateInterval> {
         let pairs = self.looks.iter().zip(self.looks.iter().skip(1));
         let one = |(then, now): (&Look, &Look)| {
@@ -118,7 +119,7 @@ impl DiskWindow {
         pairs.map(one).collect()
     }
 
-    /// Latencies in the window, for a drawing.
+    /// Latencies in the window, for a graph; `None` without a histogram.
     #[must_use]
     pub fn histogram(&self) -> Option<HistogramObservation> {
         let (first, last, _) = self.ends()?;
@@ -207,7 +208,7 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
         };
 
         let causes = causes(&window.late(target.latency.0, directions));
-        // Without late requests there is nothing to lay to anything.
+        // Without late requests there is nothing to attribute.
         let is_told = exceedances == 0 || causes.told > 0;
         let why = match verdict {
             Verdict::Missed if causes.told > 0 => format!("{why}; {}", words(&causes)),
@@ -243,11 +244,10 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
     task.goals().flatten().map(one).collect()
 }
 
-/// Whether a task sends what it declares, a percent more or less.
-/// Takes `met` back of a task that sends less than it declares while its VM's quota stops it, or
-/// its threads wait for CPUs: it may send less because of that, and what waits in the guest is in
-/// no histogram of QEMU. `held_back` is the share of time stopped, and the time ready without a CPU
-/// per second, each `None` where it is not counted.
+/// Takes `met` back from a task that sends less than it declares while its VM's quota throttles it,
+/// or its threads wait for CPUs: it may send less because of that, and requests that wait in the
+/// guest are in no histogram of QEMU. `held_back` is the share of time throttled, and the time per
+/// second ready without a CPU, each `None` where it is not counted.
 pub fn doubt_where_held_back(
     targets: &mut [TargetObservation],
     tasks: &[Task],
@@ -267,13 +267,14 @@ pub fn doubt_where_held_back(
     }
 }
 
+/// Whether a task sends its declared rate, within `1 - RATE_KEPT`.
 fn is_kept(rate: Iops, declared: Iops) -> bool {
     (declared.0 * RATE_KEPT..=declared.0 * (2.0 - RATE_KEPT)).contains(&rate.0)
 }
 
-/// How long the requests above a latency waited at least, all together. Those of the last bin have
-/// no upper limit, so that one may be most of a window: what the others cannot have taken was
-/// theirs.
+/// Lower bound of the time that all requests above a latency waited, in ns. The last bin has no
+/// upper limit, so one request may take most of a window: time that the others cannot have taken is
+/// counted to it.
 fn waited_ns(first: &Counters, last: &Counters, latency_ns: u64) -> u64 {
     let Some(histogram) = between(first, last) else { return 0 };
     let late = histogram.boundaries.partition_point(|limit| *limit <= latency_ns);
@@ -293,7 +294,7 @@ fn waited_ns(first: &Counters, last: &Counters, latency_ns: u64) -> u64 {
     at_least.max(last.time_ns.saturating_sub(first.time_ns).saturating_sub(at_most))
 }
 
-/// What late requests waited for, in words.
+/// Causes of late requests, in words.
 fn words(causes: &LateCauses) -> String {
     let share = |n: u64| 100.0 * n as f64 / causes.told.max(1) as f64;
     let disk = causes.disk.map_or_else(

@@ -1,4 +1,4 @@
-//! From contracts, observations and the plan in force to the steps that hold it.
+//! Steps that keep the plan of contracts and observations in force.
 
 use std::collections::BTreeSet;
 
@@ -19,12 +19,12 @@ use crate::reconcile::{Action, PLAN, Step, drift, step};
 pub(crate) struct PlanKeeper {
     wanted: bool,
     replan: Replan,
-    /// The plan of the proposal.
+    /// Settings and predictions of the current proposal.
     made: Option<MadePlan>,
-    /// What the plan that was put in force last predicts. One without a setting has no journal that
-    /// would say it.
+    /// Predictions of the plan that was put in force last. A plan without a setting has no journal
+    /// that would record them.
     predictions: Vec<PredictionSnapshot>,
-    /// What was found in force at the last look.
+    /// Basis of the plan found in force at the last pass.
     found: Option<Basis>,
 }
 
@@ -35,7 +35,7 @@ impl PlanKeeper {
         Self { wanted, replan: Replan::new(timing), made: None, predictions: Vec::new(), found: None }
     }
 
-    /// Sees what is in force and what was observed; returns the plan that is to be made.
+    /// Takes the plan in force and observations; returns the plan that is to be made.
     pub fn look(
         &mut self,
         now: Millis,
@@ -108,7 +108,7 @@ impl PlanKeeper {
         }
         let is_accepted = |proposal: &Proposal| memory.is_accepted(PLAN, &proposal.name());
         let proposal = policy.and_then(|policy| self.replan.to_apply(now.0, policy, is_accepted));
-        // What was changed by others is settled first.
+        // Drift of other settings is settled first.
         if let Some(proposal) = proposal.filter(|_| steps.is_empty()) {
             steps.push(step(PLAN, Action::SetPlan, proposal.request.reason.clone()));
         }
@@ -116,7 +116,7 @@ impl PlanKeeper {
         if config.mode == Mode::Observe { Vec::new() } else { steps }
     }
 
-    /// Notes what became of a step.
+    /// Records the outcome of a step.
     pub fn note(&mut self, step: &Step, outcome: &Outcome, now: Millis) {
         if step.action != Action::SetPlan {
             return;
@@ -144,7 +144,7 @@ impl PlanKeeper {
         self.replan.refuse()
     }
 
-    /// States that last, as events: what it is about, its kind, the words.
+    /// Lasting conditions, as events: key, kind and text.
     pub fn states(
         &self,
         desired: &Desired,

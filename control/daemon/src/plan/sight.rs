@@ -14,8 +14,9 @@ use crate::observe::{Observation, TargetObservation, VmObservation};
 /// Shorter windows say little of a load.
 const SHORTEST_S: f64 = 30.0;
 
-/// What plans depend on, as far as it can be told: the load of VMs with one disk whose tasks all
-/// declare a rate, and targets that requests of no other task obscure.
+/// Observations that plans depend on, as far as they can be attributed: the load of VMs with one
+/// disk whose tasks all declare a rate, and targets of tasks whose requests are told from other
+/// tasks'.
 #[must_use]
 pub fn sight_of(seen: &Observation, desired: &Desired) -> Sight {
     let mut sight = Sight { slow: seen.host.slow.clone(), ..Sight::default() };

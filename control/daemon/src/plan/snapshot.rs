@@ -1,4 +1,4 @@
-//! The plan that the service holds, as clients see it.
+//! State of the service's plan, as clients see it.
 
 use rtvirtio_planner::replan::{Basis, Change, Effect, Input, Policy, Proposal, Replan};
 use serde::{Deserialize, Serialize};
@@ -11,11 +11,11 @@ use crate::memory::Memory;
 use crate::observed::{DriftSnapshot, MadePlan, Observed, PredictionSnapshot, ScopeState};
 use crate::reconcile::PLAN;
 
-/// How the plan stands.
+/// State of the service's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlanState {
-    /// It is in force, or nothing has to be set for it.
+    /// In force, or nothing has to be set for it.
     InForce,
     /// In force for some devices; others are not planned.
     Partial,
@@ -23,41 +23,42 @@ pub enum PlanState {
     Drift,
     /// No VM of the contracts runs, or there are no contracts.
     Off,
-    /// It is being made.
+    /// Computation runs.
     Planning,
-    /// It is made, and waits to be accepted.
+    /// Made, and waits to be accepted.
     Waiting,
-    /// The service only observes: it would be put in force.
+    /// Made; not applied, because the service only observes.
     WouldApply,
-    /// It could not be made or put in force; it is tried again.
+    /// Not made or not put in force; tried again.
     Failed,
-    /// It is about to be put in force, or put back.
+    /// About to be put in force, or reverted.
     Pending,
 }
 
-/// The plan.
+/// State and predictions of the plan, and the next proposal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanSnapshot {
-    /// How it stands.
+    /// In force, waiting, failed, or another state.
     pub state: PlanState,
-    /// Why, where that is not plain.
+    /// Reason for the state, where that is not obvious.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// The VMs that the plan in force is for.
     pub vms: Vec<String>,
-    /// What is planned for besides what is declared, in words.
+    /// Observed load, slowness and margin that the plan allows for beyond the declared load, in
+    /// words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assumes: Option<String>,
-    /// Why it was put in force.
+    /// Reason why the plan was put in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When: RFC 3339.
+    /// Time at which it was put in force, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
     /// Tasks (`VM/TASK`) whose target the plan in force is predicted to miss.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<String>,
-    /// What the plan in force predicts for each target.
+    /// Prediction of the plan in force for each target.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub predictions: Vec<PredictionSnapshot>,
     /// Settings that another program has changed.
@@ -77,15 +78,15 @@ pub struct PlanSnapshot {
 /// A plan that was made, and is not in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProposalSnapshot {
-    /// Why it was made.
+    /// Reason why it was made.
     pub reason: String,
     /// The settings that it would change.
     pub changes: Vec<SettingChange>,
-    /// What that does to each VM, as predicted.
+    /// Predicted effect on each VM.
     pub effects: Vec<Effect>,
     /// Tasks (`VM/TASK`) whose target it is predicted to miss.
     pub given_up: Vec<String>,
-    /// Why it misses them.
+    /// Reasons why these targets are missed.
     pub reasons: Vec<String>,
 }
 
@@ -111,7 +112,7 @@ pub(super) fn proposal_words(proposal: &Proposal, why: &str) -> String {
 }
 
 impl PlanSnapshot {
-    /// `set_last` is what the plan that was put in force last predicts.
+    /// `set_last` has the predictions of the plan that was put in force last.
     pub(super) fn of(
         replan: &Replan,
         (made, set_last): (Option<&MadePlan>, &[PredictionSnapshot]),

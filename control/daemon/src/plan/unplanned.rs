@@ -14,11 +14,11 @@ use crate::observed::Observed;
 /// A device of the contracts that is not planned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnplannedDevice {
-    /// Its path.
+    /// Path of the device.
     pub device: String,
-    /// Why not.
+    /// Reason why it is not planned.
     pub why: String,
-    /// The command that mends it, where one does.
+    /// Command that solves the problem, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// The VMs with tasks on it: nothing is promised for these tasks.
@@ -47,7 +47,7 @@ impl UnplannedDevice {
         unplanned.into_iter().filter_map(one).collect()
     }
 
-    /// As one sentence, with the remedy.
+    /// One sentence for people, with the remedy.
     #[must_use]
     pub fn words(&self) -> String {
         let of = Unplanned { why: self.why.clone(), remedy: self.remedy.clone() };
@@ -81,8 +81,8 @@ pub(super) fn vms_without_plan(unplanned: &[UnplannedDevice], desired: &Desired)
     vms(true).difference(&vms(false)).cloned().collect()
 }
 
-/// What was seen of devices that are planned: of the others nothing was predicted, so that a miss
-/// there is none of the plan's.
+/// Observations of planned devices only: nothing was predicted for the others, so a miss there is
+/// not the plan's.
 pub(super) fn planned_part<'s>(
     sight: &'s Sight,
     unplanned: &BTreeMap<String, Unplanned>,

@@ -1,4 +1,4 @@
-//! The service as the publisher of inventories sees it.
+//! Access of the publisher of inventories to the service.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::lock::lock;
 use crate::placement::Source;
 use crate::snapshot::Snapshot;
 
-/// What the publisher sees of the service.
+/// Shared state, as the publisher's source.
 pub(super) struct Looked(pub(super) Arc<Shared>);
 
 impl Source for Looked {

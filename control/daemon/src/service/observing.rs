@@ -1,4 +1,4 @@
-//! The threads that look at VMs beside the loop.
+//! Threads that sample VMs, apart from the loop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::error::DaemonError;
 use crate::lock::lock;
 use crate::observe::{Sampler, uncovered};
 
-/// Looks at the VMs that run, and at what no setting acts on, each in a thread of its own, until
-/// the senders are dropped.
+/// Starts a thread that samples running VMs, and one that scans for I/O on which no setting acts.
+/// Each ends when its sender is dropped.
 pub(super) fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<[Sender<()>; 2], DaemonError> {
     let (sender, end) = channel::<()>();
     let every = Duration::from_nanos(options.config.observe.0);

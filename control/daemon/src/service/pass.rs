@@ -1,4 +1,4 @@
-//! One pass in steps, and how old what it saw is.
+//! One pass in steps, and the age of its data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,7 @@ use crate::observe::Observation;
 use crate::snapshot::Snapshot;
 
 impl Service {
-    /// One pass, or what is done of it when `stop` is set. Between its steps clients see what was
-    /// done so far.
+    /// Runs one pass, or part of it when `stop` is set. Intermediate states are published.
     pub(super) fn pass(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
         loop {
             let (mut happenings, looks) = (Vec::new(), self.daemon.looks());
@@ -40,7 +39,7 @@ impl Service {
 }
 
 impl Shared {
-    /// A state with the age of the last look.
+    /// Copy of a state with the age of the last scan.
     #[must_use]
     pub(crate) fn aged(&self, state: &Snapshot) -> Arc<Snapshot> {
         let (age, config) = (lock(&self.looked).map(|at| at.elapsed()), self.config());
@@ -57,7 +56,7 @@ impl Shared {
         *lock(&self.looked) = Some(Instant::now());
     }
 
-    /// What was observed, with the age of each look.
+    /// Copy of an observation with the age of each sample.
     #[must_use]
     pub(crate) fn aged_observation(&self, seen: &Observation) -> Observation {
         let (now, config) = (Instant::now(), self.config());

@@ -20,9 +20,9 @@ const MODE: u32 = 0o600;
 /// A service that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningService {
-    /// Its process, as it has written it.
+    /// Process id, as the service has written it.
     pub pid: Option<u32>,
-    /// Its run directory, as it has written it.
+    /// Run directory, as the service has written it.
     pub run: Option<PathBuf>,
 }
 
@@ -39,7 +39,7 @@ impl RunningService {
         self.run.as_deref().is_some_and(|of| of != run)
     }
 
-    /// In words: its process and its run directory.
+    /// Process and run directory, in words.
     #[must_use]
     pub fn words(&self) -> String {
         let pid = self.pid.map_or_else(String::new, |pid| format!("process {pid}"));

@@ -1,4 +1,4 @@
-//! The service as the thread of events sees it.
+//! Access of the event thread to the service.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,8 @@ use super::{Command, ServiceOptions, Shared};
 use crate::events::{self, Ask, Running, Sources, Woken};
 use crate::lock::lock;
 
-/// Wakes the loop when something happens; `None` where the kernel gives no notifications.
+/// Starts the thread that wakes the loop upon events; `None` where the kernel gives no
+/// notifications.
 pub(super) fn start(options: &ServiceOptions, shared: Arc<Shared>) -> Option<Sender<()>> {
     let sources = Sources {
         contracts: options.places.contracts.clone(),
@@ -22,7 +23,7 @@ pub(super) fn start(options: &ServiceOptions, shared: Arc<Shared>) -> Option<Sen
     events::start(sources, Service(shared)).ok()
 }
 
-/// What the thread of events sees of the service.
+/// Shared state, as the event thread uses it.
 struct Service(Arc<Shared>);
 
 impl Woken for Service {
