@@ -74,7 +74,7 @@ pub struct Drift {
     pub class: KnobClass,
     /// Value that rtvirtio has written.
     pub wanted: String,
-    /// Value found now.
+    /// Value found by the last scan.
     pub found: String,
 }
 
@@ -87,7 +87,7 @@ pub struct DriftSnapshot {
     pub path: String,
     /// Value that rtvirtio has written.
     pub wanted: String,
-    /// Value found now.
+    /// Value found by the last scan.
     pub found: String,
 }
 
@@ -111,7 +111,7 @@ pub enum ScopeState {
     Cut,
     /// Written before the last boot of the host.
     Rebooted,
-    /// Unusable, and why.
+    /// Unreadable or inconsistent, and why.
     Unusable(String),
 }
 
@@ -235,7 +235,7 @@ pub struct PredictionSnapshot {
 /// Finished plan that is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadePlan {
-    /// Predicted effects.
+    /// Predicted effects on VMs and missed targets.
     pub outline: Outline,
     /// Settings that it would change.
     pub changes: Vec<Line>,

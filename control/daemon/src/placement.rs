@@ -1,5 +1,5 @@
-//! `[placement]`: what this host can promise, published in OpenStack's Placement by a thread of its
-//! own. A service that is away holds up nothing here.
+//! `[placement]`: publishes this host's capacity for contracts in OpenStack's Placement, in a
+//! thread of its own. An unreachable Placement holds up nothing here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -111,7 +111,7 @@ impl Placement {
         Ok(Self { state, events, _end: end })
     }
 
-    /// State of publication.
+    /// Current state of publication.
     pub(crate) fn snapshot(&self) -> PlacementSnapshot {
         lock(&self.state).clone()
     }

@@ -42,7 +42,7 @@ pub enum Action {
     },
 }
 
-/// One step for one VM.
+/// Step of reconciliation for one VM or plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
     /// Name of the VM, [`APPLIED`] or [`PLAN`].
@@ -50,7 +50,7 @@ pub struct Step {
     /// Work of the step.
     #[serde(flatten)]
     pub action: Action,
-    /// Reason, in words.
+    /// Reason of the step, in words.
     pub reason: String,
 }
 

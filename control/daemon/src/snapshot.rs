@@ -78,7 +78,7 @@ pub struct VmSnapshot {
     /// Origin of its contract: a file, or the metadata of a libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Another contract of this VM, which does not count.
+    /// Origin of a further contract of this VM, which does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<String>,
     /// Identifies the contract that is in force.

@@ -1,4 +1,4 @@
-//! Which VM waits for which in the I/O domain, as it counts that itself.
+//! Waits of VMs for each other in the I/O domain, by its own counters.
 
 use std::collections::BTreeMap;
 

@@ -35,7 +35,7 @@ pub enum LimiterKind {
     Tc,
 }
 
-/// One limiter since the last sample.
+/// Use and hits of one limiter since the last sample.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LimiterObservation {
     /// Mechanism of the limiter.

@@ -1,4 +1,4 @@
-//! What VMs move to and from memory, where the CPU counts it by groups of threads.
+//! Memory traffic of VMs, where the CPU counts it by groups of threads (resctrl).
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! What VMs get, without the guest's part: latencies from the histograms of QEMU and of the I/O
-//! domain, the time that threads wait for a CPU, whether limits were hit, pressure; and a verdict
-//! for each target over sliding windows.
+//! Service that VMs get, without the guest's part: latencies from the histograms of QEMU and of the
+//! I/O domain, run delay of threads, hits of limits, pressure; and a verdict for each target over
+//! sliding windows.
 
 mod domain;
 mod domain_waits;
@@ -104,10 +104,10 @@ pub struct VmObservation {
     pub targets: Vec<TargetObservation>,
 }
 
-/// One thread since the last sample.
+/// CPU use and delay of one thread since the last sample.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ThreadObservation {
-    /// Linux thread id.
+    /// Thread id in Linux (`gettid(2)`).
     pub tid: u32,
     /// Work of the thread, such as `vcpu 0`.
     pub role: String,
@@ -129,7 +129,7 @@ pub enum DiskSource {
     IoDomain,
 }
 
-/// One disk over the last window.
+/// Rates and latencies of one disk over the last window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DiskObservation {
     /// Program whose counters these are.
@@ -157,7 +157,7 @@ pub struct HistogramObservation {
     pub writes: Vec<u64>,
 }
 
-/// One target over one window.
+/// Verdict on one target over one window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetObservation {
     /// Name of the task in the contract.
@@ -174,7 +174,7 @@ pub struct TargetObservation {
     pub n: u64,
     /// Requests of these that took longer than `latency_ns`.
     pub exceedances: u64,
-    /// Requests per second.
+    /// Requests per second of the task's directions in the window.
     pub rate: Iops,
     /// Length of the window, in seconds.
     pub seconds: f64,

@@ -1,5 +1,5 @@
-//! The disks of VMs as their monitors count them, each asked in a thread of its own: one that does
-//! not answer, or answers each question just in time, holds up the look at no other VM.
+//! Disks of VMs by their monitors' counters, each monitor asked in a thread of its own: one that
+//! does not answer, or answers each question just in time, delays no other VM's sample.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

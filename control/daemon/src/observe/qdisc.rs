@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// kind.
 const LIMITING: [&str; 5] = ["tbf", "htb", "hfsc", "cake", "fq"];
 
-/// One queueing discipline, as `tc -s -j qdisc show` prints it.
+/// Queueing discipline, as `tc -s -j qdisc show` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Qdisc {
     pub kind: String,

@@ -18,7 +18,7 @@ const SHORTEST: Nanos = Nanos(1_000_000);
 /// Stalls of the host or of a disk since the last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StallsObservation {
-    /// Number of stalls.
+    /// Number of stalls; of the host, those longer than 1 ms.
     pub count: u64,
     /// Share of the time spent in stalls.
     pub share: f64,

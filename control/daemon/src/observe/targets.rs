@@ -10,7 +10,7 @@ use super::TargetObservation;
 /// Part of `/v1/observation` that is about targets.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct ObservedTargets {
-    /// VMs by name.
+    /// Targets and tails of VMs, by name.
     pub vms: BTreeMap<String, ObservedVmTargets>,
 }
 
@@ -23,7 +23,7 @@ pub struct ObservedVmTargets {
     /// Reason why disks could not be read.
     #[serde(default)]
     pub disks_unseen: Option<String>,
-    /// One verdict for each target.
+    /// Verdicts, one for each target.
     #[serde(default)]
     pub targets: Vec<TargetObservation>,
     /// Tails of its disks.
@@ -47,11 +47,11 @@ pub struct DirectionTails {
     pub direction: String,
     /// Requests in the window.
     pub n: u64,
-    /// One entry for each percentile.
+    /// Tails, one for each percentile.
     pub tails: Vec<TailOf>,
 }
 
-/// One percentile of latency.
+/// Latency at one percentile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailOf {
     /// Percentile of completion latency.

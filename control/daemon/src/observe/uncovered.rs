@@ -1,5 +1,5 @@
-//! What no setting in force acts on, looked at in a thread of its own: a file on a server that does
-//! not answer holds it up, and nothing else.
+//! I/O on which no setting in force acts, scanned in a thread of its own: a file on a server that
+//! does not answer holds up this thread only.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

@@ -1,4 +1,4 @@
-//! Which VM waits for which: the I/O domain's counters, and those of the VMs' cgroups.
+//! Waits of VMs for each other: by the I/O domain's counters, and by those of the VMs' cgroups.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const WINDOW: Duration = Duration::from_secs(300);
 pub struct WaitsObservation {
     /// Time of the sample, RFC 3339; empty before the first one.
     pub time: String,
-    /// One row for each VM and device.
+    /// Rows, one for each VM and device.
     pub rows: Vec<WaitRow>,
     /// Sources that could not be read, each with the reason.
     pub unseen: Vec<String>,

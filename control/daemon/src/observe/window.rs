@@ -30,7 +30,7 @@ pub struct StoodStill {
     pub disk: Option<Stood>,
 }
 
-/// One sample of a disk.
+/// Sample of a disk's counters.
 #[derive(Clone, Debug)]
 struct Look {
     at: Instant,

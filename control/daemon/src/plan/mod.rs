@@ -1,4 +1,4 @@
-//! The plan that the service makes from its contracts, and holds.
+//! The plan that the service makes from its contracts, and keeps in force.
 
 mod keeper;
 mod sight;

@@ -1,4 +1,4 @@
-//! From what was observed of VMs to what plans depend on.
+//! Observations of VMs, reduced to what plans depend on.
 
 use std::collections::BTreeMap;
 

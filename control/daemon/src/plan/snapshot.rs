@@ -23,7 +23,7 @@ pub enum PlanState {
     Drift,
     /// No VM of the contracts runs, or there are no contracts.
     Off,
-    /// Computation runs.
+    /// The planner is computing one.
     Planning,
     /// Made, and waits to be accepted.
     Waiting,

@@ -1,4 +1,4 @@
-//! Devices that the plan leaves out, and what that means for their VMs.
+//! Devices that the plan leaves out, and the consequence for their VMs.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ impl UnplannedDevice {
         unplanned.into_iter().filter_map(one).collect()
     }
 
-    /// One sentence for people, with the remedy.
+    /// Sentence for users, with the remedy.
     #[must_use]
     pub fn words(&self) -> String {
         let of = Unplanned { why: self.why.clone(), remedy: self.remedy.clone() };

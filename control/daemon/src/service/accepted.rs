@@ -1,4 +1,4 @@
-//! Which contracts were accepted, for the next start of the service.
+//! Accepted contracts, stored for the next start of the service.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,8 @@ use rtvirtio_kernel::trusted;
 /// Name of the file in the state directory.
 pub(super) const FILE: &str = "accepted.json";
 
-/// Contracts that were accepted before, or why that is not known: then all wait again.
+/// Reads the accepted contracts; an error is the reason why these are not known, and all wait
+/// again.
 pub(super) fn read(state: &Path) -> Result<BTreeSet<String>, String> {
     let path = state.join(FILE);
     let unread = |why: String| {

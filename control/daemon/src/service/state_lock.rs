@@ -1,5 +1,5 @@
-//! One service on a state directory: the journals of contracts lie there, so that is what two
-//! services must not share, whatever their run directories are.
+//! Lock for one service on a state directory: two services must not share the journals there,
+//! whatever their run directories are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
