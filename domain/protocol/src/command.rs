@@ -1,10 +1,10 @@
-//! Commands to a running domain.
+//! Commands to a running I/O domain.
 
 use serde::{Deserialize, Serialize};
 
 use crate::handover::{DiskFacts, PortFacts};
 
-/// A command; descriptors of files go ahead of its line.
+/// A command; descriptors of files precede its line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Command {
@@ -16,23 +16,23 @@ pub enum Command {
     Preview,
     /// Reads the configuration again; the reply is [`Changed`](crate::Changed).
     Reload {
-        /// Disks and ports go under their guests.
+        /// Detach disks and ports even while guests use them.
         #[serde(default)]
         force: bool,
-        /// Disks that come.
+        /// Facts of disks to attach, in the order of their descriptors.
         #[serde(default)]
         disks: Vec<DiskFacts>,
-        /// Ports that come.
+        /// Facts of ports to attach, in the order of their descriptors.
         #[serde(default)]
         ports: Vec<PortFacts>,
     },
     /// Signals an eventfd for urgent completions of these disks and frames to these ports, or
     /// without one no more; the reply is [`Signalled`](crate::Signalled).
     SignalUrgent {
-        /// Names of disks.
+        /// Names of disks whose eventfd is set or removed.
         #[serde(default)]
         disks: Vec<String>,
-        /// Names of ports.
+        /// Names of ports whose eventfd is set or removed.
         #[serde(default)]
         ports: Vec<String>,
     },
@@ -50,10 +50,10 @@ pub enum Command {
     },
 }
 
-/// Why a line is no command.
+/// Error of a line that is no command.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// Another name, or no JSON.
+    /// Unknown name, or no JSON.
     #[error("there are the commands {}", NAMES.join(", ").replace(", trace", " and trace"))]
     Unknown,
     /// A command with other contents.
@@ -61,7 +61,7 @@ pub enum CommandError {
     Invalid {
         /// Name of the command.
         command: String,
-        /// The cause.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! The files of disks and ports that are passed to a running domain: what cannot be seen from
-//! their descriptors, and the limits of one reload.
+//! Disks and ports that are passed to a running I/O domain: properties that their descriptors do
+//! not show, and the limits of one reload.
 
 use std::path::PathBuf;
 
@@ -10,27 +10,27 @@ pub const DISK_DESCRIPTORS: usize = 3;
 /// Most disks of one reload.
 pub const MOST_DISKS: usize = 256;
 
-/// What cannot be seen from the descriptors of a disk.
+/// Properties of a passed disk that its descriptors do not show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFacts {
-    /// The disk's name.
+    /// Name of the disk in the configuration.
     pub name: String,
-    /// Its path, as it was opened.
+    /// Path with which its file was opened.
     pub path: PathBuf,
-    /// Its socket, as it was bound.
+    /// Path at which its socket was bound.
     pub socket: PathBuf,
     /// Length of the whole file or device, in bytes.
     pub len: u64,
     /// Alignment of direct I/O, in bytes.
     pub block: u32,
-    /// It can discard.
+    /// Discards are supported.
     pub discard: bool,
-    /// It is opened for direct I/O and for reading only.
+    /// Opened with `O_DIRECT`.
     pub direct: bool,
-    /// It is opened for reading only.
+    /// Opened for reading only.
     pub read_only: bool,
-    /// The locks that are passed on; `None` where the running domain holds them already.
+    /// Locks that are passed; `None` where the I/O domain holds them already.
     pub lock: Option<LockFacts>,
 }
 
@@ -38,7 +38,7 @@ pub struct DiskFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockFacts {
-    /// Those of readers.
+    /// No disk on the file is writable.
     pub read_only: bool,
     /// Other writers are expected.
     pub shared: bool,
@@ -49,16 +49,16 @@ pub const PORT_DESCRIPTORS: usize = 2;
 /// Most ports of one reload.
 pub const MOST_PORTS: usize = 128;
 
-/// What cannot be seen from the descriptors of a port.
+/// Properties of a passed port that its descriptors do not show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortFacts {
-    /// The port's name.
+    /// Name of the port in the configuration.
     pub name: String,
-    /// Its interface: a tap, or that of its network.
+    /// Interface of the uplink: the port's tap, or the network's interface.
     pub interface: String,
-    /// Its address, for which the uplink filters.
+    /// MAC address that the uplink's filter accepts.
     pub mac: String,
-    /// Its socket, as it was bound.
+    /// Path at which its socket was bound.
     pub socket: PathBuf,
 }

@@ -9,9 +9,9 @@ pub const VERSION: u32 = 1;
 /// Requests of one direction of one disk, since it is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionHistogram {
-    /// Requests completed.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Bytes moved.
+    /// Bytes of completed requests.
     pub bytes: u64,
     /// Pieces that waited for a cap.
     pub cap_hits: u64,
@@ -31,17 +31,17 @@ pub struct DiskHistograms {
     pub peer: Option<u32>,
     /// Whether its reads or writes have a cap.
     pub capped: [bool; 2],
-    /// Reads.
+    /// Histogram of reads.
     pub read: DirectionHistogram,
-    /// Writes, flushes, discards.
+    /// Histogram of writes, flushes and discards.
     pub write: DirectionHistogram,
 }
 
 /// Histograms of all disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histograms {
-    /// [`VERSION`].
+    /// Version of the reply, [`VERSION`].
     pub version: u32,
-    /// The disks.
+    /// Histograms of each disk.
     pub disks: Vec<DiskHistograms>,
 }

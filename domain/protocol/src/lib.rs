@@ -1,4 +1,4 @@
-//! What the control socket of an I/O domain carries, for its process and for those that ask it.
+//! Protocol of the control socket of an I/O domain, for its process and for its clients.
 //!
 //! A connection has one line of JSON each way: a [`Command`], then its reply or a [`Failure`]; a
 //! trace goes on with a line for each event. Both ends may be of different versions:

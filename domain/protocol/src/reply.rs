@@ -15,22 +15,22 @@ pub struct Failure {
     pub config: Option<PathBuf>,
 }
 
-/// What a reload would do with disks and ports.
+/// Disks and ports that a reload would attach and detach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preview {
     /// The configuration file, absolute.
     pub config: PathBuf,
-    /// Disks that come.
+    /// Names of disks that would be attached.
     pub attach: Vec<String>,
-    /// Disks that go.
+    /// Disks that would be detached.
     pub detach: Vec<Leaving>,
-    /// Ports that come.
+    /// Names of ports that would be attached.
     pub attach_ports: Vec<String>,
-    /// Ports that go.
+    /// Ports that would be detached.
     pub detach_ports: Vec<Leaving>,
 }
 
-/// A disk or port that would go.
+/// A disk or port that would be detached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaving {
     /// Name of the disk or port.
@@ -39,45 +39,45 @@ pub struct Leaving {
     pub connected: bool,
 }
 
-/// What a reload has changed.
+/// Changes that a reload has made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
     /// The changes, each with its place.
     pub changed: Vec<String>,
 }
 
-/// What is signalled from now on, or no more.
+/// Disks and ports whose eventfd was set or removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signalled {
-    /// Names of disks.
+    /// Names of disks, as in the command.
     pub signalled: Vec<String>,
-    /// Names of ports.
+    /// Names of ports, as in the command.
     pub signalled_ports: Vec<String>,
 }
 
-/// What becomes of a stop.
+/// Result of a stop command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Stop {
-    /// The process runs on.
+    /// The process runs on, because guests are connected.
     Serves {
         /// The disks and ports to which a QEMU is connected.
         guests: Vec<String>,
     },
-    /// The process ends.
+    /// The process ends after this reply.
     Ends {
-        /// True.
+        /// Always true; tells the reply from `Serves`.
         stopping: bool,
     },
 }
 
-/// Why a reply is not what was asked for.
+/// Error of a reply.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplyError {
-    /// The domain refuses the command.
+    /// The I/O domain refuses the command.
     #[error("{0}")]
     Refused(String),
-    /// Another reply, or one without what is required.
+    /// Reply of another form, or one without a required field.
     #[error(transparent)]
     Invalid(#[from] serde_json::Error),
 }

@@ -1,4 +1,4 @@
-//! The status of a domain: what every disk and port gets, since it is served.
+//! Status of an I/O domain: counters of every disk and port, since it is served.
 //!
 //! A number is `None` where the process that answers does not have it, and is shown as unknown.
 
@@ -12,15 +12,15 @@ pub const VERSION: u32 = 1;
 /// All devices, disks, networks and ports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// [`VERSION`].
+    /// Version of the status, [`VERSION`].
     pub version: u32,
-    /// The devices.
+    /// Status of each device.
     pub devices: Vec<DeviceStatus>,
-    /// The disks.
+    /// Status of each disk.
     pub vms: Vec<DiskStatus>,
-    /// The networks.
+    /// Status of each network.
     pub networks: Vec<NetworkStatus>,
-    /// The ports.
+    /// Status of each port.
     pub ports: Vec<PortStatus>,
 }
 
@@ -33,18 +33,18 @@ pub struct DeviceStatus {
     pub policy: String,
     /// The current window, in pieces.
     pub window: Option<u32>,
-    /// Delays by regulators.
+    /// Pieces that caps and pacing delayed.
     #[serde(flatten)]
     pub regulators: Regulators,
     /// Pieces of discards and zeroing.
     pub discard_pieces: Option<u64>,
     /// The longest of them, in ns.
     pub discard_longest_ns: Option<u64>,
-    /// Those that took longer than declared: bounds do not cover them.
+    /// Pieces of these that took longer than declared: bounds do not cover them.
     pub discard_overruns: Option<u64>,
 }
 
-/// What the regulators of a device or network delayed.
+/// Delays by the regulators of a device or network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Regulators {
     /// Pieces, or frames to the link, that a regulator delayed.
@@ -77,27 +77,27 @@ pub struct Service {
     pub cap_hits: Option<u64>,
 }
 
-/// One direction of a disk.
+/// Status of one direction of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DirectionStatus {
-    /// Requests completed.
+    /// Number of completed requests.
     pub requests: Option<u64>,
-    /// Latency and service.
+    /// Latency and service of these requests.
     #[serde(flatten)]
     pub service: Service,
 }
 
-/// One direction of a port.
+/// Status of one direction of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowStatus {
-    /// Frames passed on.
+    /// Frames that were passed on.
     pub frames: Option<u64>,
-    /// Latency and service.
+    /// Latency and service of these frames.
     #[serde(flatten)]
     pub service: Service,
 }
 
-/// A reservation of a device, and what came of it.
+/// A reservation of a device, and how it was kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromiseStatus {
     /// `"reserve"` or `"urgent"`, the key of the file.
@@ -112,11 +112,11 @@ pub struct PromiseStatus {
     pub requests: Option<u64>,
     /// The longest of them, from when the reservation covered it, in ns.
     pub worst_ns: Option<u64>,
-    /// Those that took longer than the deadline.
+    /// Requests of these that took longer than the deadline.
     pub missed: Option<u64>,
 }
 
-/// A reservation of a link, and what came of it.
+/// A reservation of a link, and how it was kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkPromiseStatus {
     /// `"reserve"` or `"urgent"`, the key of the file.
@@ -134,11 +134,11 @@ pub struct LinkPromiseStatus {
     pub frames: Option<u64>,
     /// The longest of them, from when the reservation covered it, in ns.
     pub worst_ns: Option<u64>,
-    /// Those that took longer than the deadline.
+    /// Frames of these that took longer than the deadline.
     pub missed: Option<u64>,
 }
 
-/// For whom requests of a VM have waited in its queue, since it is served.
+/// Wait times of a VM's queue by cause, since it is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Time in which it had requests that were not wholly submitted, in ns.
@@ -147,7 +147,7 @@ pub struct Waits {
     pub idle_ns: u64,
     /// Of it, time in which pieces of its own were at the device, in ns.
     pub own_ns: u64,
-    /// The same of each VM that it has waited for.
+    /// Time behind pieces of each other VM.
     pub neighbours: Vec<Neighbour>,
 }
 
@@ -165,7 +165,7 @@ pub struct Neighbour {
 pub struct Refusal {
     /// The cause, as in the log.
     pub why: String,
-    /// Seconds since.
+    /// Seconds since the last refusal.
     pub seconds_ago: u64,
     /// Refusals since the disk is served.
     pub count: u64,
@@ -180,28 +180,28 @@ pub struct DiskStatus {
     pub name: String,
     /// Path of its socket.
     pub socket: String,
-    /// Its size in bytes, as its guest is told.
+    /// Size in bytes, as its guest is told.
     pub size: Option<u64>,
     /// A QEMU is connected.
     pub connected: bool,
     /// The process of that QEMU; `null` where it is not known.
     pub peer: Option<u32>,
-    /// Its guest uses the disk: a queue is served.
+    /// A queue is served: its guest uses the disk.
     pub attached: bool,
-    /// Outstanding requests.
+    /// Number of outstanding requests.
     pub outstanding: Option<u64>,
-    /// Reads.
+    /// Status of reads.
     pub read: DirectionStatus,
-    /// Writes, flushes, discards.
+    /// Status of writes, flushes and discards.
     pub write: DirectionStatus,
-    /// Its reservations; none for a VM without.
+    /// Reservations of the disk; empty without any.
     pub promises: Vec<PromiseStatus>,
-    /// Signals of completed real-time requests to what follows the VM's urgency; `null` while none
-    /// asks for them.
+    /// Signals of completed real-time requests to the program that follows the VM's urgency; `null`
+    /// while none asks for them.
     pub urgent_signals: Option<u64>,
-    /// For whom it has waited; `null` where that is not told apart.
+    /// Wait times by cause; `null` where these are not counted.
     pub waits: Option<Waits>,
-    /// What was refused last; `null` without any.
+    /// Last refusal; `null` without any.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<Refusal>,
     /// Pieces under a reservation.
@@ -210,7 +210,7 @@ pub struct DiskStatus {
     pub shared: Option<u64>,
     /// Requests that the device failed.
     pub errors: Option<u64>,
-    /// Why the last of them failed; `null` without any.
+    /// Error of the last of these; `null` without any.
     pub last_error: Option<String>,
     /// Requests that were answered with an error and did not reach the device, by reason.
     pub refused_requests: BTreeMap<String, u64>,
@@ -229,19 +229,19 @@ pub struct PortStatus {
     pub name: String,
     /// Path of its socket.
     pub socket: String,
-    /// Its address.
+    /// MAC address of the port.
     pub mac: String,
     /// A QEMU is connected.
     pub connected: bool,
     /// The process of that QEMU; `null` where it is not known.
     pub peer: Option<u32>,
-    /// Its guest uses the port: a queue is served.
+    /// A queue is served: its guest uses the port.
     pub attached: bool,
     /// Frames from the VM.
     pub tx: FlowStatus,
     /// Frames to the VM.
     pub rx: FlowStatus,
-    /// Its reservations; none for a port without.
+    /// Reservations of the port; empty without any.
     pub promises: Vec<LinkPromiseStatus>,
     /// Frames under a reservation.
     pub reserved: Option<u64>,
@@ -249,10 +249,11 @@ pub struct PortStatus {
     pub shared: Option<u64>,
     /// Frames that were not passed on, by reason.
     pub drops: BTreeMap<String, u64>,
-    /// Times that it was not looked at for up to a millisecond because its kicks brought nothing,
-    /// or its frames were refused.
+    /// Polls of the port that were suspended, for up to a millisecond each, because its kicks
+    /// brought nothing or its frames were refused.
     pub backoffs: Option<u64>,
-    /// Times that a program was told of urgent frames before the guest; `null` while none asks.
+    /// Signals to a program that urgent frames are about to reach the guest; `null` while none
+    /// asks.
     pub urgent_signals: Option<u64>,
     /// CPU time that the network's thread has spent for it, in ns; `null` without `cpu_budget`, as
     /// the next two.
@@ -260,11 +261,11 @@ pub struct PortStatus {
     /// Times that it had used up its part of `cpu_budget`.
     #[serde(deserialize_with = "Option::deserialize")]
     pub throttled: Option<u64>,
-    /// How long it waited for the next period, in ns.
+    /// Time in which it waited for the next period, in ns.
     pub throttled_ns: Option<u64>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken: Option<u64>,
-    /// What was refused last; `null` without any.
+    /// Last refusal; `null` without any.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<Refusal>,
 }
@@ -279,7 +280,7 @@ pub struct NetworkStatus {
     /// The declared rate of the link in bytes per second; `null` without one.
     #[serde(deserialize_with = "Option::deserialize")]
     pub link_bytes_per_second: Option<f64>,
-    /// Delays by regulators.
+    /// Frames that caps and pacing delayed.
     #[serde(flatten)]
     pub regulators: Regulators,
 }

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Begin of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
-    /// Number of devices.
+    /// Number of traced devices.
     pub devices: usize,
-    /// Number of networks.
+    /// Number of traced networks.
     pub networks: usize,
     /// Events that are kept for a listener that is slow; more are dropped.
     pub room: usize,
@@ -43,7 +43,7 @@ pub struct Event<'a> {
     /// `read`, `write`, `flush`, `discard`, `write-zeroes`, `refused`; `send` or `receive`.
     #[serde(borrow)]
     pub op: Cow<'a, str>,
-    /// Length in bytes.
+    /// Length of the request or frame in bytes.
     pub len: u64,
     /// `real-time`, `best-effort` or `idle`.
     #[serde(borrow)]
@@ -52,7 +52,7 @@ pub struct Event<'a> {
     pub level: u8,
     /// A reservation covered it.
     pub reserved: bool,
-    /// Why a request did not reach the device.
+    /// Reason why a request did not reach the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Cow<'a, str>>,
     /// Status byte of a request.
@@ -67,7 +67,7 @@ pub struct Event<'a> {
     pub wait_ns: u64,
     /// Time at the device or on the link, in ns.
     pub device_ns: u64,
-    /// Both, in ns.
+    /// Sum of `wait_ns` and `device_ns`, in ns.
     pub total_ns: u64,
 }
 
@@ -83,19 +83,19 @@ impl Event<'_> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Mark {
-    /// The first line.
+    /// First line of a trace.
     Begin {
-        /// What is traced.
+        /// Sources of the trace.
         trace: Begin,
     },
-    /// The last line.
+    /// Last line of a trace.
     End {
-        /// What was traced.
+        /// Numbers of events sent and dropped.
         end: End,
     },
-    /// Another listener traces the domain.
+    /// The trace failed, or was refused because another listener traces the I/O domain.
     Failed {
-        /// The cause.
+        /// Reason of the failure.
         error: String,
     },
 }
