@@ -15,9 +15,9 @@ pub const SECTOR: u64 = 512;
 /// Size and operations of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Size in bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Writes are refused.
+    /// Writes, discards and zeroing are refused.
     pub read_only: bool,
     /// Discards and zeroing are offered.
     pub discard: bool,
@@ -79,7 +79,7 @@ pub struct Backing {
 /// Properties of a file or device, measured when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// Length in bytes.
+    /// Length of the whole file or device, in bytes.
     pub(crate) len: u64,
     /// Alignment of direct I/O, in bytes.
     pub(crate) block: u32,

@@ -25,9 +25,9 @@ pub fn take_locks(running: Option<u32>) -> impl Fn(&Path, DiskUse) -> Result<Dis
 /// The open and locked disks of a configuration.
 #[derive(Debug)]
 pub struct OpenedDisks {
-    /// The disks of each device.
+    /// Open disks of each device.
     pub backings: Vec<Vec<Backing>>,
-    /// One for each file and device.
+    /// Locks, one for each file and device.
     pub locks: Vec<DiskLock>,
 }
 

@@ -1,4 +1,4 @@
-//! Why the resources of a configuration are refused.
+//! Errors of opening the resources of a configuration.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use rtvirtio_domain_config::{Disk, Port};
 use crate::backing::BackingError;
 use crate::uplink::UplinkError;
 
-/// Why a disk, uplink or socket is refused.
+/// Reason why a disk, uplink or socket is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -17,33 +17,33 @@ pub enum OpenError {
     Disk {
         /// Name of the disk.
         disk: String,
-        /// The cause.
+        /// Error of its backing.
         source: BackingError,
     },
-    /// Two disks overlap.
+    /// Two disks overlap on one file, and at least one is written.
     #[error(
         "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or set `shared = true` for both if their guests coordinate their writes"
     )]
     Overlap {
-        /// The first one.
+        /// Name of the first disk.
         first: String,
-        /// The second one.
+        /// Name of the second disk.
         second: String,
     },
     /// Two paths of the configuration lead to the same file.
     #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
     Collision {
-        /// The first one.
+        /// Key and disk or port of the first path.
         first: String,
-        /// The second one.
+        /// Key and disk or port of the second path.
         second: String,
-        /// The second path.
+        /// Second path, as configured.
         path: PathBuf,
     },
-    /// An unusable path.
+    /// A path that cannot be used.
     #[error("{what}: {source}")]
     Path {
-        /// Key and disk.
+        /// Purpose of the path, such as its key and disk.
         what: String,
         /// The cause, with the path.
         source: io::Error,
@@ -53,7 +53,7 @@ pub enum OpenError {
     Uplink {
         /// Name of the port.
         port: String,
-        /// The cause.
+        /// Error of the uplink.
         source: UplinkError,
     },
 }

@@ -258,11 +258,11 @@ impl PassedDisk {
 /// A passed disk in this process.
 #[derive(Debug)]
 pub struct AdoptedDisk {
-    /// Its open file.
+    /// Open file of the disk.
     pub backing: Backing,
     /// `None` where this process holds the lock already.
     pub lock: Option<DiskLock>,
-    /// Its socket.
+    /// Bound socket that does not listen yet.
     pub socket: AdoptedSocket,
 }
 

@@ -108,8 +108,8 @@ impl PassedPort {
 /// A passed port in this process.
 #[derive(Debug)]
 pub struct AdoptedPort {
-    /// Its open uplink.
+    /// Open uplink of the port.
     pub uplink: Uplink,
-    /// Its socket.
+    /// Bound socket that does not listen yet.
     pub socket: AdoptedSocket,
 }

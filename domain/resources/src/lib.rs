@@ -1,7 +1,7 @@
 //! The disks, uplinks and sockets of an I/O domain: checked, locked and opened, by its own process
-//! at a start or by another one for a domain that runs.
+//! at a start or by another one for a running I/O domain.
 //!
-//! A running domain opens no files: `rtvirtio iod reload` opens what a configuration adds, with
+//! A running I/O domain opens no files: `rtvirtio iod reload` opens what a configuration adds, with
 //! the checks of a start, and passes descriptors over the control socket ([`handover`]). No guest
 //! is served here; the engine does that with what is open.
 

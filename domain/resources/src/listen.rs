@@ -71,13 +71,13 @@ impl SocketListener {
 /// A bound socket of another process that does not listen yet.
 #[derive(Debug)]
 pub struct AdoptedSocket {
-    /// Where it is bound.
+    /// Path at which it is bound.
     pub path: PathBuf,
     pub(crate) socket: OwnedFd,
 }
 
 impl AdoptedSocket {
-    /// Listens.
+    /// Starts to listen on the socket.
     ///
     /// # Errors
     /// As [`SocketListener::adopt`].

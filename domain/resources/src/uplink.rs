@@ -1,4 +1,4 @@
-//! What is behind a port: a tap, or a packet socket on an interface of the network's own.
+//! Uplink of a port: a tap, or a packet socket on an interface of the network's own.
 //!
 //! Each port has a queue of its own in the kernel, and a filter on its address before it: frames
 //! for other ports cost this port nothing, and the kernel drops frames that nobody reads.
@@ -13,7 +13,7 @@ use rtvirtio_domain_config::{Mac, Network, Port, UplinkKind};
 /// Length of virtio-net's header before each frame of a tap (virtio 1.2, section 5.1.6).
 pub const HEADER: usize = 12;
 
-/// `linux/if_tun.h`.
+/// Requests and flags of a tap, from `linux/if_tun.h`.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNATTACHFILTER: libc::c_ulong = 0x4010_54d5;
@@ -26,20 +26,21 @@ pub const TUN_F_CSUM: u32 = 1;
 /// The reader of a tap takes large segments of TCP over IPv4, and over IPv6.
 pub const TUN_F_TSO: [u32; 2] = [2, 4];
 
-/// Longest wait for the taps of a dead domain.
+/// Longest wait for the taps of a dead I/O domain.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The ioctl requests that an uplink uses after its start; the sandbox allows no others.
 pub const IOCTLS: [u64; 2] = [TUNSETOFFLOAD, TUNATTACHFILTER];
 
-/// `linux/if_packet.h`.
+/// Options of packet sockets, from `linux/if_packet.h`.
 const PACKET_VNET_HDR: libc::c_int = 15;
-/// Adds what the kernel knows of a frame, such as its tag, to each one that is received.
+/// Adds a control message with the kernel's data of a frame, such as its VLAN tag, to each one that
+/// is received.
 pub const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_QDISC_BYPASS: libc::c_int = 20;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// Why an uplink cannot be opened.
+/// Reason why an uplink cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UplinkError {
@@ -48,35 +49,35 @@ pub enum UplinkError {
         "there is no tap {name}; make it and put it on your bridge: ip tuntap add dev {name} mode tap && ip link set {name} master BRIDGE up"
     )]
     NoTap {
-        /// The interface.
+        /// Name of the tap.
         name: String,
     },
     /// There is no such interface.
     #[error("there is no interface {name}; `ip link` lists those of this host")]
     NoInterface {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// Another process is attached to the tap.
+    /// The tap is attached to another process.
     #[error("{name}: another process is attached to it, such as a QEMU; give each VM a tap of its own")]
     InUse {
-        /// The interface.
+        /// Name of the tap.
         name: String,
     },
     /// The port's keys have changed between two readings of the file.
     #[error("{name}: the file has other keys for it by now; reload again")]
     Replaced {
-        /// The interface.
+        /// Name of the interface.
         name: String,
     },
-    /// The kernel refuses.
+    /// A system call failed.
     #[error("{name}: {what}: {source}{}", if source.kind() == io::ErrorKind::PermissionDenied { "; this takes root or CAP_NET_ADMIN and CAP_NET_RAW" } else { "" })]
     Io {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// What failed.
+        /// Operation that failed, in words.
         what: &'static str,
-        /// Why.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -184,7 +185,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// Leaves to the reader of a tap what these bits (`TUN_F_*`) say.
+    /// Sets the offloads (`TUN_F_*`) that the reader of a tap takes over.
     ///
     /// # Errors
     /// The kernel's.
@@ -245,7 +246,7 @@ fn open_tap(name: &str) -> Result<OwnedFd, UplinkError> {
         // SAFETY: the request outlives the call.
         let done = check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &mut request) });
         match done {
-            // A killed domain has its taps until the kernel has completed its polls.
+            // A killed I/O domain has its taps until the kernel has completed its polls.
             Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < ATTACH_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(5));
             }
