@@ -29,7 +29,7 @@ pub const UNSUPPORTED: u8 = 2;
 pub struct Segment {
     /// Guest physical address.
     pub addr: GuestAddress,
-    /// Length in bytes.
+    /// Length of the range, in bytes.
     pub len: u32,
 }
 

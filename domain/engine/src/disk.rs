@@ -1,5 +1,5 @@
-//! A disk of a running domain: its part of a file, what its engine and its control thread have of
-//! it, and its server.
+//! A disk of a running I/O domain: its part of a file, its configuration for the engine and the
+//! control thread, and its server.
 
 use rtvirtio_domain_config::Disk;
 use rtvirtio_domain_resources::backing::Backing;
@@ -11,7 +11,7 @@ use crate::engine::{self, EngineHandle};
 use crate::error::DomainError;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
-/// The part of a file that a disk is.
+/// Part of a file that a disk occupies.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) name: String,
@@ -34,7 +34,7 @@ impl Part {
         }
     }
 
-    /// Its size, in bytes.
+    /// Size of the part, in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }

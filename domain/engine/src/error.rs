@@ -1,4 +1,4 @@
-//! Why a domain does not start, or does not serve what comes.
+//! Errors of starting an I/O domain.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use rtvirtio_domain_resources::OpenError;
 
 use crate::engine::EngineError;
 
-/// Why a domain does not start.
+/// Reason why an I/O domain does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
@@ -18,7 +18,7 @@ pub enum DomainError {
     Network {
         /// Name of the network.
         network: String,
-        /// The cause.
+        /// Error of the network's engine.
         source: EngineError,
     },
     /// An engine cannot start.
@@ -26,15 +26,15 @@ pub enum DomainError {
     Engine {
         /// Name of the device.
         device: String,
-        /// The cause.
+        /// Error of the device's engine.
         source: EngineError,
     },
     /// A socket cannot be served.
     #[error("{device}: {source}")]
     Socket {
-        /// The disk or port.
+        /// Kind and name of the disk or port.
         device: String,
-        /// The cause.
+        /// Error of the thread that serves it.
         source: io::Error,
     },
 }

@@ -76,7 +76,7 @@ pub enum MemoryError {
 }
 
 impl LeftOut {
-    /// Size in bytes.
+    /// Size of the unusable region, in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size

@@ -1,4 +1,4 @@
-//! Why a reload is refused.
+//! Errors of a reload.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use rtvirtio_domain_resources::OpenError;
 use crate::engine::{AttachError, ReconfigureError};
 use crate::error::DomainError;
 
-/// Why a configuration is refused. The old one stays in force, unless the message names what was
-/// changed.
+/// Reason why a configuration is refused. The old one stays in force, unless the message names what
+/// was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
@@ -23,23 +23,23 @@ pub enum ReloadError {
         /// The changes, each with its place.
         list: Vec<String>,
     },
-    /// Disks and ports that no process has opened for the domain.
+    /// Disks and ports that no process has opened for the I/O domain.
     #[error(
         "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
         names.join(", ")
     )]
     NotPassed {
-        /// Their kinds and names.
+        /// Kinds and names of these disks and ports.
         names: Vec<String>,
     },
-    /// Guests are attached to disks or ports that go.
+    /// Guests are attached to disks or ports that would be detached.
     #[error(
         "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
          ever, and its link is down",
         names.join(", ")
     )]
     Attached {
-        /// Their kinds and names.
+        /// Kinds and names of these disks and ports.
         names: Vec<String>,
     },
     /// A disk or port cannot be served.
@@ -48,15 +48,15 @@ pub enum ReloadError {
     /// A disk or port is not as a start needs it.
     #[error("nothing is changed: {0}")]
     Open(#[from] OpenError),
-    /// A socket that the domain could not remove at its end.
+    /// A socket that the I/O domain could not remove at its end.
     #[error(
         "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
         list(directories)
     )]
     Directory {
-        /// The disk or port.
+        /// Kind and name of the disk or port.
         what: String,
-        /// The directories.
+        /// Directories in which it may remove sockets.
         directories: BTreeSet<PathBuf>,
     },
     /// The lock of a file with other disks does not cover the new one.
@@ -64,7 +64,7 @@ pub enum ReloadError {
         "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
     )]
     Lock {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
         /// The use that is locked, in words.
         held: &'static str,
@@ -72,9 +72,9 @@ pub enum ReloadError {
     /// An engine has no room for a disk.
     #[error("nothing is changed: disk \"{disk}\": {source}")]
     Attach {
-        /// The disk.
+        /// Name of the disk.
         disk: String,
-        /// Why.
+        /// Error of the engine.
         source: AttachError,
     },
     /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
@@ -83,25 +83,25 @@ pub enum ReloadError {
         "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
     )]
     Draining {
-        /// The disk or port.
+        /// Kind and name of the disk or port.
         what: String,
-        /// How long was waited.
+        /// Time waited, in seconds.
         seconds: u64,
     },
     /// A network's engine refuses what was checked, a defect. Changes before it are in force.
     #[error("network \"{network}\": {message}")]
     Network {
-        /// Which.
+        /// Name of the network.
         network: String,
-        /// Why.
+        /// Reason of the engine, in words.
         message: String,
     },
     /// An engine refuses what was checked, a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
     Engine {
-        /// Which.
+        /// Name of the device.
         device: String,
-        /// Why.
+        /// Error of the engine.
         source: ReconfigureError,
     },
 }
@@ -111,7 +111,8 @@ pub(crate) fn named(kind: &str, name: &str) -> String {
     format!("{kind} \"{name}\"")
 }
 
-/// What a restart does not do for a guest.
+/// Hint for a changed size of a disk, which a guest sees only after it is attached again; else
+/// empty.
 fn of_size(list: &[String]) -> &'static str {
     if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
         ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"

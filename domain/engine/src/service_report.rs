@@ -21,7 +21,7 @@ pub(crate) fn service(latencies: &Latencies, contract: Contract, bytes: u64, cap
     }
 }
 
-/// What regulators delayed, by how late each piece or frame went.
+/// Report of delays by regulators, from the lateness of each piece or frame.
 pub(crate) fn regulators(lateness: &Latencies) -> Regulators {
     Regulators {
         held: Some(lateness.n()),
@@ -30,7 +30,7 @@ pub(crate) fn regulators(lateness: &Latencies) -> Regulators {
     }
 }
 
-/// What was refused last.
+/// Last refusal; `None` without any.
 pub(crate) fn last_refusal(refusals: &Refusals) -> Option<Refusal> {
     refusals.last().map(|last| Refusal {
         why: last.why,

@@ -144,7 +144,7 @@ pub enum Command {
     /// Snapshot of what the device's VMs share. The VMs' snapshots are commands of their own: each
     /// copies two histograms, and guests wait meanwhile.
     Status {
-        /// Receives the snapshot.
+        /// Receives the snapshot of the device.
         reply: SyncSender<EngineStatus>,
     },
     /// Snapshot of a VM's counters.

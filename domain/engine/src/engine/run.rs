@@ -81,7 +81,7 @@ impl Serve for EventLoop {
     }
 }
 
-/// Time of CLOCK_MONOTONIC.
+/// Current time of CLOCK_MONOTONIC.
 pub(crate) fn now() -> Nanos {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)

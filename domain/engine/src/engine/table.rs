@@ -196,7 +196,7 @@ impl BounceBuffer {
         Ok(Self { at: at.cast(), len })
     }
 
-    /// Size in bytes.
+    /// Length of the mapping, in bytes.
     pub fn size(&self) -> usize {
         self.len
     }

@@ -144,7 +144,7 @@ impl<C: Quit> Drop for EngineThread<C> {
 }
 
 /// A panic of a loop ends the process: its guests would wait for ever, and the kernel may still
-/// write to memory that is about to be unmapped. QEMU reconnects to the restarted domain.
+/// write to memory that is about to be unmapped. QEMU reconnects to the restarted I/O domain.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

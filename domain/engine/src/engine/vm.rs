@@ -1,4 +1,4 @@
-//! What an engine has of one VM: its disk, queues, requests and counters.
+//! Data of one VM in an engine: its disk, queues, requests and counters.
 
 use std::sync::mpsc::SyncSender;
 
@@ -24,8 +24,8 @@ pub(super) struct Vm {
     pub(super) slots: Vec<QueueSlot>,
     /// The queue that is fetched from first.
     pub(super) next_queue: usize,
-    /// It exceeded a round's budget of work without device time, and is fetched from after all
-    /// others.
+    /// Fetched from after all others, because it exceeded a round's budget of work without device
+    /// time.
     pub(super) deferred: bool,
     pub(super) requests: RequestTable,
     pub(super) latencies: [Latencies; 2],
@@ -85,8 +85,8 @@ pub struct Faults {
     pub refused: RefusedRequests,
     /// Requests that the device failed.
     pub errors: u64,
-    /// What the kernel gave for the last of these: a negative error number, or the bytes of a piece
-    /// that ended early.
+    /// Result of the last of these: a negative error number, or the bytes of a piece that ended
+    /// early.
     pub last_error: Option<i32>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken_queues: u64,
@@ -95,9 +95,9 @@ pub struct Faults {
 /// Requests of which every piece was submitted under a reservation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromiseCounters {
-    /// Completed ones.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Those that took longer than the reservation's deadline.
+    /// Requests of these that took longer than the reservation's deadline.
     pub missed: u64,
     /// The longest, from when the reservation covered it.
     pub worst: Nanos,
@@ -120,7 +120,7 @@ impl RefusedRequests {
         self.0[why as usize] += 1;
     }
 
-    /// Those of a reason.
+    /// Requests refused for this reason.
     #[must_use]
     pub fn of(&self, why: Refused) -> u64 {
         self.0[why as usize]

@@ -1,4 +1,4 @@
-//! One queue of one VM.
+//! Virtqueue of a VM's disk.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::memory::GuestMem;
 /// A queue to serve.
 #[derive(Debug)]
 pub struct VringStart {
-    /// The guest's memory.
+    /// Guest memory that holds rings and buffers.
     pub mem: Arc<GuestMem>,
-    /// Number of descriptors.
+    /// Number of descriptors in the rings.
     pub size: u16,
-    /// Descriptor table.
+    /// Address of the descriptor table.
     pub desc: GuestAddress,
-    /// Available ring.
+    /// Address of the available ring.
     pub avail: GuestAddress,
-    /// Used ring.
+    /// Address of the used ring.
     pub used: GuestAddress,
     /// Next index in the available ring.
     pub base: u16,
-    /// VIRTIO_F_EVENT_IDX was negotiated.
+    /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
-    /// The negotiated features.
+    /// Feature bits that were negotiated.
     pub features: u64,
     /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
     /// are not served.
@@ -43,7 +43,7 @@ pub struct VringStart {
 /// The index in the available ring at which a queue stopped.
 pub type VringBase = u16;
 
-/// Why a queue is not started.
+/// Reason why a queue is not started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -56,9 +56,9 @@ pub enum StartError {
     /// An invalid number of descriptors.
     #[error("queue of {size} descriptors: {source}")]
     Size {
-        /// The number.
+        /// Number of descriptors as given.
         size: u16,
-        /// Why.
+        /// Error of the queue.
         source: virtio_queue::Error,
     },
     /// A misaligned or unreadable ring address.

@@ -33,7 +33,7 @@ pub enum NetCommand {
     },
     /// Snapshot of the network.
     Status {
-        /// Receives the snapshot.
+        /// Receives the snapshot of the network.
         reply: SyncSender<NetStatus>,
     },
     /// Snapshot of a port.

@@ -1,23 +1,23 @@
-//! What follows from the keys of a port while it is served, and what it counts.
+//! Settings of a port that follow from its keys, and its counters.
 
 use rtvirtio_domain_config::{Network, Port};
 use rtvirtio_units::Nanos;
 
-/// What follows from the keys of a port that change while it is served.
+/// Settings from those keys of a port that can change while it is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSettings {
-    /// How long the thread sleeps beyond the moment at which a frame to the VM is admitted.
+    /// Time for which the thread sleeps beyond the moment at which a frame to the VM is admitted.
     pub coalesce: Nanos,
     /// Least time between two notifications of frames to the VM.
     pub notify_interval: Nanos,
     /// Large segments pass whole: to the VM, and from it.
     pub whole: [bool; 2],
-    /// Weight of its slice of the thread's CPU budget: what it reserves, in bytes per second.
+    /// Weight of its slice of the thread's CPU budget: its reserved rate, in bytes per second.
     pub cpu_weight: u64,
 }
 
 impl PortSettings {
-    /// Those of a port.
+    /// Settings of a port.
     #[must_use]
     pub fn new(network: &Network, port: &Port) -> Self {
         Self {
