@@ -67,7 +67,7 @@ pub(crate) fn amend(
     let mut out = Amended::default();
     let Known { mut touched, again, fresh } = change_known(&mut journal, writes, machine, &mut out)?;
     touched.extend(add_fresh(&mut journal, writes, &fresh, machine, &mut out)?);
-    // In the order asked for: those that give before those that take.
+    // In the order asked for: writes that give before writes that take.
     touched.sort_by_key(|(_, place)| *place);
     if touched.is_empty() && !forgotten {
         return Ok(out);

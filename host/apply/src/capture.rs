@@ -55,7 +55,7 @@ pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, App
 /// Settings that will not last, because systemd writes its units' files anew.
 ///
 /// # Errors
-/// When it cannot be seen whether systemd runs here.
+/// When it is not known whether systemd runs here.
 pub fn unkept(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Unkept>, ApplyError> {
     Ok(units::given(writes, machine)?.unkept)
 }

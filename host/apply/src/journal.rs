@@ -291,7 +291,7 @@ pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError>
     dir.replace(JOURNAL_FILE, MODE, &bytes(dir, journal)?).map_err(|e| not_written(dir, e))
 }
 
-/// As [`store`], for what only says that writes are done: when the host crashes, the one before may
+/// Stores a journal that only records finished writes: after a crash of the host the one before may
 /// be there again. That one leads back too, and the settings have ended with the host's run.
 pub(crate) fn store_done(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
     dir.replace_unordered(JOURNAL_FILE, MODE, &bytes(dir, journal)?).map_err(|e| not_written(dir, e))

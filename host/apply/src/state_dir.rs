@@ -155,9 +155,9 @@ impl StateDir {
         self.sync()
     }
 
-    /// As [`StateDir::replace`], but does not wait until the new name is on disk: when the host
-    /// crashes, the old content may be there again, whole. A process that is killed leaves the new
-    /// one.
+    /// Replaces like [`StateDir::replace`] without waiting until the new name is on disk: after a
+    /// crash of the host the old content may be there again, whole. A process that is killed leaves
+    /// the new one.
     ///
     /// # Errors
     /// As [`StateDir::replace`].
@@ -168,8 +168,8 @@ impl StateDir {
         })
     }
 
-    /// As [`StateDir::replace`], but waits for no disk: when the host crashes, the content may be
-    /// lost. A process that is killed leaves the old or the new one, whole.
+    /// Replaces like [`StateDir::replace`] without waiting for the disk: after a crash of the host
+    /// the content may be lost. A process that is killed leaves the old or the new one, whole.
     ///
     /// # Errors
     /// As [`StateDir::replace`].

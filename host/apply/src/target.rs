@@ -88,23 +88,23 @@ pub enum Form {
     /// `CPUQuota=` and `CPUQuotaPeriodSec=` of a unit of systemd: the value is both in us, of one
     /// second and of the period, each a number or `infinity`.
     UnitQuota {
-        /// The unit's name.
+        /// Name of the unit, with its suffix.
         unit: String,
     },
     /// A device's `IODeviceWeight=` of a unit of systemd: the value is systemd's weight, or
     /// `default` without one.
     UnitDeviceWeight {
-        /// The unit's name.
+        /// Name of the unit, with its suffix.
         unit: String,
-        /// `MAJ:MIN`.
+        /// Number of the device, `MAJ:MIN`.
         dev: String,
-        /// The device's path as systemd has it.
+        /// Path of the device in the unit's properties.
         path: String,
     },
     /// `IOAccounting=` of a unit of systemd, which keeps the I/O controller in its group: the value
     /// is `yes` or `no`.
     UnitIo {
-        /// The unit's name.
+        /// Name of the unit, with its suffix.
         unit: String,
     },
 }

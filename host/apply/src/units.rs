@@ -1,5 +1,5 @@
 //! Settings in cgroups of systemd's units are given to systemd too, as runtime properties: it
-//! writes these files anew by itself, and takes away what it does not know.
+//! rewrites these files by itself, and removes values that it does not know.
 //!
 //! Seen with systemd 252: `systemctl daemon-reload` puts `cpu.max` of running units back to `max`,
 //! removes the lines of devices from `io.bfq.weight`, and takes the I/O controller, with all
@@ -24,38 +24,38 @@ use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::target::{Form, Place, Target};
 
-/// The directory that says that systemd is the init (`sd_booted(3)`).
+/// Directory that exists where systemd is the init (`sd_booted(3)`).
 const BOOTED: &str = "/run/systemd/system";
 /// Properties that are read, each on a line of its own.
 const PROPERTIES: &str =
     "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,IOAccounting";
-/// What systemd shows of a time that is not set, and of no limit.
+/// Text of systemd for a time that is not set, and for no limit.
 pub(crate) const INFINITY: &str = "infinity";
 /// The period of a quota where none is set (`systemd.resource-control(5)`), in us.
 const PERIOD: u64 = 100_000;
 /// The kernel's smallest quota and period, and its longest period, in us.
 const SHORTEST: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
-/// One percent of a CPU, in us of a second: drop-in files of systemd 252 hold whole ones.
+/// 1 % of a CPU, in us per second: drop-in files of systemd 252 hold whole percents.
 const PERCENT: u64 = 10_000;
 
-/// A setting that systemd takes away, or changes, when it writes its units anew.
+/// A setting that systemd removes, or changes, when it rewrites the files of its units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unkept {
-    /// The file's name.
+    /// Name of the file in the cgroup's directory.
     pub file: String,
     /// The unit whose cgroup it is in.
     pub unit: String,
-    /// Why systemd does not keep it.
+    /// Reason why systemd does not keep it.
     pub why: Why,
 }
 
-/// Why systemd does not keep a setting.
+/// Reason why systemd does not keep a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It was not given to systemd.
+    /// Not given to systemd, and why.
     NotGiven(String),
-    /// It keeps this value instead.
+    /// Rounded by systemd to this value.
     Rounded(String),
 }
 
@@ -68,14 +68,14 @@ impl fmt::Display for Unkept {
     }
 }
 
-/// Writes with what systemd is to be told before them.
+/// Writes, and properties of systemd's units to set before them.
 pub(crate) struct Given {
     /// In order: the properties, then the files.
     pub writes: Vec<Write>,
     pub unkept: Vec<Unkept>,
 }
 
-/// What a unit's properties are.
+/// Output of `systemctl show` for one unit.
 struct Unit<'t> {
     text: &'t str,
 }
@@ -101,7 +101,8 @@ impl<'t> Unit<'t> {
     }
 }
 
-/// The value of a unit's property in what systemd shows; `None` when that is not understood.
+/// The value of a unit's property in the output of `systemctl show`; `None` when that is not
+/// understood.
 pub(crate) fn value(form: &Form, text: &str) -> Option<String> {
     let unit = Unit { text };
     match form {
@@ -135,7 +136,8 @@ pub(crate) fn assignments(form: &Form, value: &str) -> String {
     }
 }
 
-/// The arguments that leave the weights of other devices alone: one cannot be removed by itself.
+/// Arguments that set the weights of the other devices again, because one cannot be removed by
+/// itself.
 pub(crate) fn without_weight(path: &str, text: &str) -> Option<String> {
     let mut out = "IODeviceWeight=".to_owned();
     let weights = Unit { text }.device_weights()?;
@@ -145,7 +147,7 @@ pub(crate) fn without_weight(path: &str, text: &str) -> Option<String> {
     Some(out)
 }
 
-/// What systemd shows of a unit.
+/// Properties of a unit, as `systemctl show` prints them.
 ///
 /// # Errors
 /// `NotFound` for a unit that systemd does not have; else as `systemctl` reports.
@@ -197,11 +199,11 @@ fn unit_of(file: &Path) -> Option<&str> {
     dir.file_name().filter(|_| is_unit)?.to_str()
 }
 
-/// Puts before writes what systemd is to be told of them. All properties come before all files: a
-/// property that is set makes systemd write the unit's files anew.
+/// Inserts before the writes the properties that give them to systemd. All properties come before
+/// all files: a property that is set makes systemd rewrite the unit's files.
 ///
 /// # Errors
-/// When it cannot be seen whether systemd runs here.
+/// When it is not known whether systemd runs here.
 pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, ApplyError> {
     let mut given = Given { writes: Vec::new(), unkept: Vec::new() };
     let mut files = all.to_vec();
@@ -252,12 +254,12 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
     Ok(given)
 }
 
-/// What a file has once systemd has taken our value away.
+/// Value of a file after systemd has removed ours.
 fn emptied(form: &Form) -> String {
     form.unset().map_or_else(|| format!("max {PERIOD}"), str::to_owned)
 }
 
-/// What systemd shows of the unit that a file's directory is the cgroup of.
+/// Properties of a unit, if the file's directory is its cgroup.
 fn shown_of(unit: &str, file: &Path, machine: &Machine<'_>) -> Result<String, String> {
     let text = read(machine, unit).map_err(|fault| fault.into_io().to_string())?;
     let group = Unit { text: &text }.first("ControlGroup").unwrap_or_default().trim_start_matches('/');
@@ -327,7 +329,8 @@ pub fn systemd_weight(bfq: u64) -> u64 {
     if bfq <= 100 { bfq } else { 100 + 11 * (bfq - 100) }
 }
 
-/// How systemd names a device: as it does by now, or by its number, which needs no file.
+/// Name of a device in a unit's properties: the path that is set there already, or
+/// `/dev/block/MAJ:MIN`, which needs no file.
 fn path_of(dev: &str, now: &Unit<'_>, machine: &Machine<'_>) -> Result<String, String> {
     let number = format!("/dev/block/{dev}");
     let weights = now.device_weights().ok_or("its weights of devices are not understood")?;

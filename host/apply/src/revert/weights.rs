@@ -60,7 +60,7 @@ pub(super) fn remember(
 }
 
 /// Writes lines again that are missing after a kill or an error while a default was rewritten.
-/// Those that may still be missing stay in the journal; returns one outcome for each.
+/// Lines that may still be missing stay in the journal; returns one outcome for each.
 pub(super) fn rewrite(journal: &mut Journal, machine: &Machine<'_>) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     journal.kept.retain(|kept| match rewrite_one(kept, machine) {

@@ -14,9 +14,9 @@ use super::{Fate, failed};
 use crate::machine::{Machine, TASKS};
 use crate::target::Target;
 
-/// Number of further looks at the threads: one that is moved may start another meanwhile.
+/// Number of further scans of the threads: one that is moved may start another meanwhile.
 const ROUNDS: u32 = 20;
-/// Pause before the next look: a cgroup stays busy for a moment after its last thread has ended.
+/// Pause before the next scan: a cgroup stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Maximum number of pauses for threads that end. A process that ends keeps its threads in the
 /// cgroup until its memory is freed, a second for many GiB: the kernel silently moves none of them.
