@@ -34,7 +34,7 @@ pub enum PlanError {
         /// Name of the VM.
         vm: String,
     },
-    /// Contradictory options.
+    /// Options with which no plan is possible, and why.
     #[error("plan options: {0}")]
     BadOptions(String),
 }

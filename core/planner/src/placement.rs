@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rtvirtio_model::Config;
 use rtvirtio_units::Iops;
 
-/// Largest BFQ weight.
+/// Largest BFQ weight, `BFQ_MAX_WEIGHT` of Linux.
 const TOP_WEIGHT: f64 = 1000.0;
 
 /// A cgroup on a VM's path.

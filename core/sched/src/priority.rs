@@ -17,7 +17,7 @@ pub const LEVELS: u8 = 8;
 pub enum Class {
     /// Served before all others of its VM, with a reservation of its own.
     RealTime,
-    /// Linux's default class.
+    /// Linux's default class, `IOPRIO_CLASS_BE`.
     BestEffort,
     /// Served when the VM has no other requests.
     Idle,

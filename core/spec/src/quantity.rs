@@ -14,7 +14,7 @@ use crate::suggest::closest;
 pub(crate) trait Quantity: FromStr<Err = UnitError> {
     /// A valid value, in quotes.
     const EXAMPLE: &'static str;
-    /// Units to suggest.
+    /// Units that error messages suggest.
     const UNITS: &'static [&'static str];
     /// Units of other tools, with the spec's unit; whole values for types without units.
     const ALIASES: &'static [(&'static str, &'static str)];

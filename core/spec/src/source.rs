@@ -41,7 +41,7 @@ impl<'a> Source<'a> {
         Self { text, line_starts }
     }
 
-    /// Text at `span`.
+    /// Text at `span`; empty where the span is outside.
     pub(crate) fn text(&self, span: &Span) -> &'a str {
         self.text.get(span.clone()).unwrap_or_default()
     }

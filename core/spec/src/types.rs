@@ -291,7 +291,7 @@ pub struct Task {
     pub targets: Vec<Target>,
 }
 
-/// Requests in bursts.
+/// Arrival of a task's requests in bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Burst {
@@ -299,7 +299,7 @@ pub enum Burst {
     Busy(Nanos),
     /// So many requests of a task with a rate come at once, 2 to 1024; its loop is open.
     Requests {
-        /// How many.
+        /// Number of requests that come at once, 2 to 1024.
         requests: u32,
     },
 }
@@ -419,8 +419,8 @@ impl Task {
         }
     }
 
-    /// How long a task without a rate works before it rests for as long; `None` for one without
-    /// rest.
+    /// Time for which a task without a rate works before it rests for as long; `None` for one
+    /// without rest.
     #[must_use]
     pub fn busy_period(&self) -> Option<Nanos> {
         match self.burst {

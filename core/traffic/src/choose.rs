@@ -70,7 +70,7 @@ pub enum ChooseError {
         best.alpha, best.delta * 1e3
     )]
     BeyondBound {
-        /// Smallest measured rate.
+        /// Smallest measured rate of the neighbours, per second.
         rate: f64,
         /// Worst-case service at that rate; an alpha of 0 where nothing is left.
         best: Service,
@@ -124,7 +124,7 @@ impl Curve {
         })
     }
 
-    /// Largest measured rate.
+    /// Largest measured rate of the neighbours, per second.
     #[must_use]
     pub fn largest(&self) -> f64 {
         self.points[self.points.len() - 1].rate

@@ -1,8 +1,8 @@
-//! How long a VM's own limits hold back what it declares.
+//! Time for which a VM's own limits hold back its declared requests.
 
 use crate::tspec::{Tspec, Unit};
 
-/// What one task or flow asks of the limits.
+/// Demand of one task or flow on the limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stream {
     /// Bytes of its smallest and largest request.

@@ -81,7 +81,7 @@ pub struct Request {
     pub input: Input,
     /// State of all ladders, by [`super::load_key`], device or [`CAUTION`].
     pub patience: BTreeMap<String, Patience>,
-    /// Reason for people.
+    /// Reason of the request, as shown to users.
     pub reason: String,
 }
 

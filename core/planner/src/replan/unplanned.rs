@@ -17,7 +17,7 @@ pub(super) fn backoff(before: u32) -> u64 {
 /// Reason why a device is not planned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unplanned {
-    /// Reason for people.
+    /// Reason, as shown to users.
     pub why: String,
     /// Command that solves the problem, where one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -89,9 +89,8 @@ pub fn compile(tspec: &Tspec, direction: Direction, place: &Place) -> Result<Com
     compile_among(tspec, direction, &[], place)
 }
 
-/// As [`compile()`], where the VM has `others` too: a setting that holds several limits at once,
-/// such as a line of `io.max` or a command of QEMU's, has them in it. The limit itself may be among
-/// `others`.
+/// Compiles for a VM that has `others` too: a setting that holds several limits at once, such as a
+/// line of `io.max` or a command of QEMU's, has them in it. The limit itself may be among `others`.
 ///
 /// # Errors
 /// As [`compile()`].

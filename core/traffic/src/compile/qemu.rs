@@ -118,7 +118,7 @@ fn all_of_drive(
     std::iter::once((direction, unit, bucket)).chain(others).collect()
 }
 
-/// What to know of a command that sets several limits.
+/// Adds the note that one command sets all limits of a drive.
 fn note_of_several(compiled: Compiled, count: usize) -> Compiled {
     compiled.note(match count {
         1 => "the command puts aside all limits that the drive had",
