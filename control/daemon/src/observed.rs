@@ -253,7 +253,7 @@ pub struct Admission {
     /// VMs whose new contract does not fit, and why, while the one in force does: that one stays,
     /// and is the one in `admitted`.
     pub kept: BTreeMap<String, String>,
-    /// VMs for which neither the contract nor the one in force fits, and why.
+    /// VMs whose contract does not fit, and why; the one in force, if any, does not fit either.
     pub refused: BTreeMap<String, String>,
 }
 

@@ -130,7 +130,7 @@ struct Round<S> {
     events: Sender<(EventKind, String)>,
     /// This host, and the CPU time that the kernel does not grant to contracts.
     host: Option<(Node, Taken)>,
-    /// Last published contracts; `None` after a failure.
+    /// Last published contracts; `None` before the first round, and after a failure.
     last: Option<Wanted>,
 }
 

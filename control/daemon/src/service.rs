@@ -1,4 +1,4 @@
-//! The loop in a thread of its own, and what it shares with the interface.
+//! The loop in a thread of its own, and the state that it shares with the API.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -48,8 +48,7 @@ pub const SOCKET: &str = "rtvirtiod.sock";
 pub enum Command {
     /// Something may have changed.
     Wake,
-    /// A VM or its manager reported something that may concern settings, and where it is set
-    /// contracts.
+    /// A VM or its manager reported an event that may concern settings, or contracts too.
     Reported {
         /// Whether contracts of libvirt's domains are to be read.
         contracts: bool,
@@ -97,9 +96,9 @@ pub struct Counters {
     pub wakes: AtomicU64,
     /// Events that VMs and their managers reported.
     pub reports: AtomicU64,
-    /// Comparisons that these asked for.
+    /// Comparisons of settings that these events asked for.
     pub report_compares: AtomicU64,
-    /// Daemons and monitors whose events are heard now.
+    /// Daemons and monitors whose events are received now.
     pub reporters: AtomicU64,
 }
 
@@ -277,14 +276,14 @@ impl Service {
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
         let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
-        // No contract seen yet is not the same as none.
+        // Before the first scan, an empty list of contracts does not mean that there are none.
         snapshot.problems.push("the host has not been looked at yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let _observer = observing::observe(&options, Arc::clone(&shared))?;
         let _events = woken::start(&options, Arc::clone(&shared));
         let (seen, was_asked, published, listed) = (String::new(), false, None, None);
-        // A mistake there keeps no contract from being kept.
+        // A mistake in `[placement]` does not stop the service.
         let placement = options.config.placement.as_ref();
         let placement = placement.map(|config| Placement::start(config, Looked(Arc::clone(&shared))));
         Ok(Self {
@@ -343,7 +342,7 @@ impl Service {
                 }
                 continue;
             }
-            // A scan after the last pass, whatever has caused that one.
+            // The next scan is due one interval after this pass, whatever caused it.
             let (now, next) = (Instant::now(), begin + scan);
             let sooner = self.daemon.host_ref().look_by(now);
             self.wait(sooner.map_or(next, |at| at.min(next)), stop);
@@ -366,7 +365,7 @@ impl Service {
                 }
                 Err(RecvTimeoutError::Timeout) if left <= NAP => return,
                 Err(RecvTimeoutError::Timeout) => {}
-                // The shared part has a sender.
+                // Not expected: `shared` holds a sender.
                 Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left.min(NAP)),
             }
         }
@@ -429,7 +428,7 @@ impl Service {
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
         snapshot.problems.extend(lock(&self.shared.unheard).iter().cloned());
         self.published = Some(Instant::now());
-        // A contract may also change in what no state shows, such as a declared rate.
+        // A contract may also change in a part that no state shows, such as a declared rate.
         let now_and_then = self.listed.is_none_or(|at| at.elapsed() >= LISTED_AGAIN);
         if self.shared.publish(snapshot) || now_and_then {
             self.listed = self.published;
@@ -447,7 +446,7 @@ impl Service {
     ) {
         let event = lock(&self.shared.history).push(kind, vm, text, changes);
         tell(Told::Event(&event));
-        // Without a reader there is none to tell.
+        // Fails only without a reader.
         let _ = self.shared.events.send(event);
     }
 }

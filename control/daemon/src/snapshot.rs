@@ -65,7 +65,7 @@ pub struct TargetSnapshot {
 /// State of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmSnapshot {
-    /// Name of the VM in its contract.
+    /// Name of the VM.
     pub name: String,
     /// State of its contract.
     pub state: VmState,
@@ -104,7 +104,7 @@ pub struct VmSnapshot {
 /// The state of the service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Always the name of this form.
+    /// Always `SNAPSHOT_SCHEMA`, the name of this form.
     pub schema: String,
     /// Version of the service.
     pub version: String,
@@ -197,7 +197,7 @@ impl Snapshot {
     /// Sets the directory of contract files.
     #[must_use]
     pub(crate) fn with_contracts(mut self, dir: &Path) -> Self {
-        // As a client in another directory sees it.
+        // Absolute, for clients in other directories.
         self.contracts = Some(std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()));
         self
     }

@@ -13,8 +13,9 @@ pub(super) fn domain_counters(vms: Vec<DiskStatus>) -> DomainCounters {
     vms.into_iter().filter_map(|vm| Some(((vm.device, vm.name), vm.waits?))).collect()
 }
 
-/// Waits until the last of some samples, each with its time in seconds. For a VM that came in
-/// between, or whose counters began anew, since then; for one in the last sample only, nothing.
+/// Waits in the interval that ends with the last sample; each sample has its time in seconds. For a
+/// VM that came in between, or whose counters began anew, since then; for one in the last sample
+/// only, nothing.
 pub(super) fn exact(looks: &[(f64, DomainCounters)]) -> Vec<WaitRow> {
     let Some(((end, last), earlier)) = looks.split_last() else { return Vec::new() };
     let row = |(key, now): (&(String, String), &Waits)| {

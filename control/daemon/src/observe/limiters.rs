@@ -1,5 +1,5 @@
-//! Whether limits were hit: every limiter that acts on a VM, with its counter of hits where there
-//! is one. Most have none; then what was used of the limit says how near it is.
+//! Hits of limits: every limiter that acts on a VM, with its counter of hits where there is one.
+//! Most have none; then the use of the limit shows how near it is.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -162,7 +162,8 @@ impl LimiterCounters {
             for one in limits {
                 let key = (one.cgroup.clone(), device.dev.clone());
                 if !counters.contains_key(&key) {
-                    // Not known is not none: from nothing on, all since the start would count.
+                    // An unreadable counter is left out: from 0 on, all since its start would
+                    // count.
                     if let Ok(read) = IoCounters::read(root, &cgroups, &one.cgroup, &device.dev) {
                         counters.insert(key.clone(), read.unwrap_or_default());
                     }
@@ -196,7 +197,7 @@ impl LimiterCounters {
             for limits in &drive.limits {
                 for (name, limit, of) in each(limits) {
                     let done = now.zip(before).and_then(|(now, then)| of(now).checked_sub(of(then)));
-                    // A group is shared: what other drives use of it is not this one's.
+                    // A throttle group may be shared: its use by other drives is not counted here.
                     let used = done.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
                     out.push(LimiterObservation {
                         kind: LimiterKind::QemuThrottle,
@@ -226,7 +227,7 @@ fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
     LimiterObservation { kind, name, limit: None, used: None, hits_per_s: None, unseen: Some(why) }
 }
 
-/// The CPU quota of a VM's contract, or one that it has without.
+/// CPU quota of a VM's contract, or of its cgroup without one.
 fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation> {
     let hits_per_s = seen.throttled_per_s;
     if hits_per_s.is_none() && vm.cpu.is_none() {

@@ -147,10 +147,10 @@ fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
 
 /// The verdicts of a task's targets from the window of the disk that it uses.
 ///
-/// QEMU counts a request from when the device model takes it up: what it waited before that, in the
-/// guest, is not in it, so that `met` concerns the host's part only. Where other tasks send
-/// requests of the same direction to the same disk, whose request a late one was cannot be told:
-/// the verdict is `unproven`.
+/// QEMU counts a request from when the device model fetches it: its wait in the guest before that
+/// is not included, so that `met` concerns the host's part only. Where other tasks send requests of
+/// the same direction to the same disk, late requests are not attributed to one task: the verdict
+/// is `unproven`.
 ///
 /// A task that sends less than it declares is judged by the requests that came: what is declared is
 /// the most that it asks for, and a guest at rest misses nothing. Where it may have sent less only

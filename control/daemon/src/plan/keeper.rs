@@ -61,7 +61,7 @@ impl PlanKeeper {
             self.replan.see(now.0, &planned_part(sight, &self.replan.unplanned(), desired));
         }
         let plant = desired.plant.as_ref().filter(|_| self.wanted);
-        // A file with a mistake changes nothing, and hides what it had.
+        // A contract file with a mistake hides its contracts: nothing is replanned.
         if desired.hides_contracts() || is_unclear(observed) {
             return None;
         }
@@ -75,7 +75,7 @@ impl PlanKeeper {
         self.replan.next(now.0, plant.map(|p| p.id.as_str()), &running)
     }
 
-    /// The steps that hold the plan, and the one that puts another in force.
+    /// Steps that keep the plan in force, and the one that puts a new plan in force.
     pub fn steps(
         &self,
         desired: &Desired,
@@ -170,7 +170,7 @@ impl PlanKeeper {
         states.into_iter()
     }
 
-    /// For clients; `None` where no plan is held and none is to be.
+    /// State for clients; `None` where no plan is in force and none is wanted.
     pub fn snapshot(
         &self,
         desired: &Desired,

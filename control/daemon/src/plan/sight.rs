@@ -11,7 +11,7 @@ use rtvirtio_vmm::disk_stats::Direction;
 use crate::desired::Desired;
 use crate::observe::{Observation, TargetObservation, VmObservation};
 
-/// Shorter windows say little of a load.
+/// Shortest window that a load is derived from, in seconds.
 const SHORTEST_S: f64 = 30.0;
 
 /// Observations that plans depend on, as far as they can be attributed: the load of VMs with one
@@ -61,7 +61,7 @@ fn is_missed(target: &TargetObservation) -> Option<bool> {
         Evidence { n: target.n, exceedances: target.exceedances, declared: None, achieved: target.rate };
     let of = Target { percentile: target.percentile, latency: target.latency_ns };
     let tail = judge(of, &evidence).verdict;
-    // Late requests that are not held against the target are perhaps another task's.
+    // Late requests that do not count against the target may be another task's.
     let is_obscured = tail == Verdict::Missed && target.verdict == Verdict::Unproven;
     (target.n > 0 && !is_obscured).then_some(tail == Verdict::Missed)
 }

@@ -64,7 +64,7 @@ pub(super) fn take(dirs: &Dirs) -> Result<File, DaemonError> {
         let service = read(&mut file).unwrap_or_default().words();
         return Err(DaemonError::RunsOnState { service, path });
     }
-    // It only serves the messages of others: a full disk must not keep contracts from being kept.
+    // The content serves messages of other processes only: a full disk must not stop the service.
     let _ = write(&mut file, &dirs.run);
     Ok(file)
 }
