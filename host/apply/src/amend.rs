@@ -1,6 +1,6 @@
 //! Adds to the plan in force: threads that have appeared, and new values of settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
 use serde::Serialize;
@@ -110,11 +110,32 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
             Place::Host | Place::Guest { .. } => false,
         };
         let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
-        ended || (removed && matches!(inspect(e, true, machine), State::Gone(_)))
+        // systemd is not asked for each unit: its directory says whether it is the same.
+        let is_gone = || match e.target.form.unit() {
+            Some(_) => is_other_directory(e, machine),
+            None => matches!(inspect(e, true, machine), State::Gone(_)),
+        };
+        ended || (removed && is_gone())
     };
     let had = journal.entries.len();
     journal.entries.retain(|e| !gone(e));
+    // What changed along with a setting that is gone has ended with it, or is the kernel's; a
+    // reference to an entry that is missing would make the journal unreadable.
+    let ids: BTreeSet<usize> = journal.entries.iter().map(|e| e.id).collect();
+    journal.entries.retain(|e| e.changed_by.is_none_or(|id| ids.contains(&id)));
+    for entry in &mut journal.entries {
+        entry.created_by = entry.created_by.filter(|id| ids.contains(id));
+    }
     journal.entries.len() < had
+}
+
+/// Whether the cgroup of an entry has ended, or is another of its name. An error is not the end.
+fn is_other_directory(entry: &Entry, machine: &Machine<'_>) -> bool {
+    let (Some(identity), Some(dir)) = (entry.identity, entry.target.path.parent()) else { return false };
+    match machine.host().identity(dir) {
+        Ok(now) => now != identity,
+        Err(e) => matches!(Fault::of(e), Fault::Gone(_)),
+    }
 }
 
 /// Writes, split by whether the journal has an entry for their target.
@@ -169,8 +190,11 @@ fn change_known(
         if is_same && (entry.old.as_ref() == Some(&found) || entry.is_ours(&found)) {
             again.push(entry.id);
         }
-        if !entry.also_ours.contains(&found) {
-            entry.also_ours.push(found);
+        // Also what systemd makes of the file by a property that is written before it.
+        for ours in write.also_ours.iter().chain([&found]) {
+            if !entry.also_ours.contains(ours) {
+                entry.also_ours.push(ours.clone());
+            }
         }
         // Levels from before may be read until the write.
         for level in write.levels.iter().filter(|l| !entry.levels.contains(*l)).cloned().collect::<Vec<_>>() {

@@ -10,12 +10,13 @@
 //! The file has the exact value, written after the property and read back. `systemctl` is asked
 //! because it needs no message bus as root, and is wherever systemd is.
 
+mod systemctl;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use rtvirtio_kernel::text;
 
@@ -167,28 +168,14 @@ fn not_gone(error: &io::Error) -> Fault {
 
 /// `systemctl show` of the properties that matter here.
 pub(crate) fn show(unit: &str) -> io::Result<String> {
-    systemctl(&["show", "--property", PROPERTIES, "--", unit])
+    systemctl::run(&["show", "--property", PROPERTIES, "--", unit])
 }
 
 /// Sets properties until the unit ends or the host is restarted.
 pub(crate) fn set(unit: &str, assignments: &str) -> io::Result<()> {
     let mut args = vec!["set-property", "--runtime", "--", unit];
     args.extend(assignments.lines());
-    systemctl(&args).map(|_| ())
-}
-
-fn systemctl(args: &[&str]) -> io::Result<String> {
-    let out = Command::new("systemctl")
-        .args(["--no-pager", "--no-ask-password"])
-        .args(args)
-        .env("LC_ALL", "C")
-        .env("SYSTEMD_COLORS", "0")
-        .stdin(Stdio::null())
-        .output()?;
-    if out.status.success() {
-        return String::from_utf8(out.stdout).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
-    }
-    Err(io::Error::other(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
+    systemctl::run(&args).map(|_| ())
 }
 
 /// The unit whose own cgroup a file is in, by its name.
@@ -217,7 +204,8 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         let unit = unit.to_owned();
         let file = write.target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let is_ours = |w: &Write| matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. });
-        if file != "cpu.max" && !is_ours(write) {
+        // Files of cgroup v1 have other names, and systemd writes them by rules of their own.
+        if !["cpu.max", "io.max", "io.bfq.weight"].contains(&&*file) || (file != "cpu.max" && !is_ours(write)) {
             continue;
         }
         let text = shown.entry(unit.clone()).or_insert_with(|| shown_of(&unit, &write.target.path, machine));

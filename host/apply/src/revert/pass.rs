@@ -242,9 +242,14 @@ impl<'a, 'm> Pass<'a, 'm> {
             // line must be unset first, to see that nothing else relies on it.
             let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
             // systemd may have taken the controller away with the property.
-            if entry.old.is_none() && matches!(self.machine.read(&entry.target), Err(Fault::Gone(_))) {
-                observer.step(Step::Restored);
-                continue;
+            if entry.old.is_none() || entry.target.in_cgroup() {
+                if let Err(Fault::Gone(e)) = self.machine.read(&entry.target) {
+                    if entry.old.is_some() {
+                        self.fates.insert(entry.id, Fate::Gone { why: e.to_string() });
+                    }
+                    observer.step(Step::Restored);
+                    continue;
+                }
             }
             if let Err(error) = restore::restore(&entry.target, old, self.machine) {
                 self.fail(entry, error);
