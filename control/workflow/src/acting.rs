@@ -1,6 +1,6 @@
-//! A note in the run directory that settings of a state directory act. The run directory ends with
-//! the host's run, as the settings do; so a state directory that is lost, or another one that was
-//! named, is not taken for a host on which nothing acts.
+//! Notes in the run directory of state directories whose settings are in force. The run directory
+//! and the settings both end at a reboot, so a lost or mistyped state directory is not taken for a
+//! host without settings.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,15 +16,15 @@ use crate::scopes;
 
 /// Directory of the notes, in the run directory.
 const NOTES: &str = "acting.d";
-/// The same mark as in the note, in the state directory: one that was made anew has another.
+/// File with the mark of a state directory, as in its note; one made anew has another mark.
 const MARK: &str = "acting";
 
-/// A note.
+/// Content of a note, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
-    /// The state directory.
+    /// Canonical path of the state directory, lossy where it is not UTF-8.
     state: PathBuf,
-    /// What stands in its file [`MARK`].
+    /// Content of its file [`MARK`] when the note was written.
     mark: String,
 }
 
@@ -40,17 +40,17 @@ pub struct Acting {
     pub journal: Journal,
 }
 
-/// What is known of such a journal.
+/// State of the journal of such settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "journal")]
 pub enum Journal {
-    /// It is there.
+    /// The state directory still has it: `revert` there puts the settings back.
     There,
-    /// It is lost.
+    /// The directory's mark is gone or another one, so the journal is lost.
     Lost,
-    /// Whether it is there cannot be told.
+    /// Not known, since the directory cannot be read.
     Unknown {
-        /// Why.
+        /// Error with its causes.
         why: String,
     },
 }
@@ -80,7 +80,7 @@ fn notes(dirs: &Dirs) -> PathBuf {
     dirs.run.join(NOTES)
 }
 
-/// One name for a directory, also where it is not there.
+/// Canonical path of a directory; its absolute path where it does not exist.
 fn resolved(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
@@ -111,8 +111,8 @@ pub(crate) fn note(dirs: &Dirs) -> Result<()> {
     note_own(dirs)
 }
 
-/// The same for settings of one VM's threads and groups, which no other state directory's settings
-/// are: only what this one has lost is refused.
+/// Like [`note`], for settings of one VM's threads and groups, which no other state directory has
+/// set: refused only where this directory's own journal is lost.
 ///
 /// # Errors
 /// As [`note`].
@@ -142,7 +142,7 @@ pub(crate) fn note_own(dirs: &Dirs) -> Result<()> {
     // A path that is not UTF-8 has no JSON.
     let state = PathBuf::from(state.to_string_lossy().into_owned());
     let text = serde_json::to_vec(&Note { state, mark })?;
-    // Each contract notes it anew, and one that cannot be read is written.
+    // Each contract calls this: only a changed or unreadable note is written.
     let there = StateDir::find(notes(dirs))?.and_then(|dir| dir.read(&name).ok());
     if there.as_deref() == Some(&text[..]) {
         return Ok(());
@@ -188,14 +188,14 @@ pub fn elsewhere(dirs: &Dirs) -> Result<Vec<Acting>> {
         }
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let text = match StateDir::open(&dir)?.read(name) {
-            // It was put back in this moment.
+            // Removed since the directory was listed.
             Err(e) if e.kind() == ErrorKind::NotFound => continue,
             read => read.with_context(|| path.display().to_string())?,
         };
         let note: Note = serde_json::from_slice(&text)
             .map_err(|e| Error::from_source(Kind::File, e))
             .with_context(|| format!("{} is damaged", path.display()))?;
-        // What lies below is a part of this one.
+        // A directory below this one, such as that of the held plan, is a part of it.
         let is_own = resolved(&note.state).starts_with(&own);
         let journal = match mark(&note.state) {
             Ok(mark) if mark.as_ref() != Some(&note.mark) => Ok(Some(Journal::Lost)),

@@ -33,14 +33,14 @@ use crate::site::Site;
 use crate::started::{self, StartedVm};
 use crate::traffic;
 
-/// How a plan is made where none is given.
+/// Options of a plan that is made because none is given.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanWith<'a> {
     /// A profile file instead of the one saved for the device.
     pub profile: Option<&'a Path>,
-    /// Which model predicts.
+    /// Name of the model that predicts.
     pub model: ModelName,
-    /// [`rtvirtio_planner::PlanOptions::enough`].
+    /// Share of a target up to which margin counts: [`rtvirtio_planner::PlanOptions::enough`].
     pub enough: Option<Ratio>,
 }
 
@@ -114,13 +114,13 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
 
 /// A plan's settings and the spec's CPU contracts, as writes on this host.
 pub struct Resolved {
-    /// In order.
+    /// Writes in the order in which they are carried out.
     pub writes: Vec<Write>,
-    /// How the CPU contracts are held.
+    /// Settings of each VM's CPU contract.
     pub held: Vec<VmCpu>,
-    /// The start of each VM that they are for.
+    /// Processes of each VM concerned, to recognise a restart.
     pub vms: Vec<StartedVm>,
-    /// For which devices they are, of each VM.
+    /// Devices of each VM for which the settings are.
     pub covered: Vec<CoveredVm>,
 }
 
@@ -194,9 +194,9 @@ pub fn resolve_cpu(
     resolve_cpu_in(host, cpu_profiles, dirs, progress, contracts::room_of)
 }
 
-/// As [`resolve_cpu`], for a journal of its own next to those of `others`, the contracts that are
-/// in force here: the groups above those of managed VMs are made as large as all need together, in
-/// the journal that they share, and are not among the writes.
+/// Like [`resolve_cpu`], for a journal of its own next to those of `others`, the contracts in force
+/// here. The cgroups above those of managed VMs get what all contracts need together, in the
+/// journal that they share, not by the returned writes.
 ///
 /// # Errors
 /// As [`resolve_cpu`], and [`Scopes::make_room`].
@@ -213,8 +213,8 @@ pub fn resolve_cpu_beside(
     })
 }
 
-/// `room` makes room for the contracts in the groups above their VMs', and returns what is still to
-/// be written for that.
+/// `room` raises the budgets of the cgroups above the VMs' for the contracts, and returns the
+/// writes that remain for that.
 fn resolve_cpu_in(
     host: &HostSpec,
     cpu_profiles: &[String],
@@ -288,7 +288,7 @@ impl Resolved {
         let applied =
             session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress));
         if applied.is_err() {
-            // A note too many is taken away with the next step, and misleads nothing meanwhile.
+            // A superfluous note is removed by the next step and has no effect until then.
             let _ = acting::settle(dirs);
         }
         match applied {

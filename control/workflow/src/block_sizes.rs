@@ -1,4 +1,4 @@
-//! Sizes of a spec's requests held against what its device takes.
+//! Compares sizes of a spec's requests with those that its device takes.
 
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_spec::{Spec, Task};
@@ -7,9 +7,9 @@ use rtvirtio_units::Bytes;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::progress::Progress;
 
-/// What a device takes at once.
+/// Request sizes of a device, from `queue/` in sysfs.
 struct Limits {
-    /// It takes multiples of this.
+    /// Logical block size, of which each request is a multiple.
     logical: Bytes,
     /// Larger requests are split.
     largest: Bytes,

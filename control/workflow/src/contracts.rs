@@ -31,18 +31,18 @@ pub(crate) use writes::{room_for, room_of, writes_in_room};
 /// The settings of one VM's contract.
 #[derive(Serialize)]
 pub struct VmCpu {
-    /// Its name.
+    /// Name of the VM in the spec.
     pub vm: String,
-    /// Its contract.
+    /// Budget of CPU time and its period.
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Its rank among the VMs.
+    /// Priority relative to the other VMs with contracts.
     pub level: Level,
-    /// The writes that hold its contract.
+    /// Mechanism, writes and notes of the contract.
     #[serde(flatten)]
     pub settings: Settings,
-    /// How the contract follows from a demand.
+    /// Demand from which the contract was derived; `None` for a given contract.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
     /// The range in which its guest moves its vCPUs.
@@ -53,16 +53,16 @@ pub struct VmCpu {
 /// A contract in force, as saved next to the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForce {
-    /// The VM.
+    /// Name of the VM in the spec.
     pub vm: String,
-    /// Its contract.
+    /// Budget of CPU time and its period.
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Its rank among the VMs.
+    /// Priority relative to the other VMs with contracts.
     #[serde(default)]
     pub level: Level,
-    /// The mechanism that holds it.
+    /// Kernel mechanism that enforces it.
     pub backend: Backend,
     /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Of settings that are about to be written.
+    /// Record of settings that are about to be written.
     #[must_use]
     pub fn of(v: &VmCpu) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl InForce {
     }
 }
 
-/// Name of that file, which is valid only with a journal.
+/// Name of the file with the contracts in force; valid only with a journal.
 pub const IN_FORCE_FILE: &str = "cpu.json";
 
 /// Saves the contracts that are about to be journaled, for [`crate::keep`].
@@ -110,26 +110,26 @@ pub fn in_force(state_dir: &Path) -> Result<Vec<InForce>> {
         .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))
 }
 
-/// A VM's contract.
+/// Admitted contract of a VM, before its writes are known.
 #[derive(Clone, Serialize)]
 pub struct Contracted {
-    /// The VM.
+    /// Name of the VM in the spec.
     pub vm: String,
-    /// Its contract.
+    /// Budget of CPU time and its period.
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Its rank among the VMs.
+    /// Priority relative to the other VMs with contracts.
     pub level: Level,
-    /// The mechanism that will hold it.
+    /// Kernel mechanism that will enforce it.
     pub backend: Backend,
-    /// How the contract follows from a demand.
+    /// Demand from which the contract was derived; `None` for a given contract.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
     /// The range in which its guest moves its vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
-    /// Its limits.
+    /// Limits of the promise, in sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -137,7 +137,7 @@ pub struct Contracted {
 /// The contract for a demand.
 #[derive(Clone, Serialize)]
 pub struct DemandChoice {
-    /// The demand.
+    /// Requests and their deadline, from the spec.
     pub demand: Demand,
     /// The contract, and the point of the curve that decided.
     #[serde(flatten)]
@@ -223,7 +223,7 @@ enum Need {
 }
 
 impl<'a> VmNeed<'a> {
-    /// What is in force for a VM.
+    /// Need of a contract in force.
     fn in_force(of: &'a InForce) -> Self {
         let need = Need::Contract(of.contract);
         Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency }
@@ -309,20 +309,20 @@ pub fn of_vms(
     Ok(Some(Admitted { probe, contracts }))
 }
 
-/// What is admitted of contracts that come one after the other.
+/// Result of admitting contracts one after the other.
 pub struct AdmittedInTurn {
-    /// Those that are, all together.
+    /// Admitted contracts, feasible all together.
     pub admitted: Admitted,
-    /// VMs whose contract cannot be had, each with the reason: what is in force for them is among
-    /// the admitted in its place.
+    /// VMs whose new contract is not admitted, each with the reason; `admitted` has the one in
+    /// force instead.
     pub kept: Vec<(String, Error)>,
-    /// The others, each with the reason.
+    /// VMs without an admitted contract, each with the reason.
     pub refused: Vec<(String, Error)>,
 }
 
-/// As [`of_vms`], but a VM whose contract cannot be had beside those before it is refused alone.
-/// `ours` is in force, and these replace it: where a contract cannot be had and that which is in
-/// force for its VM can, the latter is admitted.
+/// Like [`of_vms`], but VM by VM: a contract that does not fit next to those before it is refused
+/// alone. The result replaces `ours`, the contracts in force; where a VM's new contract does not
+/// fit and its contract in force does, the latter is admitted.
 ///
 /// # Errors
 /// When the kernel's mechanisms cannot be read.
@@ -405,12 +405,12 @@ pub fn free_share(vms: &[&str], ours: &Ours) -> Result<Ratio> {
     Ok(Ratio(choose(&probe, None, false).map_or(0.0, |found| found.grant.free())))
 }
 
-/// Contracts in force, which what is admitted replaces.
+/// Contracts in force, which the admitted ones replace.
 #[derive(Clone, Debug, Default)]
 pub struct Ours {
-    /// The contracts.
+    /// Contracts as saved next to their journals.
     pub contracts: Vec<InForce>,
-    /// Processes of their VMs: what their threads have reserved is theirs.
+    /// Processes of these VMs, whose threads' reservations are not counted as load of others.
     pub processes: Vec<ProcessId>,
 }
 

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::uncovered::{self, Uncovered};
 use limits::{Direction, Limited, Unit, ceilings};
 
-/// What kind of thing acts.
+/// Kind of a control, which tells whether predictions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlKind {
@@ -41,15 +41,15 @@ pub enum ControlKind {
     Uncovered,
 }
 
-/// One thing that acts already.
+/// Control that acts on I/O and is set by no plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Control {
-    /// What kind of thing it is.
+    /// Kind of the control.
     pub kind: ControlKind,
     /// The VM on which it acts; `None` for one on several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
-    /// What it does, by what, and where nothing of ours can act, what to do.
+    /// Effect, what causes it, and the remedy where no setting of ours can act.
     pub text: String,
 }
 
@@ -71,25 +71,24 @@ impl std::fmt::Display for Control {
 /// All that acts already on the VMs of a spec.
 #[derive(Clone, Debug, Default)]
 pub struct Controls {
-    /// Each by name.
+    /// Controls to be reported, each with its text.
     pub list: Vec<Control>,
-    /// The same as a search takes it.
+    /// Their effect on each VM, as input of the planner.
     pub placements: Placements,
 }
 
 /// A VM of the spec with what is known of it here.
 pub(crate) struct Placed<'a> {
-    /// As the spec has it.
     pub vm: &'a Vm,
-    /// Its cgroup.
+    /// Cgroup in the hierarchy of the block I/O controller.
     pub cgroup: &'a Path,
-    /// Its VMM's drives, where a way leads to them, or why they are not known.
+    /// Drives of its VMM, or why they are unknown; `None` without a monitor to ask.
     pub drives: Option<std::result::Result<Vec<Drive>, String>>,
-    /// Its processes, or why they are not known.
+    /// Processes of the VM, or why they are unknown.
     pub pids: std::result::Result<Vec<u32>, String>,
     /// Whether its own cgroup's limits are the cap of the configuration, which a plan may change.
     pub has_cap: bool,
-    /// What no setting for the device acts on.
+    /// I/O on which no setting for the device acts.
     pub uncovered: Vec<Uncovered>,
 }
 
@@ -100,7 +99,7 @@ impl Placed<'_> {
     }
 }
 
-/// Where controls are looked for.
+/// Input of `survey`: files of the host, and the device.
 pub(crate) struct Survey<'a> {
     pub root: &'a Root,
     /// Hierarchy of the block I/O controller.
@@ -113,7 +112,7 @@ pub(crate) struct Survey<'a> {
     pub stack: &'a Stack,
 }
 
-/// What is on the way from the VMs to a device.
+/// Finds the controls between the VMs and a device.
 pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
     let Survey { root, io: cgroups, names, stack, .. } = *at;
     // All disks below have one weight, or there is no configuration.
@@ -245,8 +244,8 @@ fn disks(stack: &Stack) -> impl Iterator<Item = &BlockDevice> {
     std::iter::once(&stack.device).chain(below)
 }
 
-/// What a verification does not meet that runs the tasks on the host, past the VMM: `on_host` names
-/// these VMs.
+/// Notes on the controls that a verification bypasses where it runs a VM's tasks on the host
+/// instead of in the guest: QEMU's throttling. `on_host` tells for which VMs it does.
 pub fn bypassed(controls: &Controls, on_host: impl Fn(&str) -> bool) -> Vec<Control> {
     let of = |c: &&Control| c.kind == ControlKind::QemuThrottle && c.vm.as_deref().is_some_and(&on_host);
     let text = "without an agent its tasks run on the host, past QEMU and its throttling: a target that is met here may be missed in the guest; run qemu-guest-agent in it, and name its socket by `agent` \
@@ -281,7 +280,7 @@ pub(crate) fn shares_in_force(
     Some(Control { kind: ControlKind::Weights, vm: None, text })
 }
 
-/// Which VMs have a cgroup of their own below the root; the others are named with the remedy.
+/// Whether each VM has a cgroup of its own below the root; `list` gets the remedy for the others.
 fn own_cgroups(vms: &[Placed<'_>], list: &mut Vec<Control>) -> Vec<bool> {
     let mut own = Vec::new();
     for vm in vms {
@@ -331,7 +330,7 @@ fn incomparable(vms: &[Placed<'_>], placements: &Placements) -> Option<Control> 
     Some(Control { kind: ControlKind::Placement, vm: None, text })
 }
 
-/// What a control that the models do not know does; `None` where it does nothing.
+/// Effect of a control that the models do not know; `None` where it has none.
 fn unknown(other: &OtherControl) -> Option<String> {
     let of = other.cgroup.display();
     let text = match other.file {
@@ -351,8 +350,7 @@ fn unknown(other: &OtherControl) -> Option<String> {
     Some(text)
 }
 
-/// The drives that lie on the device: those whose file it is. Where none is found to, and there is
-/// but one disk, that is it.
+/// Drives on the device, by their files. Where none matches and the VM has one disk only, that one.
 pub(crate) fn on_device<'d>(root: &Root, names: &[PathBuf], drives: &'d [Drive]) -> Vec<&'d Drive> {
     let there = |drive: &&Drive| {
         let is = |file: &PathBuf| names.iter().any(|name| same_device(root, file, name));
@@ -398,7 +396,7 @@ fn throttled(drive: &Drive, vm: usize) -> Vec<Limited> {
     out
 }
 
-/// What libvirt puts in place of what QEMU holds now.
+/// Note that libvirt will replace QEMU's throttling by the limits that it has recorded.
 fn recorded(drive: &Drive, vm: &Vm) -> Option<Control> {
     let words = |limits: &ThrottleLimits| match limits.is_none() {
         true => "no limit".to_owned(),

@@ -1,5 +1,5 @@
-//! For which devices the settings in force of each VM were made: what it has open elsewhere, and
-//! what escapes its cgroup, is named while they are in force.
+//! Devices for which each VM's settings in force were made, so that its I/O on other devices or
+//! outside its cgroup is reported meanwhile.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(crate) const COVERED_FILE: &str = "covered.json";
 /// The devices of one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoveredVm {
-    /// Its name in the spec.
+    /// Name of the VM in the spec.
     pub vm: String,
     /// Kernel names of the disks.
     pub devices: Vec<String>,
@@ -27,7 +27,7 @@ pub struct CoveredVm {
     pub of_writes: Vec<String>,
 }
 
-/// What plans set for the VMs of these sites. Nothing of a lab's, which starts its VMs itself.
+/// Devices and settings of each VM in these plans. None for a lab, which starts its VMs itself.
 pub(crate) fn of<'a>(all: impl Iterator<Item = (&'a Plan, &'a Site)>) -> Vec<CoveredVm> {
     let mut found: Vec<CoveredVm> = Vec::new();
     for (plan, site) in all.filter(|(_, site)| site.lab.is_none()) {
@@ -60,7 +60,7 @@ pub(crate) fn save(all: &[CoveredVm], state_dir: &Path) -> Result<()> {
     write_state(state_dir, COVERED_FILE, &serde_json::to_vec_pretty(all)?)
 }
 
-/// What no setting in force acts on now, of the VMs that these were made for and that still run.
+/// I/O on which no setting in force acts now, of the settings' VMs that still run.
 ///
 /// # Errors
 /// When that is unknown.
@@ -79,7 +79,7 @@ pub fn uncovered(state_dir: &Path) -> Result<Vec<InForce>> {
 /// A part of a VM's I/O on which no setting in force acts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InForce {
-    /// What it is.
+    /// VM, kind and text of that I/O.
     #[serde(flatten)]
     pub of: Uncovered,
     /// Settings that are in force and do not hold because of it.
@@ -89,7 +89,7 @@ pub struct InForce {
 
 impl InForce {
     fn new(of: Uncovered, vm: &CoveredVm) -> Self {
-        // Of what is not known nobody can say that they hold.
+        // With an unknown kind it is not known whether the settings hold.
         let is_void = matches!(of.kind, UncoveredKind::WriteBack | UncoveredKind::Unknown);
         let void = if is_void { vm.of_writes.clone() } else { Vec::new() };
         Self { of, void }
@@ -108,7 +108,7 @@ impl std::fmt::Display for InForce {
     }
 }
 
-/// By the cgroup that it is in; a VM that has just ended writes nothing.
+/// Whether write-back is charged to the VM's cgroup; true for a VM that has just ended.
 fn charges_write_back(root: &Root, pids: &[u32]) -> Result<bool> {
     let Some(pid) = pids.first() else { return Ok(true) };
     let cgroups = Cgroups::detect(root)?;

@@ -1,4 +1,4 @@
-//! Before a device of the user is overwritten, or flooded: what uses it.
+//! Looks for users of a device before it is overwritten or flooded.
 
 use std::collections::BTreeSet;
 use std::path::Path;

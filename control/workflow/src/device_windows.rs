@@ -1,4 +1,4 @@
-//! How long requests of a device take, next to how long they took when it was measured.
+//! Time of a device's requests, compared with that when it was measured.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use crate::plan::load_profile;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
-/// Fewer requests say little.
+/// Least requests in a window that are judged.
 const FEWEST: u64 = 1_000;
-/// With more in flight a request waits for others, which says nothing about the device.
+/// Mean requests in flight above which latency includes waits for other requests.
 const MOST_IN_FLIGHT: f64 = 1.5;
-/// Share of requests of which nothing was measured.
+/// Largest share of writes that are judged by a profile without writes.
 const MOST_UNKNOWN: f64 = 0.1;
 
-/// Devices over windows that slide.
+/// I/O counters of devices over sliding windows.
 #[derive(Debug, Default)]
 pub struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
 
 impl DeviceWindows {
-    /// Looks at some devices; returns how slow they are, where that can be told: time of requests
-    /// as a multiple of what they took when each was alone.
+    /// Samples some devices; returns how slow they are, where known: time of requests as a multiple
+    /// of what they took when each was alone.
     pub fn look(
         &mut self,
         devices: &BTreeSet<PathBuf>,
@@ -38,8 +38,8 @@ impl DeviceWindows {
         self.judged(devices, root, dirs, now, slowness)
     }
 
-    /// As [`DeviceWindows::look`], also of devices with many requests in flight: there the multiple
-    /// is the least that it can be. A device is never slower than this says, and may look faster.
+    /// Like [`DeviceWindows::look`], also for devices with many requests in flight: there the
+    /// multiple is a lower bound, so the device is at least as slow.
     pub fn look_at_loaded(
         &mut self,
         devices: &BTreeSet<PathBuf>,

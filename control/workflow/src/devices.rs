@@ -20,10 +20,10 @@ pub type Predictions = HashMap<(String, String), Vec<Nanos>>;
 
 /// A spec on this host.
 pub struct Devices {
-    /// The whole file.
+    /// The spec with all its devices.
     pub host: HostSpec,
-    /// One for each of its parts, in order; never empty. [`Devices::find_each`] leaves out those
-    /// that it does not find.
+    /// Site of each part of the spec, in order; never empty. [`Devices::find_each`] leaves out the
+    /// parts that it does not find.
     pub sites: Vec<Site>,
 }
 
@@ -37,8 +37,8 @@ impl Devices {
         lost.into_iter().next().map_or(Ok(found), |(_, error)| Err(error))
     }
 
-    /// The same, also where some of them are not found: these lack in [`Devices::sites`], and come
-    /// with their places among the parts. Two devices that are one disk are both not found.
+    /// Like [`Devices::find`], but leaves out of [`Devices::sites`] what is not found and returns
+    /// each error with its index among the parts. Two devices that are one disk are both not found.
     #[must_use]
     pub fn find_each(host: HostSpec, dirs: &Dirs) -> (Self, Vec<(usize, Error)>) {
         let mut found: Vec<(usize, Site)> = Vec::new();
@@ -79,12 +79,12 @@ impl Devices {
         self.sites.iter().for_each(|site| site.load_bfq(progress));
     }
 
-    /// As [`Site::warn_without_bfq`].
+    /// Calls [`Site::warn_without_bfq`] for each device.
     pub fn warn_without_bfq(&self, progress: &dyn Progress) {
         self.sites.iter().for_each(|site| site.warn_without_bfq(progress));
     }
 
-    /// As [`Site::warn_without_agent`], once for each VM.
+    /// Warns as [`Site::warn_without_agent`], once for each VM.
     pub fn warn_without_agent(&self, progress: &dyn Progress) {
         let root = Root::default();
         self.host_vms()
@@ -111,7 +111,7 @@ impl Devices {
         }
     }
 
-    /// As [`Site::guard_data`].
+    /// Checks each device as [`Site::guard_data`].
     ///
     /// # Errors
     /// [`Kind::Guarded`] when a task would overwrite data.

@@ -1,4 +1,4 @@
-//! Where files lie.
+//! Paths of the files of an installation.
 
 use std::path::{Path, PathBuf};
 
@@ -28,25 +28,25 @@ impl Dirs {
         self.state.join("contracts").join("plan")
     }
 
-    /// Where the profile of a device is saved; see [`profile_key`].
+    /// Path of a device's profile; the key is from [`profile_key`].
     #[must_use]
     pub fn profile(&self, key: &str) -> PathBuf {
         self.state.join("profiles").join(format!("{key}.json"))
     }
 
-    /// Where the learned model of a device is saved.
+    /// Path of a device's learned model.
     #[must_use]
     pub fn model(&self, key: &str) -> PathBuf {
         self.state.join("models").join(format!("{key}.json"))
     }
 
-    /// Where the runs lie from which a model of a device was learned.
+    /// Path of the runs from which a device's model was learned.
     #[must_use]
     pub fn sweep(&self, key: &str) -> PathBuf {
         self.state.join("sweeps").join(format!("{key}.jsonl"))
     }
 
-    /// Where the CPU profile of a VM is saved.
+    /// Path of a VM's CPU profile.
     #[must_use]
     pub fn cpu_profile(&self, vm: &str) -> PathBuf {
         self.state.join("cpu-profiles").join(format!("{vm}.json"))
@@ -58,7 +58,7 @@ impl Dirs {
         self.run.join("fio")
     }
 
-    /// Only one rtvirtio at a time works on the VMs of a run directory.
+    /// Locks the run directory: only one rtvirtio at a time works on its VMs.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) with the holder's process.
@@ -86,7 +86,7 @@ pub fn profile_key(device: &Device) -> Result<String> {
     })
 }
 
-/// Text that tells contents apart.
+/// First 16 bytes of the SHA-256 of a content, in hex.
 pub(crate) fn digest(content: &[u8]) -> String {
     Sha256::digest(content).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -103,9 +103,8 @@ pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
     dir.replace(name, 0o644, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// As [`write_state`], of a file that means something with a journal only, which is written after
-/// it: a process that is killed leaves the old or the new one, and when the host crashes its
-/// content may be lost.
+/// Like [`write_state`] without a sync, for a file that is valid only with a journal written after
+/// it: a killed process leaves the old or the new content, a crash of the host may lose both.
 ///
 /// # Errors
 /// When it cannot be written.

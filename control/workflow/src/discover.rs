@@ -30,45 +30,45 @@ pub const DISCOVERY_SCHEMA: &str = "rtvirtio.discovery.v1";
 /// The virtual machines of this host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Discovery {
-    /// Always [`DISCOVERY_SCHEMA`].
+    /// Schema of the JSON, always [`DISCOVERY_SCHEMA`].
     pub schema: String,
-    /// By name.
+    /// Virtual machines, sorted by name.
     pub vms: Vec<FoundVm>,
     /// Processes that may be VMMs and cannot be looked into.
     pub unreadable: Vec<Unreadable>,
     /// URI of libvirt's daemon; `None` is [`LibvirtDomain::DEFAULT_URI`].
     pub uri: Option<String>,
-    /// How long their I/O was observed; `None` where it was not.
+    /// Length of the observation of their I/O; `None` without one.
     pub observed_ns: Option<Nanos>,
 }
 
-/// One virtual machine.
+/// A virtual machine that runs on this host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FoundVm {
-    /// Its name, made fit for a spec, and unique.
+    /// Name, made fit for a spec, and unique.
     pub name: String,
-    /// Which program runs it.
+    /// Program that runs it.
     pub vmm: Vmm,
     /// Process of the VMM.
     pub pid: u32,
-    /// How a spec names it.
+    /// Key by which a spec names it.
     pub reach: FoundReach,
     /// Socket of its monitor.
     pub qmp: Option<PathBuf>,
     /// Socket of its guest agent's channel.
     pub agent: Option<PathBuf>,
-    /// Its cgroup in the hierarchy of the block I/O controller.
+    /// Cgroup in the hierarchy of the block I/O controller.
     pub cgroup: Option<PathBuf>,
     /// Whether no other VM is in its cgroup, and the cgroup is not the root: only then do weights,
     /// limits and counters of the cgroup concern this VM alone.
     pub own_cgroup: bool,
-    /// Its disks.
+    /// Disks that its process has open.
     pub disks: Vec<FoundDisk>,
-    /// What is to be known about it, in sentences.
+    /// Limitations of what can be set or observed, in sentences.
     pub notes: Vec<String>,
 }
 
-/// How a spec names a virtual machine, the most lasting way that there is.
+/// Key by which a spec names a virtual machine: the most lasting that it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FoundReach {
@@ -84,16 +84,16 @@ pub enum FoundReach {
     Pid(u32),
 }
 
-/// What was seen of a disk, and by what.
+/// Observed I/O of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Activity {
-    /// What counted.
+    /// Origin of the counters.
     pub source: Source,
     /// By direction; directions at rest are left out.
     pub directions: Vec<Observed>,
 }
 
-/// What counted a VM's requests.
+/// Origin of the counters of a VM's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {

@@ -1,4 +1,4 @@
-//! The I/O domain as the product runs it: planned, started, asked, stopped.
+//! The I/O domain as the product runs it: plan, start, status, stop.
 
 pub mod client;
 pub mod live;
@@ -26,9 +26,9 @@ use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::progress::Progress;
 
-/// How long a domain may take from its start to its first answer.
+/// Timeout from the start of an I/O domain to its first answer.
 const START: Duration = Duration::from_secs(3);
-/// Time between two questions to one that does not answer yet.
+/// Interval between status requests to an I/O domain that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// A path that does not depend on where this program was started.
@@ -36,19 +36,19 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Whether a file is a domain's configuration rather than a spec, which has VMs and may have
+/// Whether a file is an I/O domain's configuration rather than a spec, which has VMs and may have
 /// several devices too.
 #[must_use]
 pub fn is_config(path: &Path) -> bool {
     let Ok(text) = read_config_text(path, CONFIG_LIMIT) else { return false };
     let has = |title: &str| text.lines().any(|line| line.trim_start().starts_with(title));
-    // Ports are those of a domain: a spec's network has none.
+    // Only an I/O domain has ports: a spec's network has none.
     (has("[[device]]") || has("[[network.port]]")) && !has("[[vm]]")
 }
 
 /// A configuration file that can be applied.
 pub struct Config {
-    /// What it says.
+    /// Parsed content of the file.
     pub file: File,
     text: String,
     path: PathBuf,
@@ -75,10 +75,10 @@ pub fn load(path: &Path) -> Result<Config> {
 }
 
 impl Config {
-    /// What [`Config::start`] would do, line by line, after all that a start checks.
+    /// Actions of [`Config::start`], one a line, after all checks of a start.
     ///
     /// # Errors
-    /// A configuration that the domain would refuse.
+    /// A configuration that the I/O domain would refuse.
     pub fn preview(&self, source: &Path, dirs: &Dirs, progress: &dyn Progress) -> Result<Vec<String>> {
         if rustix::process::geteuid().is_root() {
             plan::check(&self.file, source)?;
@@ -93,19 +93,19 @@ impl Config {
         ])
     }
 
-    /// Whether it is the file of an applied domain itself, in the state directory.
+    /// Whether it is the applied I/O domain's own file, in the state directory.
     fn is_the_applied(&self, dirs: &Dirs) -> bool {
         let real = |path: &Path| std::fs::canonicalize(path).ok();
         let applied = real(&process::config_path(&dirs.state));
         applied.is_some() && real(&self.path) == applied
     }
 
-    /// Starts the domain on it; its process. One that has ended is started again on its own file
-    /// only.
+    /// Starts the I/O domain with it and returns the process id. One that has ended is started
+    /// again only with its own file.
     ///
     /// # Errors
-    /// [`Kind::InForce`](crate::Kind::InForce) when one is applied already; what it reports when it
-    /// does not start.
+    /// [`Kind::InForce`](crate::Kind::InForce) when one is applied already; the I/O domain's error
+    /// when it does not start.
     pub fn start(&self, dirs: &Dirs, progress: &dyn Progress) -> Result<u32> {
         // No other process applies or reverts meanwhile.
         let _session = Session::open(&dirs.state)?;
@@ -146,7 +146,7 @@ impl Config {
         process::start(Command::new(program()), &Start { config, control, source, again }, &dirs.state)
     }
 
-    /// The status of the domain that was started on it.
+    /// Status of the I/O domain that was started with it.
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) when another process answers.
@@ -155,20 +155,20 @@ impl Config {
     }
 }
 
-/// The process of an applied domain.
+/// Processes of an applied I/O domain.
 #[derive(Serialize)]
 pub struct DomainStatus {
-    /// Its processes; more than one only while it is started.
+    /// Process ids; more than one only during the start.
     pub pids: Vec<u32>,
-    /// Why it is not known whether it runs.
+    /// Error for which its state is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Its configuration, of one that has ended: `apply` of it starts it again.
+    /// Configuration of an I/O domain that has ended: `apply` of it starts it again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
 }
 
-/// State of an applied domain; `None` where none is applied.
+/// State of an applied I/O domain; `None` where none is applied.
 #[must_use]
 pub fn status(dirs: &Dirs) -> Option<DomainStatus> {
     match process::find(&dirs.state) {
@@ -194,39 +194,39 @@ impl DomainStatus {
     }
 }
 
-/// Outcome of `revert` for the domain.
+/// Outcome of `revert` for the I/O domain.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {
-    /// None was applied.
+    /// No I/O domain was applied.
     None,
-    /// It is stopped, or had ended already; its files are removed.
+    /// Stopped, or had ended already; its files are removed.
     Stopped {
-        /// Its processes.
+        /// Ids of the stopped processes.
         pids: Vec<u32>,
-        /// Where its configuration is, which was edited since it was applied.
+        /// Copy of its configuration if that was edited since it was applied.
         #[serde(skip_serializing_if = "Option::is_none")]
         kept: Option<PathBuf>,
     },
-    /// It is as it was.
+    /// Not removed, or only in part: it may still run.
     Left {
-        /// Its processes, as far as they are known.
+        /// Process ids, as far as they are known.
         pids: Vec<u32>,
-        /// Why, with the remedy.
+        /// Error, with the remedy.
         why: String,
     },
 }
 
 impl Fate {
-    /// Whether every part of the domain is removed.
+    /// Whether every part of the I/O domain is removed.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self, Self::Left { .. })
     }
 }
 
-/// Stops an applied domain, unless guests are attached and it is not to be stopped under them. The
-/// state directory is locked by the caller.
+/// Stops an applied I/O domain, unless guests are attached and it is not to be stopped under them.
+/// The state directory is locked by the caller.
 #[must_use]
 pub fn stop(dirs: &Dirs, under_guests: bool) -> Fate {
     let left = |pids, e: Error| Fate::Left { pids, why: format!("{e:#}") };
@@ -274,7 +274,7 @@ fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     let attached = loop {
         match attached() {
             Ok(attached) => break attached,
-            // One that has ended serves none.
+            // An I/O domain that has ended serves no guest.
             Err(_) if have_ended(processes)? => return Ok(()),
             Err(e) if Instant::now() > deadline => return Err(e).context(unknown),
             // After a crash of `apply` it may be starting still.
@@ -301,7 +301,7 @@ fn have_ended(processes: &[Process]) -> Result<bool> {
 }
 
 /// Fails where the configuration's control socket is answered although no process holds the lock,
-/// as that of a domain which another program started.
+/// as by an I/O domain that another program started.
 fn nothing_answers(dirs: &Dirs) -> Result<()> {
     // An unreadable file names no process and is removed with the others.
     let Ok(file) = applied(dirs) else { return Ok(()) };

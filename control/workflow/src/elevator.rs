@@ -1,4 +1,4 @@
-//! The host's elevator, changed while something is measured.
+//! Changes of the host's elevator for a measurement.
 
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
 use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
@@ -91,7 +91,7 @@ fn refuse_held(device: &Stack, dirs: &Dirs, root: &Root) -> Result<()> {
     };
     let ours = names(device);
     for held in held::devices(dirs)? {
-        // One that is gone is none of these.
+        // A device that is gone is none of these disks.
         let Ok(of) = Stack::find(root, &held) else { continue };
         if names(&of).iter().any(|name| ours.contains(name)) {
             bail!(

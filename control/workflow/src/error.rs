@@ -1,4 +1,4 @@
-//! One error for all steps: what kind it is, where it happened, what caused it.
+//! One error type for all steps: its kind, where it happened, its cause.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -19,7 +19,7 @@ pub enum Kind {
     File,
     /// An argument cannot be used as it is.
     Argument,
-    /// A VM, a domain or a lab that is named does not run, or does not answer.
+    /// A VM, an I/O domain or a lab that is named does not run, or does not answer.
     NotRunning,
     /// A profile or a model is missing, or is of another device, kernel or VM.
     NotMeasured,
@@ -37,12 +37,12 @@ pub enum Kind {
     System,
 }
 
-/// Why a step was not done. Its message names the remedy where there is one.
+/// Error of a step. The message names the remedy where there is one.
 ///
 /// `{}` shows the outermost message; `{:#}` the whole chain on one line.
 pub struct Error {
     kind: Kind,
-    /// Outermost first.
+    /// Messages in front of the source, outermost first.
     context: Vec<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -62,12 +62,12 @@ impl Error {
         Self::new(Kind::Cancelled, "stopped as asked")
     }
 
-    /// An error of a lower floor.
+    /// Wraps an error of a lower crate.
     pub fn from_source(kind: Kind, source: impl StdError + Send + Sync + 'static) -> Self {
         Self { kind, context: Vec::new(), source: Some(Box::new(source)) }
     }
 
-    /// Its kind.
+    /// Kind, on which a caller can act.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -86,7 +86,7 @@ impl Error {
         None
     }
 
-    /// The same error with a message in front.
+    /// Adds a message in front of the others.
     pub(crate) fn within(mut self, context: String) -> Self {
         self.context.insert(0, context);
         self
@@ -137,7 +137,7 @@ impl StdError for Error {
     }
 }
 
-/// Errors of lower floors, with their kind.
+/// Conversions of lower crates' errors, each with its kind.
 macro_rules! from {
     ($($source:ty => $kind:expr;)*) => { $(
         impl From<$source> for Error {
@@ -193,13 +193,13 @@ from! {
 
 /// Says where an error happened.
 pub trait Context<T> {
-    /// With a message in front.
+    /// Adds a message in front.
     ///
     /// # Errors
     /// The same, with the message.
     fn context(self, message: impl Into<String>) -> Result<T>;
 
-    /// The same with a message that is made only when it is needed.
+    /// Like [`Context::context`], with a message that is made only on an error.
     ///
     /// # Errors
     /// The same, with the message.

@@ -54,7 +54,7 @@ pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// When and by which version a result is made.
+/// Time and version of a result, as text.
 #[must_use]
 pub fn generated() -> String {
     let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z");

@@ -45,7 +45,7 @@ pub fn load_spec(path: &Path) -> Result<Spec> {
 /// A VM on this host. Its processes are looked up at their first use, so that a step which needs
 /// only cgroups asks no monitor, and one which needs only threads needs no block I/O hierarchy.
 pub struct HostVm {
-    /// Its name in the spec, or `pid N`.
+    /// Name in the spec, or `pid N`.
     pub name: String,
     /// Socket of the guest agent, where the spec names it.
     agent: Option<PathBuf>,
@@ -55,13 +55,13 @@ pub struct HostVm {
     handle: OnceCell<VmHandle>,
 }
 
-/// How a VM is reached.
+/// Handle by which a VM is found.
 enum HostReach {
     /// The process of its VMM.
     Process(u32),
     /// A cgroup that holds its processes.
     Cgroup(PathBuf),
-    /// QEMU's monitor.
+    /// Socket of QEMU's monitor.
     Monitor(PathBuf),
     /// A domain of libvirt, looked up at its first use.
     Domain(LibvirtDomain, OnceCell<RunningDomain>),
@@ -113,7 +113,7 @@ impl HostVm {
         }
     }
 
-    /// Its processes; none for the lab's VMs of processes, which come and go.
+    /// Process ids of the VM; none for the lab's VMs of processes, which come and go.
     ///
     /// # Errors
     /// As [`HostVm::handle`].
@@ -137,8 +137,8 @@ impl HostVm {
         }
     }
 
-    /// Its drives with what throttles them: of a domain by libvirt, which asks QEMU, else by the
-    /// monitor. `None` where no way leads to either.
+    /// Drives with their throttling: for a domain of libvirt by libvirt, which asks QEMU, else by
+    /// the monitor. `None` without either.
     ///
     /// # Errors
     /// As [`HostVm::handle`].
@@ -150,7 +150,7 @@ impl HostVm {
         }
     }
 
-    /// Its processes, and the roles of its threads as far as the monitor names them.
+    /// Processes of the VM, and its threads' roles as far as the monitor names them.
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it has ended; a monitor that does not
@@ -159,7 +159,7 @@ impl HostVm {
         self.handle_under(&Root::default(), &|line| progress.warn(line))
     }
 
-    /// The same with the files of this root; `warn` gets a line where roles are less sure.
+    /// Like [`HostVm::handle`], below this root; `warn` gets a line where roles are less sure.
     pub(crate) fn handle_under(&self, root: &Root, warn: &dyn Fn(&str)) -> Result<VmHandle> {
         if let Some(handle) = self.handle.get() {
             return Ok(handle.clone());
@@ -183,7 +183,7 @@ impl HostVm {
                 }
                 found
             }
-            // Its number may be another process's by now.
+            // The process id may be another process's by now.
             HostReach::LabGuest { process, .. } if !process.is_alive() => bail!(
                 NotRunning,
                 "the lab's QEMU of vm {} (process {}) has ended: `rtvirtio-lab down`, then `rtvirtio-lab up` again",
@@ -201,7 +201,7 @@ impl HostVm {
         Ok(self.handle.get_or_init(|| handle).clone())
     }
 
-    /// Its cgroup in the hierarchy of the block I/O controller.
+    /// Cgroup of the VM in the hierarchy of the block I/O controller.
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) when the VM does not run.
@@ -235,7 +235,7 @@ impl HostVm {
         .with_context(|| self.context())
     }
 
-    /// Its guest agent; `None` without one, or while the guest of a domain has none connected.
+    /// Guest agent of the VM; `None` without one, or while a libvirt domain's is not connected.
     ///
     /// # Errors
     /// As [`HostVm::handle`].
@@ -254,13 +254,13 @@ impl HostVm {
     /// host. `None` when the spec names none.
     ///
     /// # Errors
-    /// As [`HostVm::handle`]; a domain that has no such disk, or a disk that tasks cannot use from
-    /// there.
+    /// As [`HostVm::handle`]; a libvirt domain without such a disk, or a disk that tasks cannot use
+    /// from there.
     pub fn disk(&self, root: &Root) -> Result<Option<PathBuf>> {
         self.disk.as_ref().map(|disk| self.disk_at(root, disk)).transpose()
     }
 
-    /// Where tasks find a disk of this VM, as [`HostVm::disk`].
+    /// Path of a disk of this VM for its tasks, as [`HostVm::disk`].
     ///
     /// # Errors
     /// As [`HostVm::disk`].
@@ -289,7 +289,7 @@ impl HostVm {
         self.disk.is_some()
     }
 
-    /// What a reader of results has to know about its guest agent.
+    /// Note for readers of results where the guest agent is disconnected or cannot run tasks.
     pub(crate) fn agent_note(&self, root: &Root) -> Option<String> {
         match &self.reach {
             HostReach::Domain(..) => {
@@ -319,7 +319,7 @@ impl HostVm {
         }
     }
 
-    /// The domain of this start.
+    /// The libvirt domain of the current start of the VM.
     fn domain(&self, root: &Root) -> Result<RunningDomain> {
         let HostReach::Domain(of, found) = &self.reach else {
             bail!(Argument, "vm {} is no domain of libvirt", self.name)
@@ -331,7 +331,7 @@ impl HostVm {
         Ok(found.get_or_init(|| domain).clone())
     }
 
-    /// Roles of a domain's threads. libvirt has QEMU name its threads (`debug-threads=on`), so
+    /// Roles of a libvirt domain's threads. libvirt has QEMU name them (`debug-threads=on`), so
     /// that the monitor, whose use taints the domain, is asked only where no name shows a vCPU.
     fn named(&self, root: &Root, domain: &RunningDomain) -> Result<Named> {
         let threads = discover(root, &VmHandle::of_pid(domain.process.pid))
@@ -343,8 +343,8 @@ impl HostVm {
         asked.with_context(|| self.context())
     }
 
-    /// Its processes, where they last as long as the VM: `None` for the lab's VMs of processes, and
-    /// where they are not known.
+    /// Process ids that last as long as the VM: `None` for the lab's VMs of processes, and where
+    /// they are not known.
     pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Option<Vec<u32>> {
         match &self.reach {
             HostReach::LabProcesses(_) => None,
@@ -395,7 +395,7 @@ pub fn find(target: Option<&str>, only: Option<&str>, dirs: &Dirs) -> Result<Vec
     Ok(chosen)
 }
 
-/// What the lab starts for these VMs.
+/// Kind of VM that the lab starts for these; `None` for VMs that run without a lab.
 fn lab_kind(vms: &[Vm]) -> Option<LabKind> {
     vms.iter().find_map(|vm| match vm.reach {
         Reach::Lab(kind) => Some(kind),
@@ -426,7 +426,7 @@ pub(crate) fn of_spec_in(spec: &Spec, lab: Option<&Inventory>) -> Result<Vec<Hos
     }
 }
 
-/// One VM of a spec. The others need not run.
+/// A VM of a spec by name. The others need not run.
 ///
 /// # Errors
 /// When there is no such VM.
@@ -475,10 +475,10 @@ fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
     Qmp::connect(socket, QMP_TIMEOUT).and_then(|mut qmp| Named::ask(&mut qmp))
 }
 
-/// QEMU's process by one of the threads that its monitor names: the process that listens on the
-/// socket may be a manager's, which opens it for QEMU. Thread ids of another PID namespace mean
-/// other threads here, and the wrong ones must not become real-time: so the process must be the one
-/// at the other end of the connection, or have the socket open.
+/// Finds QEMU's process by one of the threads that its monitor names: the process that listens on
+/// the socket may be a manager's, which opens it for QEMU. Thread ids of another PID namespace mean
+/// other threads here, and the wrong ones must not become real-time: so the process must be the
+/// peer of the connection, or have the socket open.
 fn of_monitor(root: &Root, socket: &Path) -> Result<VmHandle> {
     const ELSEWHERE: &str =
         "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";

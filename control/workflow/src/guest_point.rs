@@ -1,4 +1,4 @@
-//! I/O as one VM of a lab sees it when it runs alone: what virtualisation itself adds.
+//! I/O of one VM of a lab that runs alone: the overhead of virtualisation.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::error::{Context as _, Error, Result, bail, ensure};
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// How long each of the two runs measures.
+/// Measured length of each of the two runs.
 const LENGTH: Duration = Duration::from_secs(5);
 /// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference
 /// of the runs in CPU time is the requests' alone: fio's start and the guest's idle ticks are in
@@ -45,7 +45,7 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
             Ok((task, qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before))
         })
         .collect();
-    // First of all, also after Ctrl-C.
+    // Before any error, also after Ctrl-C.
     elevator.put_back()?;
     let runs = probed?;
     let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { bail!(System, "a probe is missing") };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rtvirtio_apply::{GuestFiles, Guests};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError};
 
-/// How long an agent may take: a guest under emulation, busy with I/O, answers slowly.
+/// Timeout of an agent's answer: a guest under emulation, busy with I/O, answers slowly.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
 const LARGEST: usize = 4096;

@@ -1,5 +1,5 @@
-//! Which program holds what is in force: `rtvirtio apply`, the service, or the agent of a cluster's
-//! resource. Each has journals of its own, and what one holds the others leave alone.
+//! Programs that hold settings in force: `rtvirtio apply`, the service, or the agent of a cluster's
+//! resource. Each has its own journals and leaves the settings of the others alone.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::started::{self, StartedVm};
 /// A program that holds settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// `rtvirtio apply`.
+    /// The command `rtvirtio apply`.
     Apply,
     /// `rtvirtiod`, for the VM that its contract calls so.
     Service(String),
@@ -36,7 +36,7 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// What takes its settings of a VM away.
+    /// Command that puts its settings of a VM back, for the user.
     fn remedy(&self) -> String {
         match self {
             Self::Apply => "`rtvirtio revert` first".to_owned(),
@@ -50,16 +50,16 @@ impl Holder {
     }
 }
 
-/// What the agent of a resource has put in force.
+/// Settings that a Pacemaker resource agent has in force.
 #[derive(Clone, Debug)]
 pub struct OfResource {
-    /// The resource.
+    /// Name of the resource.
     pub resource: String,
-    /// Its VMs.
+    /// VMs with their processes at that time.
     pub vms: Vec<StartedVm>,
-    /// Its CPU contracts.
+    /// CPU contracts of these VMs.
     pub cpu: Vec<InForce>,
-    /// How its settings stand.
+    /// State of its settings on the machine.
     pub status: Status,
 }
 
@@ -78,7 +78,7 @@ impl OfResource {
     }
 }
 
-/// Where the agent keeps the journal of a resource's contract.
+/// Directories with the journal of a resource's contract.
 #[must_use]
 pub fn resource_dirs(dirs: &Dirs, resource: &str) -> Dirs {
     Dirs { state: scopes::dir(dirs).join(resource), run: dirs.run.clone() }
@@ -102,7 +102,7 @@ fn journals(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// What agents have put in force here since the host was started.
+/// Settings that agents have put in force since this host was booted.
 ///
 /// # Errors
 /// When a journal, or a file next to it, cannot be read.
@@ -119,9 +119,8 @@ pub fn resources(dirs: &Dirs) -> Result<Vec<OfResource>> {
     Ok(all)
 }
 
-/// The CPU contracts that agents hold for VMs that have not all ended; those of an earlier start of
-/// the host have. Journals are not read: a damaged one of one resource keeps no other VM from its
-/// contract.
+/// CPU contracts that agents hold for VMs that have not all ended. Journals are not read, so that a
+/// damaged one blocks no other VM's contract.
 pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
     let mut all = Vec::new();
     for (_, path) in journals(dirs)? {
@@ -134,8 +133,8 @@ pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
     Ok(all)
 }
 
-/// Fails where another program than this one holds settings of one of these VMs: of its name, or
-/// of one of its processes. Two hands on one VM would each put back what the other has set.
+/// Fails where another program than this one holds settings of one of these VMs, found by name or
+/// process: each would put back what the other has set.
 ///
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce) with the holder and the remedy; when what is in force
@@ -146,7 +145,7 @@ pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
     refuse_held(vms, own, &held)
 }
 
-/// As [`refuse`], where the service itself asks and knows what it has in force: `beside`.
+/// Like [`refuse`], for the service itself, whose settings in force are known: `beside`.
 ///
 /// # Errors
 /// As [`refuse`].
@@ -160,7 +159,7 @@ fn held_by_service(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     let unseen = |name: &str| StartedVm { vm: name.to_owned(), processes: Vec::new() };
     let mut held: Vec<(Holder, StartedVm)> = Vec::new();
     for name in scopes::vms(dirs)? {
-        // Damaged, it is held all the same.
+        // With a damaged file the VM's settings are in force all the same.
         let of = scopes::in_force(dirs, &name).ok().flatten();
         let of = of.map_or_else(|| unseen(&name), |of| StartedVm { vm: of.vm, processes: of.processes });
         held.push((Holder::Service(name), of));
@@ -168,7 +167,7 @@ fn held_by_service(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     Ok(held)
 }
 
-/// What other programs than the service hold.
+/// Settings of the programs other than the service, with their VMs.
 fn held_elsewhere(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     let mut held: Vec<(Holder, StartedVm)> = Vec::new();
     held.extend(started::started(&dirs.state)?.into_iter().map(|vm| (Holder::Apply, vm)));
@@ -195,7 +194,7 @@ fn refuse_held(vms: &[StartedVm], own: &Holder, held: &[(Holder, StartedVm)]) ->
     Ok(())
 }
 
-/// As [`refuse`], of VMs whose processes are not known yet.
+/// Like [`refuse`], for VMs whose processes are not known yet.
 ///
 /// # Errors
 /// As [`refuse`].

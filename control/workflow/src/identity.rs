@@ -1,5 +1,5 @@
-//! What tells devices of one name apart: a name is given to another disk after a reboot, a loop
-//! device to another file, a twin's name to another file in another directory.
+//! Identities of devices beyond their names: after a reboot a name may be given to another disk, a
+//! loop device to another file, a twin's name to another file in another directory.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use rtvirtio_spec::Device;
 
 use crate::error::{Context as _, Result, ensure};
 
-/// What a block device is besides its name: a drive's WWID or serial number, a volume's UUID, the
-/// file behind a loop device. `None` where nothing is known.
+/// Identity of a block device: a drive's WWID or serial number, a volume's UUID, the file behind a
+/// loop device. `None` where none is known.
 pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<String>> {
     if let Some(known) = device.identity(root)? {
         return Ok(Some(known));
@@ -20,9 +20,8 @@ pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<Strin
     Ok(file.map(|file| format!("the file {file}")))
 }
 
-/// The same of a spec's device: of one that the lab makes, what it is made from. `None` for a
-/// built-in twin, whose name is enough, and for a disk that is not here, as in a plan for another
-/// machine.
+/// Identity of a spec's device; for one that the lab makes, its source. `None` for a built-in twin,
+/// whose name is enough, and for a disk that is not here, as in a plan for another machine.
 pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
     match device {
         Device::Twin { profile, .. } if profile.contains('/') => {

@@ -13,7 +13,7 @@ use crate::error::{Context as _, Result, bail};
 use crate::plan_file::HostPlan;
 use crate::started::VMS_FILE;
 
-/// The plan in force.
+/// Name of the file with the plan in force.
 const PLAN_FILE: &str = "plan.json";
 
 /// Saves the plan that is about to be journaled. Without a journal it means nothing.

@@ -20,13 +20,13 @@ const FILE: &str = "inventory.json";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     schema: String,
-    /// Where the spec came from.
+    /// Name of the spec's file, for messages.
     pub spec_name: String,
     /// The spec's text: the file may change while the VMs run.
     pub spec_text: String,
     /// The shared block device.
     pub device: PathBuf,
-    /// Its name, as text.
+    /// Description of the device for result files.
     pub device_text: String,
     /// VMM and version, `none` for process VMs.
     pub vmm: String,
@@ -34,29 +34,29 @@ pub struct Inventory {
     pub accelerator: String,
     /// The I/O domain between device and guests, if there is one.
     pub domain: Option<ProcessId>,
-    /// In spec order.
+    /// VMs in the order of the spec.
     pub vms: Vec<ListedVm>,
 }
 
-/// One VM.
+/// A VM of the lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedVm {
     /// Name in the spec.
     pub name: String,
-    /// Its cgroup below the hierarchy's root.
+    /// Cgroup, as a path below the hierarchy's root.
     pub cgroup: PathBuf,
     /// The QEMU guest; `None` for a process VM.
     pub guest: Option<ListedGuest>,
-    /// Its part of the device, for tasks that run on the host.
+    /// Region of the device for tasks that run on the host.
     pub region: Region,
 }
 
-/// How a QEMU guest is reached.
+/// Process, sockets and disk of a QEMU guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedGuest {
-    /// QEMU's process.
+    /// Process of the guest's QEMU.
     pub process: ProcessId,
-    /// The monitor's socket.
+    /// Socket of QEMU's monitor.
     pub qmp: PathBuf,
     /// The guest agent's socket.
     pub agent: PathBuf,

@@ -1,4 +1,4 @@
-//! Contracts in force hold for threads that appear later too.
+//! Keeps contracts in force also for threads that appear later.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,11 +28,11 @@ pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
-/// Between two looks whether a VM was found, at most.
+/// Longest interval between two checks for VMs that were found.
 const ARRIVALS: Duration = Duration::from_millis(50);
-/// How long a scan waits for a monitor: the roles of new threads are then not certain.
+/// Timeout of a monitor in a scan; without its answer the roles of new threads are uncertain.
 const LOOK_UP: Duration = Duration::from_millis(200);
-/// How contracts are kept.
+/// Options of keeping contracts.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepOptions {
     /// Time between two scans for new threads.
@@ -42,7 +42,7 @@ pub struct KeepOptions {
     pub split_every: Duration,
 }
 
-/// Why keeping ended.
+/// Reason for the end of keeping contracts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The user stopped it; what is in force stays.
@@ -55,7 +55,7 @@ pub enum Ended {
 
 /// Changed settings of one VM's threads.
 pub struct Amendment<'a> {
-    /// The VM.
+    /// Name of the VM.
     pub vm: &'a str,
     /// Settings that were written, belong to another program by now, or failed.
     pub amended: &'a Amended,
@@ -111,7 +111,7 @@ pub fn keep(
     let mut follower =
         if sought.values().any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
     let (mut failures, mut lookups) = (Failures::default(), Failures::default());
-    // Whether the thread that follows urgency has seen that.
+    // Whether the thread that follows urgency has seen the revert.
     let mut put_back = false;
     let mut next = Instant::now();
     while !progress.is_cancelled() {
@@ -225,9 +225,9 @@ fn is_of_all(error: &Error) -> bool {
     )
 }
 
-/// What a scan of one VM came to.
+/// Outcome of a scan of one VM.
 enum Scan {
-    /// Others are at work: the next scan looks again.
+    /// The lock is held by another rtvirtio: the next scan tries again.
     Busy,
     /// Nothing was to be written.
     Done,
@@ -237,7 +237,7 @@ enum Scan {
     Replaced,
 }
 
-/// Finds new threads, and takes them in.
+/// Finds new threads of a VM, and gives them the contract's settings.
 ///
 /// # Errors
 /// Those threads are looked at again by the next scan.
@@ -276,7 +276,7 @@ fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures, search: &m
     };
     match session.applied_by()? {
         Some(now) if now == keeper.by => {}
-        // The loop sees it.
+        // The loop notices that the journal is gone.
         None => return Ok(Scan::Busy),
         Some(_) => return Ok(Scan::Replaced),
     }

@@ -1,4 +1,4 @@
-//! One VM's contract in force, and what takes its new threads in.
+//! A VM's contract in force, and the writes that extend it to new threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const LOOKUPS: u32 = 10;
 /// libvirt puts a thread that it has hot-plugged into a cgroup of its own, where the kernel takes
 /// no real-time thread: until that has happened such a thread is left as it was born.
 const LIBVIRT_SETTLES: Duration = Duration::from_millis(500);
-/// How long CPU use is observed before a budget is split by it.
+/// Time for which CPU use is observed before a budget is split by it.
 const OBSERVED: Duration = Duration::from_secs(1);
 
 /// A VM whose contract is kept.
@@ -41,26 +41,26 @@ pub struct Kept {
 /// A thread without settings.
 #[derive(Clone, Copy)]
 struct Pending {
-    /// How often it was looked up.
+    /// Number of lookups so far.
     lookups: u32,
-    /// From when on it may be taken in.
+    /// Earliest time at which it may get settings.
     from: Instant,
-    /// Whether it was there at the first look, or is to be taken in anew.
+    /// Whether it was there at the first poll, or is to get settings again.
     is_known: bool,
 }
 
-/// What takes new threads into a contract.
+/// Writes that extend a contract to new threads.
 pub struct TakeIn {
-    /// The writes, and what is to be known about them.
+    /// The writes, and notes on the contract.
     pub settings: Settings,
     threads: Vec<Thread>,
-    /// Those that it takes in.
+    /// Threads to which the writes apply.
     taken: BTreeSet<Key>,
     at: Instant,
 }
 
 impl Kept {
-    /// CPU time counts from here.
+    /// Starts to keep a contract in force; CPU time counts from now.
     #[must_use]
     pub fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
         Self {
@@ -126,14 +126,14 @@ impl Kept {
         self.watcher.has_polled().then(|| self.pending.values().filter(is_outside).count())
     }
 
-    /// Whether any of them may be taken in now.
+    /// Whether a new thread may get settings now.
     #[must_use]
     pub fn has_next(&self) -> bool {
         let now = Instant::now();
         self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
     }
 
-    /// The contract.
+    /// Contract in force, with its current level.
     #[must_use]
     pub fn contract(&self) -> &InForce {
         &self.of
@@ -151,7 +151,7 @@ impl Kept {
         self.pending.len()
     }
 
-    /// Gives the VM another place among those of its order. All its threads are taken in anew.
+    /// Changes the VM's level among those of its order. All its threads get settings again.
     pub fn set_level(&mut self, level: Level) {
         self.of.level = level;
         let now = Pending { lookups: 0, from: Instant::now(), is_known: true };
@@ -159,9 +159,9 @@ impl Kept {
         self.pending.extend(all);
     }
 
-    /// Finds new threads; what takes them in is to be written, and [`Kept::written`] called then.
-    /// `None` where there is nothing to do. `look_up` finds the VM's processes and roles anew;
-    /// threads of the kernel for the VM are looked for among `processes`.
+    /// Finds new threads and returns the writes for them; [`Kept::written`] is to be called after
+    /// these. `None` where there is nothing to do. `look_up` finds the VM's processes and roles
+    /// again; threads of the kernel for the VM are looked for among `processes`.
     ///
     /// # Errors
     /// When `/proc` cannot be read. A VM that has ended is no error.
@@ -190,8 +190,8 @@ impl Kept {
         Ok(())
     }
 
-    /// As [`Kept::scan`], without looking for further threads: the next piece of those that the
-    /// last scan has found.
+    /// Like [`Kept::scan`], without looking for further threads: the writes for the next piece of
+    /// those that the last scan has found.
     ///
     /// # Errors
     /// As [`Kept::scan`].
@@ -209,8 +209,7 @@ impl Kept {
             return Ok(None);
         }
         if has_new {
-            // A monitor that is taken, or a VM that is ending, only costs the certainty of the
-            // roles.
+            // A busy monitor or an ending VM only costs the certainty of the roles.
             if let Some(handle) = look_up() {
                 self.handle = handle;
             }
@@ -301,7 +300,7 @@ impl Kept {
         Ok(())
     }
 
-    /// What [`Kept::scan`] asked for has been written.
+    /// Notes that the writes of [`Kept::scan`] have been made.
     pub fn written(&mut self, done: TakeIn) {
         self.pending = still_pending(&self.pending, &done.threads, done.at, Some(&done.taken), |_| false);
         if self.of.backend == Backend::Deadline {

@@ -1,5 +1,5 @@
-//! What rtvirtio left on this host although its process is gone: named by `check`, removed by
-//! `revert`, and by the laboratory what is the laboratory's.
+//! Leftovers of rtvirtio on this host whose process is gone: named by `check`, removed by `revert`,
+//! those of the laboratory by the laboratory.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ pub fn lab_groups(root: &Root) -> Result<Vec<OurGroup>> {
     Ok(all.into_iter().filter(is_of_a_lab).collect())
 }
 
-/// Where twins are mounted whose lab's state is gone.
+/// Mount points of twins whose lab's state is gone.
 ///
 /// # Errors
 /// When the mounts cannot be read.
@@ -107,7 +107,7 @@ fn left(root: &Root, groups: Vec<OurGroup>) -> std::result::Result<Vec<OurGroup>
     Ok(left)
 }
 
-/// Also the groups that an experiment makes for itself.
+/// Whether a cgroup is of a lab, or of an experiment.
 fn is_of_a_lab(group: &OurGroup) -> bool {
     let name = group.dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     is_known_by(group, LAB_FILE) || name.starts_with("rtvirtio-bench-")

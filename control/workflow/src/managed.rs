@@ -1,5 +1,5 @@
 //! VMs by the names that their manager gives them: domains of libvirt, and numbers of Proxmox VE.
-//! What leads to their processes is looked up anew by each command.
+//! Each command looks up their processes again.
 
 use std::fs;
 use std::io;
@@ -13,12 +13,12 @@ use rtvirtio_vmm::libvirt::{Disk, Lookup, RunningDomain, Virsh};
 
 use crate::error::{Context as _, Result, bail};
 
-/// Where Proxmox VE keeps pid files and sockets of its VMs (`PVE::QemuServer::Helpers`).
+/// Directory of Proxmox VE with pid files and sockets of its VMs (`PVE::QemuServer::Helpers`).
 const PROXMOX_RUN: &str = "/var/run/qemu-server";
-/// Where it keeps their configuration, of this node's VMs only.
+/// Directory of Proxmox VE with the configuration of this node's VMs.
 const PROXMOX_CONFIG: &str = "/etc/pve/qemu-server";
 
-/// A domain that runs.
+/// A libvirt domain that runs.
 ///
 /// # Errors
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it is shut off, with the remedy;
@@ -44,7 +44,7 @@ pub(crate) fn running(root: &Root, of: &LibvirtDomain) -> Result<RunningDomain> 
     }
 }
 
-/// The disk of a domain that the spec names by its target.
+/// The disk of a libvirt domain that the spec names by its target.
 ///
 /// # Errors
 /// No such disk; [`Kind::File`](crate::Kind::File) with those that it has.
@@ -80,11 +80,11 @@ pub(crate) fn host_path(domain: &RunningDomain, disk: &Disk) -> Result<PathBuf> 
 /// A VM of Proxmox VE that runs.
 #[derive(Clone, Debug)]
 pub(crate) struct ProxmoxVm {
-    /// Its QEMU.
+    /// Process id of its QEMU.
     pub(crate) pid: u32,
-    /// Its monitor.
+    /// Socket of QEMU's monitor.
     pub(crate) qmp: PathBuf,
-    /// Its guest agent's socket, where its configuration has one.
+    /// Socket of the guest agent, where the configuration has one.
     pub(crate) agent: Option<PathBuf>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn proxmox(root: &Root, id: u32) -> Result<ProxmoxVm> {
     Ok(ProxmoxVm { pid, qmp: run("qmp"), agent })
 }
 
-/// Why a VM without a pid file cannot be reached.
+/// Error for a VM without a pid file: stopped, unknown, or not on a node of Proxmox VE.
 fn stopped(root: &Root, id: u32) -> Result<crate::Error> {
     let config = Path::new(PROXMOX_CONFIG).join(format!("{id}.conf"));
     let (kind, message) = if root.exists(&config)? {

@@ -1,4 +1,4 @@
-//! Which model predicts: a formula, or what was learned of this device on this host.
+//! Choice of the model that predicts: a formula, or one learned of this device on this host.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub enum ModelName {
 /// A kind of model, with what was learned where the kind needs it.
 #[derive(Clone)]
 pub struct ModelChoice {
-    /// The kind.
+    /// Kind of the model.
     pub kind: ModelKind,
-    /// The learned model.
+    /// Model learned on this host; `None` for a formula alone.
     pub learned: Option<Arc<HostModel>>,
 }
 

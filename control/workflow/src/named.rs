@@ -1,4 +1,4 @@
-//! What the user of a command names: read where it is a pipe too, unlike what a service reads.
+//! Specs that the user of a command names: read from a pipe too, unlike those of a service.
 
 use std::path::Path;
 

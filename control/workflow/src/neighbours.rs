@@ -22,7 +22,7 @@ pub use text::{as_toml, with_limits};
 /// Largest file of a curve.
 const MOST_BYTES: u64 = 4 << 20;
 
-/// What to choose limits from and for.
+/// Inputs of the choice of limits.
 #[derive(Clone, Debug)]
 pub struct LimitOptions {
     /// A profile file instead of the one saved for the device.
@@ -38,7 +38,7 @@ pub struct LimitOptions {
 /// Limits chosen on one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceLimits {
-    /// Its name in the spec; a spec with one device need not give it.
+    /// Name in the spec; `None` where a spec of one device gives none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// The limits, and what each target has with them.
@@ -102,8 +102,8 @@ pub fn choose(
     if found.is_empty() { Err(nothing.into()) } else { Ok(found) }
 }
 
-/// A limit is of a VM, and holds on each of its devices: what one of them can bear says nothing of
-/// the others.
+/// Refuses a chosen limit of a VM on several devices: it would act on each of them, and what one of
+/// them can bear says nothing of the others.
 fn ensure_on_one_device(host: &HostSpec, found: &[DeviceLimits]) -> Result<()> {
     let devices = |vm: &str| host.parts().iter().filter(|part| part.spec.vm(vm).is_some()).count();
     let chosen = found.iter().flat_map(|of| &of.plan.limits).filter(|limit| !limit.given);
@@ -119,7 +119,7 @@ fn ensure_on_one_device(host: &HostSpec, found: &[DeviceLimits]) -> Result<()> {
     Ok(())
 }
 
-/// `plc=500/s,5ms`.
+/// Parses `VM=RATE,TIME`, such as `plc=500/s,5ms`.
 fn asked(text: &str) -> Result<AskedService> {
     let parts = text.split_once('=').and_then(|(vm, of)| Some((vm, of.split_once(',')?)));
     let parsed = parts.and_then(|(vm, (rate, time))| {
@@ -134,7 +134,7 @@ fn asked(text: &str) -> Result<AskedService> {
     }
 }
 
-/// A curve file.
+/// Reads a curve file.
 ///
 /// # Errors
 /// When it cannot be read or used.

@@ -37,7 +37,7 @@ pub fn warn_left_out(host: &HostSpec, command: &str, progress: &dyn Progress) {
 /// A network as HTB classes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TcScript {
-    /// Its name.
+    /// Name of the network in the spec.
     pub network: String,
     /// The interface whose queue is replaced.
     pub interface: String,
@@ -69,7 +69,7 @@ pub fn tc_script(host: &HostSpec, of: &str) -> Result<TcScript> {
     if interface.is_empty() || interface.len() > MAX_INTERFACE_NAME || !interface.chars().all(plain) {
         bail!(Argument, "--tc {of}: \"{interface}\" is no name of an interface; `ip link` shows them");
     }
-    // Sockets are the domain's.
+    // Paths of sockets matter to the I/O domain only.
     let plan = plan_networks(host, Path::new("/")).swap_remove(i);
     let refused = plan.unpromised().map(|(name, why)| format!("{name}: {why}"));
     Ok(TcScript {

@@ -21,16 +21,16 @@ use crate::site::{self, Site};
 
 /// Everything that a prediction rests on.
 pub struct Basis {
-    /// The spec.
+    /// Spec of one device.
     pub spec: Spec,
-    /// The measured device.
+    /// Measurement of the device.
     pub profile: Profile,
     /// Search options, with the start configuration.
     pub options: PlanOptions,
-    /// The model.
+    /// Model that predicts, with its learned part.
     pub choice: ModelChoice,
-    /// What acts on the VMs already and is set by no plan; it is in the options too, as far as it
-    /// can be counted.
+    /// Controls that act on the VMs already and are set by no plan; also in the options, as far as
+    /// they can be counted.
     pub controls: Vec<Control>,
     /// [`rtvirtio_kernel::Stack::notes_on_settings`] of the device; none for one that is not here.
     pub notes: Vec<String>,
@@ -60,12 +60,12 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, dirs: &Dirs) -> Result<Pro
     Ok(profile)
 }
 
-/// Which profile, model and start a plan is made from.
+/// Profile, model and start configuration of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct BasisOptions<'a> {
     /// A profile file instead of the one saved for the device.
     pub profile: Option<&'a Path>,
-    /// Which model predicts.
+    /// Name of the model that predicts.
     pub model: ModelName,
     /// Start from the kernel's default settings instead of those found on this host.
     pub defaults: bool,
@@ -74,8 +74,8 @@ pub struct BasisOptions<'a> {
 }
 
 impl Basis {
-    /// Loads and finds it. VMs that do not run are no error: the plan then starts from the kernel's
-    /// defaults, with a warning.
+    /// Loads the profile and the model, and finds the start configuration. VMs that do not run are
+    /// no error: the plan then starts from the kernel's defaults, with a warning.
     ///
     /// # Errors
     /// [`Kind::NotMeasured`] without a profile.
@@ -123,8 +123,8 @@ impl Basis {
     }
 }
 
-/// Where the settings of a real device act, which its VMs need not run for. A device that is not
-/// here, as in a plan for another machine, has none.
+/// Notes on where the settings of a real device act, for which its VMs need not run. Empty for a
+/// device that is not here, as in a plan for another machine.
 fn notes(device: &Device) -> Result<Vec<String>> {
     Ok(present(device)?.map(|stack| stack.notes_on_settings()).unwrap_or_default())
 }

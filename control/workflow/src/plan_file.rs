@@ -16,23 +16,23 @@ pub const PLAN_SCHEMA: &str = "rtvirtio.plan.v2";
 /// The form of a plan of one device without `devices`, which is still read.
 pub const PLAN_SCHEMA_V1: &str = "rtvirtio.plan.v1";
 
-/// What to set on a host.
+/// Plan of a host, with a plan of each device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostPlan {
-    /// Always [`PLAN_SCHEMA`].
+    /// Schema of the file, always [`PLAN_SCHEMA`].
     pub schema: String,
     /// Absolute path of the spec that it was made for; `None` where that is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_file: Option<String>,
-    /// Tells the content of that spec, its comments aside, from another; `None` where the plan was
-    /// not made for later.
+    /// Digest of that spec's content, its comments aside; `None` where the plan was not made for
+    /// later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_digest: Option<String>,
     /// Whether every target on every device is predicted to be met: for readers of the file. See
     /// [`HostPlan::is_feasible`].
     pub feasible: bool,
-    /// One for each device of the spec, in its order; never empty.
+    /// Plan of each device of the spec, in its order; never empty.
     pub devices: Vec<DevicePlan>,
 }
 
@@ -42,13 +42,13 @@ pub struct HostPlan {
 pub struct DevicePlan {
     /// Name of the device in the spec; `None` where it has none.
     pub device: Option<String>,
-    /// Its plan.
+    /// Settings and predictions for the device.
     pub plan: Plan,
     /// The measurement that it rests on; `None` where the plan was not made for later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileUsed>,
-    /// Where the settings act when that is not the device itself, and what is not seen below it,
-    /// one sentence each.
+    /// Notes on settings that act elsewhere than on the device itself, and on layers below it that
+    /// are not seen, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -60,7 +60,7 @@ pub struct ProfileUsed {
     /// The file that was named; `None` for the one that is saved for the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Tells its content from another.
+    /// Digest of the profile's content.
     pub digest: String,
 }
 
@@ -89,7 +89,7 @@ impl HostPlan {
         Self::new(vec![DevicePlan { device: None, plan, profile: None, notes: Vec::new() }])
     }
 
-    /// The same for this spec file. A path that is not UTF-8 cannot stand in JSON; `apply` then
+    /// Adds the path of its spec file. A path that is not UTF-8 cannot stand in JSON; `apply` then
     /// asks for it.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl HostPlan {
         Ok(Self { spec_file: std::path::absolute(path)?.into_os_string().into_string().ok(), ..self })
     }
 
-    /// The same for the content of this spec.
+    /// Adds the digest of its spec's content.
     ///
     /// # Errors
     /// When it cannot be written down.
@@ -106,8 +106,8 @@ impl HostPlan {
         Ok(Self { spec_digest: Some(digest(&serde_json::to_vec(host)?)), ..self })
     }
 
-    /// What the plan was made from that is another by now, one sentence each. A plan that does not
-    /// say what it was made from is taken as it is.
+    /// Changes of the spec and of profiles since the plan was made, one sentence each; none for a
+    /// plan that does not record them.
     ///
     /// # Errors
     /// When a profile cannot be read.
@@ -191,7 +191,7 @@ impl HostPlan {
         self.devices.iter().all(|d| d.plan.feasible)
     }
 
-    /// Why not, in one sentence for each device that does not reach.
+    /// Reasons for missed targets, one sentence for each device that misses some.
     #[must_use]
     pub fn reasons(&self) -> Vec<String> {
         let of = |d: &DevicePlan| {
@@ -208,7 +208,7 @@ impl HostPlan {
         self.devices.first().map_or("", |d| d.plan.scheme.as_str())
     }
 
-    /// [`scheme_name`] of [`HostPlan::scheme`].
+    /// Name of that scheme for users, by [`scheme_name`].
     #[must_use]
     pub fn scheme_name(&self) -> &str {
         scheme_name(self.scheme())

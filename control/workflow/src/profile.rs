@@ -1,4 +1,4 @@
-//! A device measured.
+//! Measurement of a device.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ pub enum Access {
     Gentle,
     /// Reads only: it holds data, and may be in use. Refused while VMs use it.
     Reads,
-    /// The same although VMs use it: the user accepts that they are slowed.
+    /// Like `Reads`, also while VMs use it: the user accepts that they are slowed.
     ReadsUnderVms,
     /// Reads and writes: the user accepts the loss of its data. Refused while anything uses it.
     DestroyData,
@@ -69,8 +69,8 @@ const BLOCK: Bytes = Bytes::from_kib(4);
 /// Length of a measurement of a few points, at least.
 const CONFIRMING: Duration = Duration::from_secs(6);
 
-/// The device of a site, and I/O as its first VM sees it. `on_real` is how a device that was not
-/// made for the site may be measured.
+/// Measures the device of a site, and I/O as its first VM sees it. `on_real` is the access to a
+/// device that was not made for the site.
 ///
 /// # Errors
 /// As [`of_device`].
@@ -95,8 +95,8 @@ pub fn of_site(
     Ok(profile)
 }
 
-/// A device. The elevator is changed on the disks that order its requests; of a device that leaves
-/// no choice, only what it does is measured.
+/// Measures a device. The elevator is changed on the disks that order its requests; a device
+/// without such disks is measured as it is.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when it is in use by VMs, or by anything when writes are
@@ -114,8 +114,8 @@ pub fn of_device(
     measured(stack, length, access, access.extent(), dirs, progress)
 }
 
-/// A few points of a device, for a comparison with a profile of the same kind of device. `access`
-/// is that of a whole measurement.
+/// Measures a few points of a device, to compare them with a profile of the same kind of device.
+/// `access` is that of a whole measurement.
 ///
 /// # Errors
 /// As [`of_device`].
@@ -218,14 +218,14 @@ fn measured(
     Ok(profile)
 }
 
-/// The elevators under which a device is measured, looked at between the points.
+/// The elevators under which a device is measured, read between the points.
 struct Elevators<'a> {
     root: &'a Root,
     /// The disks that order requests; for a gentle measurement the device itself where none does.
     disks: Vec<&'a BlockDevice>,
-    /// Of each, as it was at the start.
+    /// Elevator of each disk at the start.
     first: Vec<String>,
-    /// What was found in place of what was to be.
+    /// Deviations from the expected elevator, as text.
     other: BTreeSet<String>,
 }
 
@@ -294,7 +294,7 @@ pub fn refuse_lesser(path: &Path, access: Access) -> Result<()> {
     Ok(())
 }
 
-/// What a gentle measurement does not show.
+/// Doubt in a gentle measurement: the behaviour that it does not cover.
 fn not_known(elevator: &str) -> String {
     format!(
         "measured gently, with at most {} reads in flight and under the elevator {elevator}, next to what else uses the device: what it does when it is full, what BFQ \

@@ -74,7 +74,7 @@ fn used(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     now.iter().map(since).collect()
 }
 
-/// How a VM is loaded.
+/// Load of a measured VM, as the user gives it.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadWith<'a> {
     /// Requests to this web server, which follow each other at once.
@@ -89,7 +89,7 @@ pub struct ProfileCpuOptions<'a> {
     pub vm: &'a str,
     /// The VMs of the spec, and its file.
     pub spec: Option<(&'a [SpecVm], &'a Path)>,
-    /// Its load.
+    /// Load of the VM.
     pub load: LoadWith<'a>,
     /// Connections at a time to a web server.
     pub connections: usize,
@@ -103,17 +103,17 @@ pub struct ProfileCpuOptions<'a> {
     pub period: Option<Nanos>,
     /// Length of each measurement.
     pub length: Nanos,
-    /// How often each budget is measured.
+    /// Number of measurements of each budget.
     pub repeat: usize,
-    /// When and by what, for the profile.
+    /// Time and version, as text for the profile.
     pub generated: &'a str,
-    /// Where the profile goes; `None` for the state directory.
+    /// Path of the profile; `None` for the one in the state directory.
     pub out: Option<&'a Path>,
     /// Saves the measurements so far, so that the same call continues there.
     pub write: &'a dyn Fn(&Path, &[u8]) -> Result<()>,
 }
 
-/// Measures it; contracts are applied, journaled and put back. The profile is not saved yet:
+/// Measures a VM; contracts are applied, journaled and put back. The profile is not saved yet:
 /// [`partial`] is to be removed once it is.
 ///
 /// # Errors
@@ -371,7 +371,7 @@ impl Bench<'_> {
         Ok(profile)
     }
 
-    /// One measurement.
+    /// Measures one step, under its contracts.
     fn step(&mut self, step: Step, progress: &dyn Progress) -> Result<Run> {
         progress.check_cancelled()?;
         let period = Nanos(self.setup.period_us * 1000);

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 /// Interval of checks for cancellation during a pause.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Where work reports to: a terminal, a log, a page.
+/// Receiver of progress reports: a terminal, a log, a page.
 pub trait Progress: Sync {
-    /// One line of progress.
+    /// Reports a line of progress.
     fn step(&self, text: &str);
 
-    /// A line that is shown always.
+    /// Reports a line that is always shown.
     fn warn(&self, text: &str);
 
     /// A bar from 0 to `total` seconds or points; it ends when it is dropped.
@@ -49,11 +49,11 @@ pub trait Progress: Sync {
     }
 }
 
-/// How far a piece of work is.
+/// Progress bar of a piece of work.
 pub trait Bar {
-    /// This much is done.
+    /// Sets the amount that is done.
     fn set(&mut self, done: u64);
 
-    /// The current step.
+    /// Shows the current step as text.
     fn set_message(&mut self, text: &str);
 }

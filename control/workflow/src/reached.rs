@@ -1,5 +1,5 @@
-//! How many of the reads of a run reached the device: what the host's memory or a hole of an image
-//! answers says nothing of the device.
+//! Share of a run's reads that reached the device: answers from the host's memory or a hole of an
+//! image say nothing of the device.
 
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{Cgroups, Hierarchy};
@@ -23,7 +23,7 @@ struct Reads {
     bytes: f64,
 }
 
-/// Where the reads of a VM on a device are counted.
+/// Counted reads of a VM on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     /// Of the VM's cgroup; `None` where the kernel counts nothing there.
@@ -36,7 +36,7 @@ struct Seen {
 pub(crate) struct Counters(Vec<(String, Vec<Seen>)>);
 
 impl Counters {
-    /// As they are now.
+    /// Reads the current values.
     pub fn read(sites: &[&Site], loads: &[VmLoad]) -> Self {
         let of = |load: &VmLoad| {
             let here = sites.iter().filter(|site| site.spec.vm(&load.vm.name).is_some());
@@ -70,7 +70,7 @@ fn of_stat(text: &str) -> Option<Reads> {
     Some(Reads { requests: (done + merged) as f64, bytes: (sectors * SECTOR) as f64 })
 }
 
-/// What came in between two looks; `None` where a counter began anew.
+/// Difference of two samples; `None` where a counter began anew.
 fn between(before: Option<Reads>, after: Option<Reads>) -> Option<Reads> {
     let after = after?;
     // A group of v1 gets its counters with its first request.
@@ -79,16 +79,16 @@ fn between(before: Option<Reads>, after: Option<Reads>) -> Option<Reads> {
     (past.requests >= 0.0 && past.bytes >= 0.0).then_some(past)
 }
 
-/// What is known of the reads of a VM.
+/// Number of a VM's reads that reached the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Reached {
-    /// So many of its requests, at most.
+    /// At most so many.
     AtMost(f64),
-    /// Nothing counts them alone.
+    /// No counter has this VM's reads alone.
     Unknown,
 }
 
-/// Takes back what reads show that did not reach the device.
+/// Makes the verdicts of reads that did not reach the device unproven.
 pub(crate) fn judge(
     sites: &[&Site],
     loads: &[VmLoad],

@@ -20,10 +20,10 @@ use crate::error::{Kind, Result, bail, one_line};
 use crate::find;
 use crate::uncovered::{self, Covered, Uncovered};
 
-/// What to show, and what this host cannot be asked for.
+/// Choice of VMs and regulators, and values that this host cannot tell.
 #[derive(Clone, Debug, Default)]
 pub struct RegulatorOptions {
-    /// Only this VM.
+    /// Name of the only VM; `None` for all.
     pub vm: Option<String>,
     /// Only these; all when empty.
     pub actuators: Vec<Actuator>,
@@ -39,7 +39,7 @@ pub struct RegulatorOptions {
     pub largest: Option<Bytes>,
 }
 
-/// One direction for one actuator.
+/// Result for one direction and one actuator.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -47,25 +47,25 @@ pub enum Outcome {
     Compiled(Box<Compiled>),
     /// Not possible, and why.
     Refused {
-        /// The actuator.
+        /// Actuator that cannot apply the limit.
         actuator: Actuator,
-        /// The direction.
+        /// Direction of the limit.
         direction: Direction,
-        /// Why, and what can.
+        /// Reason, as text for the user.
         why: String,
     },
 }
 
-/// One VM's limits.
+/// Regulator settings for one VM's limits.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmRegulators {
-    /// Its name.
+    /// Name of the VM in the spec.
     pub vm: String,
     /// By direction, then by actuator.
     pub outcomes: Vec<Outcome>,
-    /// What stands as a shell variable in the settings, and why it is not known.
+    /// Shell variables in the settings, each with the reason why its value is unknown.
     pub unknown: Vec<String>,
-    /// What no limit of its cgroup acts on now, while it runs.
+    /// I/O on which no limit of its cgroup acts now, while it runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uncovered: Vec<Uncovered>,
 }
@@ -145,7 +145,7 @@ fn of_vm(
     Ok(VmRegulators { vm: vm.name.clone(), outcomes, unknown: here.unknown, uncovered })
 }
 
-/// What is known of a VM's places; the rest stands as shell variables.
+/// Finds the places of a VM's regulators; unknown ones become shell variables.
 struct Here<'a> {
     vm: &'a Vm,
     host: &'a HostSpec,
@@ -232,7 +232,7 @@ impl<'a> Here<'a> {
         Place::Libvirt { domain, disk, interface: self.interface() }
     }
 
-    /// Path of the device of QEMU's that lies on the VM's only device.
+    /// Path of QEMU's device whose drive is on the VM's only device.
     fn drive(&self) -> std::result::Result<String, String> {
         const ELSE: &str = "the `qdev` that QEMU's `query-block` shows of the disk";
         if matches!(&self.vm.reach, Reach::Existing { host: HostHandle::Domain(_), .. }) {
@@ -259,7 +259,7 @@ impl<'a> Here<'a> {
         })
     }
 
-    /// What no limit of its cgroup acts on; nothing while it does not run.
+    /// I/O on which no limit of its cgroup acts; empty while it does not run.
     fn uncovered(&self) -> Vec<Uncovered> {
         let look = || -> Result<Vec<Uncovered>> {
             let vm = find::one_of_host(self.host.vms(), &self.vm.name, self.dirs)?;

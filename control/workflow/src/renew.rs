@@ -44,7 +44,7 @@ pub fn renew(session: &Session, vm: &str, dirs: &Dirs, progress: &dyn Progress) 
     renew_of(session, vm, (&plan, &host), &dirs.state, &|_| true, dirs, progress)
 }
 
-/// The same of a plan with its journal in `state`; `chosen` are the settings, by name.
+/// Like `renew`, for a plan with its journal in `state`; `chosen` selects settings by name.
 pub(crate) fn renew_of(
     session: &Session,
     vm: &str,

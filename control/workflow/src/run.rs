@@ -1,4 +1,4 @@
-//! Running a site's tasks where they belong.
+//! Runs a site's tasks in the guests that have an agent, and on the host for the others.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub fn measure(
     run(&[site], loads, scheme, length, dirs, progress)
 }
 
-/// The same with loads that are not those of the spec, such as more than a task declares.
+/// Like [`measure`], with loads that are not the spec's, such as more than a task declares.
 ///
 /// # Errors
 /// As [`measure`].

@@ -17,10 +17,10 @@ use crate::progress::Progress;
 
 /// The contract of one VM.
 pub struct VmContract<'a> {
-    /// Its name.
+    /// Name of the VM.
     pub vm: &'a str,
-    /// Its processes and thread roles. Threads are discovered while no contract is in force: under
-    /// a previous contract its cgroups would be captured as the original ones.
+    /// Processes and thread roles. Threads are discovered while no contract is in force: under a
+    /// previous contract its cgroups would be captured as the original ones.
     pub handle: VmHandle,
     /// Whether the contract holds its vCPUs only.
     pub vcpus_only: bool,
@@ -49,7 +49,7 @@ impl<'a> ScopedContracts<'a> {
         Self { session, probe, backend, progress }
     }
 
-    /// The backend.
+    /// Kernel mechanism that enforces the contracts.
     pub fn backend(&self) -> Backend {
         self.backend
     }

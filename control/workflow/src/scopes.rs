@@ -1,6 +1,6 @@
-//! Settings that a service keeps: one journal for each VM, so that a cut, a conflict or the end of
-//! one VM concerns no other. What several VMs need together, as room for their budgets in the
-//! groups above theirs, has a journal of its own.
+//! Settings that a service keeps: one journal for each VM, so that a crash, a conflict or the end
+//! of one VM affects no other. Settings for several VMs together, as larger budgets of the groups
+//! above theirs, have a journal of their own.
 
 use std::path::{Path, PathBuf};
 
@@ -25,29 +25,29 @@ use crate::started::{self, StartedVm};
 
 /// The directory of all scopes, in the state directory.
 const SCOPES: &str = "contracts";
-/// Directory of a VM's scope: this and its name.
+/// Prefix of the directory of a VM's scope, before its name.
 const VM: &str = "vm-";
-/// The scope of what VMs need together.
+/// Directory of the scope for several VMs together.
 const SHARED: &str = "shared";
-/// Stands for the plan that is held, where what is put back is named: no VM has this name.
+/// Name of the held plan among what is put back: no VM has this name.
 pub const HELD: &str = "(plan)";
-/// What is in force for a VM, next to its journal; it means nothing without one.
+/// File with the contract in force, next to a VM's journal; ignored without one.
 const IN_FORCE_FILE: &str = "contract.json";
 
-/// What is in force for one VM.
+/// Contract in force for one VM, as saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInForce {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
     /// Identifies the contract that is carried out.
     pub contract: String,
     /// The start of the VM that it belongs to.
     pub processes: Vec<ProcessId>,
-    /// Its CPU contract, if it has one.
+    /// CPU contract in force, if it has one.
     pub cpu: Option<InForce>,
-    /// Why it was put in force.
+    /// Reason for putting it in force, for the user.
     pub reason: String,
-    /// When: RFC 3339.
+    /// Time at which it was put in force, RFC 3339.
     pub since: String,
 }
 
@@ -89,7 +89,7 @@ pub fn vms(dirs: &Dirs) -> Result<Vec<String>> {
     Ok(vms)
 }
 
-/// What is in force for a VM; `None` without a journal.
+/// Contract in force for a VM; `None` without a journal.
 ///
 /// # Errors
 /// When the file beside the journal is damaged, or missing.
@@ -146,7 +146,7 @@ pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
     Ok(all)
 }
 
-/// A VM's journal held against the machine; `None` when nothing is in force for it.
+/// Compares a VM's journal with the machine; `None` when nothing is in force for it.
 ///
 /// # Errors
 /// When the journal cannot be read as one.
@@ -161,14 +161,14 @@ pub struct Scopes<'a> {
     session: Session,
 }
 
-/// What is to be put in force for one VM.
+/// Contract to be put in force for one VM.
 pub struct NewContract {
-    /// What is saved with it.
+    /// Record to be saved next to the journal.
     pub in_force: VmInForce,
-    /// What is written, in order.
+    /// Writes in the order in which they are carried out.
     pub writes: Vec<Write>,
-    /// What this service, the only one on its state directory, has in force for other VMs; `None`
-    /// where that is to be read. Read for each of many contracts, it would cost more than these.
+    /// VMs with other contracts of this service, the only one on its state directory; `None` to
+    /// read them from there. For each of many contracts that would cost more than applying it.
     pub beside: Option<Vec<StartedVm>>,
 }
 
@@ -221,7 +221,7 @@ impl<'a> Scopes<'a> {
         Ok(amended)
     }
 
-    /// Gives settings of a VM that another program has changed our value again; `paths` are their
+    /// Restores our values of a VM's settings that another program has changed; `paths` are their
     /// files.
     ///
     /// # Errors
@@ -287,19 +287,19 @@ impl<'a> Scopes<'a> {
         Ok(())
     }
 
-    /// As [`Scopes::restore`], of another state directory.
+    /// Like [`Scopes::restore`], in another state directory.
     pub(crate) fn restore_in(&self, dir: &Path, paths: &[String]) -> Result<Amended> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         Ok(Session::open(dir)?.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
     }
 
-    /// As [`Scopes::release`], of another state directory.
+    /// Like [`Scopes::release`], in another state directory.
     pub(crate) fn release_in(&self, dir: &Path, paths: &[String]) -> Result<Vec<String>> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         Ok(Session::open(dir)?.release(&chosen, &Machine::new(&root, &GuestAgents))?)
     }
 
-    /// As [`Scopes::restore`], of what `rtvirtio apply` has put in force.
+    /// Like [`Scopes::restore`], for settings of `rtvirtio apply`.
     ///
     /// # Errors
     /// As [`Session::restore`].
@@ -308,7 +308,7 @@ impl<'a> Scopes<'a> {
         Ok(self.session.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
     }
 
-    /// As [`Scopes::release`], of what `rtvirtio apply` has put in force.
+    /// Like [`Scopes::release`], for settings of `rtvirtio apply`.
     ///
     /// # Errors
     /// As [`Session::release`].
@@ -325,8 +325,8 @@ impl<'a> Scopes<'a> {
         renew(&self.session, vm, self.dirs, progress)
     }
 
-    /// Puts everything back, VM by VM; returns what became of each. What agents of a cluster's
-    /// resources hold stays, with the room that it needs.
+    /// Puts everything back, VM by VM; returns each result. Settings of a cluster's resource agents
+    /// stay, with the larger budgets that they need above.
     ///
     /// # Errors
     /// When a journal cannot be used.
@@ -379,7 +379,7 @@ pub(crate) fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Rev
     Ok(Session::open(dir)?.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?)
 }
 
-/// With what the note of the state directory says now.
+/// Settles the note of the state directory; a failure to do so becomes a warning.
 pub(crate) fn settled(reverted: Option<Reverted>, dirs: &Dirs) -> Option<Reverted> {
     let mut reverted = reverted?;
     reverted.warnings.extend(acting::settle(dirs).err().map(|e| format!("{e:#}")));

@@ -31,7 +31,7 @@ pub use survey::Survey;
 
 /// A spec, with its device and VMs on this host.
 pub struct Site {
-    /// The spec.
+    /// Spec of this device and the VMs on it.
     pub spec: Spec,
     /// The name of the device in its file, if it has one.
     label: Option<String>,
@@ -94,7 +94,7 @@ impl Site {
         Ok(Self { spec, label, disks, stack, lab, preload: false, others: Vec::new(), root, cgroups, vms })
     }
 
-    /// The same as one of these parts: a VM's disks on the devices of the others are no strangers.
+    /// Makes it one of several parts: a VM's disks on the others' devices are not uncovered.
     #[must_use]
     pub fn among(mut self, parts: &[Part]) -> Self {
         let names = |part: &Part| part.spec.vms.iter().map(|vm| vm.name.clone()).collect();
@@ -118,7 +118,7 @@ impl Site {
         Ok(Binding { stack: self.stack.clone(), cgroups: Some(self.cgroups.clone()), vms })
     }
 
-    /// How the spec calls the device: by its name, or its path.
+    /// Name of the device in the spec; the kernel's name where it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.label.as_deref().unwrap_or(&self.stack.device.name)
@@ -206,7 +206,7 @@ impl Site {
         self.options(Survey { config: start, controls: Controls { placements, list: Vec::new() } }, model)
     }
 
-    /// The same from what a survey found.
+    /// Like `plan_options`, from a survey that was made.
     pub fn options(&self, survey: Survey, model: &ModelChoice) -> Result<PlanOptions> {
         let mut options = model.options(survey.config);
         options.placements = survey.controls.placements;
@@ -223,7 +223,7 @@ impl Site {
         Ok(options)
     }
 
-    /// Where the tasks run.
+    /// Tasks of each VM, with the place where they run.
     pub fn loads(&self, predicted: &[Option<Nanos>]) -> Result<Vec<VmLoad>> {
         let mut loads = match &self.lab {
             Some(lab) => self.lab_loads(lab)?,

@@ -1,4 +1,4 @@
-//! How long a command takes to start in a user's own guest, with cold caches.
+//! Start-up time of a command in a user's own guest, with cold caches.
 
 use std::time::Duration;
 
@@ -35,9 +35,9 @@ pub struct StartUpOptions<'a> {
     pub spec: Option<&'a str>,
     /// A command of the guest's shell that ends once the application has started.
     pub command: &'a str,
-    /// Start-ups.
+    /// Number of start-ups to measure.
     pub times: usize,
-    /// A longer one has failed.
+    /// Time after which a start-up has failed.
     pub limit: Nanos,
     /// Whether the guest says to the host that something starts (`rtvirtio-guest start`).
     pub say: bool,
@@ -45,7 +45,7 @@ pub struct StartUpOptions<'a> {
     pub host_caches: bool,
 }
 
-/// One start-up.
+/// Time of one start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StartUp {
     /// From exec to exit, or the limit; of the guest's clock, in steps of 10 ms.
@@ -54,27 +54,27 @@ pub struct StartUp {
     pub timed_out: bool,
 }
 
-/// What was measured.
+/// Result of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StartUps {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// The command.
+    /// Command that was started.
     pub command: String,
     /// Whether the guest said that something starts.
     pub say: bool,
     /// Whether the host's page cache was dropped too.
     pub host_caches: bool,
-    /// In s.
+    /// Limit of a start-up, in s.
     pub limit: f64,
-    /// In order.
+    /// Start-ups in the order in which they ran.
     pub starts: Vec<StartUp>,
     /// Of the seconds; a start that failed counts as the limit.
     pub summary: Option<Summary>,
 }
 
 impl StartUps {
-    /// How many were not in time.
+    /// Number of start-ups that exceeded the limit.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.starts.iter().filter(|s| s.timed_out).count()

@@ -1,4 +1,4 @@
-//! Which start of each VM the settings in force belong to: a VM that ends takes its cgroups and
+//! The start of each VM to which the settings in force belong: a VM that ends takes its cgroups and
 //! threads with it, and its next start has none of the settings.
 
 use std::path::Path;
@@ -19,14 +19,14 @@ pub(crate) const VMS_FILE: &str = "vms.json";
 /// A VM that settings were applied to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartedVm {
-    /// Its name in the spec.
+    /// Name of the VM in the spec.
     pub vm: String,
-    /// Its processes then.
+    /// Processes when the settings were applied.
     pub processes: Vec<ProcessId>,
 }
 
 impl StartedVm {
-    /// Its processes now; `None` where the VM has none that last, or where they are not known.
+    /// Current processes of a VM; `None` where none last as long as it, or they are unknown.
     pub(crate) fn of(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
         let pids = vm.lasting_pids(progress)?;
         let processes: std::io::Result<Vec<Option<ProcessId>>> =
@@ -40,7 +40,7 @@ impl StartedVm {
         !self.processes.iter().any(ProcessId::is_alive)
     }
 
-    /// What that means, in words.
+    /// Warning that this start has ended, with the remedy.
     #[must_use]
     pub fn words(&self) -> String {
         let pids: Vec<String> = self.processes.iter().map(|p| p.pid.to_string()).collect();
@@ -123,7 +123,7 @@ mod tests {
             processes: processes.iter().map(|p| (*p).clone()).collect(),
         };
         assert!(!vm(&[&other, &this]).has_ended());
-        // Its number is another process's by now.
+        // The process id is another process's by now.
         let ended = vm(&[&other]);
         assert!(ended.has_ended());
         assert!(ended.words().contains("rtvirtio revert") && ended.words().starts_with("plc: "));

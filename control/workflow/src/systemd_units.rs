@@ -1,5 +1,5 @@
-//! Settings in cgroups that belong to units of systemd, on cgroup v2: what it takes away although
-//! it was told of them, or because it could not be told.
+//! Warns of settings in cgroups of systemd's units, on cgroup v2, that systemd does not keep:
+//! because it could not be told of them, or although it was.
 
 use rtvirtio_apply::{Machine, Unkept, Why, Write, unkept};
 use rtvirtio_kernel::Root;
@@ -7,7 +7,7 @@ use rtvirtio_kernel::Root;
 use crate::error::Result;
 use crate::guests::GuestAgents;
 
-/// What is to be said of writes that systemd changes; `None` where there are none.
+/// Warning about writes that systemd changes; `None` where there are none.
 ///
 /// # Errors
 /// When it cannot be seen whether systemd runs here.

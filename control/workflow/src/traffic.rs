@@ -53,7 +53,7 @@ fn kind(direction: Direction, unit: Unit) -> LimitKind {
     }
 }
 
-/// A plan does not know the limit, and would promise what the limit keeps from happening.
+/// Refuses a limit below the rates of tasks with targets: a plan does not know the limit.
 fn refuse_own_targets(vm: &Vm, direction: Direction, tspec: &Tspec) -> Result<()> {
     let share = |task: &Task| match direction {
         Direction::Read => 1.0 - task.op.write_share(),

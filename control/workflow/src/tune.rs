@@ -33,10 +33,10 @@ const LATE: u64 = 1;
 /// Longest proof, s: a task with a request an hour shall not ask for years.
 const LONGEST_PROOF: f64 = 86_400.0;
 
-/// Result of tuning.
+/// Result of tuning a site.
 #[derive(Serialize)]
 pub struct Outcome {
-    /// Trials in order.
+    /// Trials in the order in which they ran.
     pub trials: Vec<TrialLine>,
     /// The best settings found; `feasible` where the trials and the proof show that they meet all
     /// targets.
@@ -49,7 +49,7 @@ pub struct Outcome {
     pub in_force: bool,
 }
 
-/// One trial.
+/// Score and settings of one trial.
 #[derive(Serialize)]
 pub struct TrialLine {
     /// The largest of measured over target; above 1 a target was missed or a rate lost.
@@ -58,19 +58,19 @@ pub struct TrialLine {
     pub settings: Vec<String>,
 }
 
-/// How a spec is tuned.
+/// Options of tuning a spec.
 pub struct TuneOptions<'a> {
     /// The spec's file, for the plan that is found.
     pub spec_file: &'a Path,
-    /// Time for everything.
+    /// Time limit of all trials and the proof.
     pub budget: Nanos,
     /// Length of each trial.
     pub length: Nanos,
-    /// Most trials.
+    /// Largest number of trials.
     pub trials: usize,
     /// Put the settings back at the end, also when all targets are met.
     pub put_back: bool,
-    /// Where the device cannot carry all declared rates, give VMs up for the others.
+    /// Whether to give VMs up for the others where the device cannot carry all declared rates.
     pub compromise: bool,
     /// Profile, model and margin of the first trials.
     pub with: PlanWith<'a>,
@@ -78,14 +78,14 @@ pub struct TuneOptions<'a> {
     pub knob_name: &'a dyn Fn(&Knob) -> String,
 }
 
-/// Outcome of tuning.
+/// Whether trials were made, and their result.
 pub enum Tuned {
     /// The device cannot carry all declared rates, and no compromise is wanted: no trial was made.
     TooMuch {
         /// VMs that a compromise would give up; empty where it would still try to serve all.
         given_up: Vec<String>,
     },
-    /// Trials were made.
+    /// Trials were made, with this result.
     Done(Box<Outcome>),
 }
 

@@ -16,34 +16,34 @@ use crate::discover::disks::device;
 use crate::error::{Error, Result, one_line};
 use crate::vmms::{DEEPEST, lies_on};
 
-/// Why no setting acts.
+/// Reason why no setting acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UncoveredKind {
     /// The disk lies on another device.
     Elsewhere,
-    /// Its writes reach the device in write-back, outside of the VM's cgroup; reads may come from
-    /// the host's memory.
+    /// Writes reach the device in write-back, outside of the VM's cgroup; reads may come from the
+    /// host's memory.
     WriteBack,
     /// Reads may come from the host's memory, and writes are limited when they are written back.
     PageCache,
-    /// Another process serves it, in a cgroup of its own.
+    /// The disk is served by another process, in a cgroup of its own.
     OtherProcess,
-    /// What the VM has open cannot be read.
+    /// Open files of the VM, or their device, cannot be read.
     Unknown,
 }
 
 /// A part of a VM's I/O on which no setting acts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Uncovered {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Why.
+    /// Reason why no setting acts.
     pub kind: UncoveredKind,
     /// The disk's path, as the VMM sees it, or its socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<PathBuf>,
-    /// What that means, and what to do.
+    /// Consequence and remedy, for the user.
     pub text: String,
 }
 
@@ -53,16 +53,16 @@ impl fmt::Display for Uncovered {
     }
 }
 
-/// A VM whose I/O is looked at.
+/// A VM whose I/O is inspected.
 #[derive(Clone, Copy, Debug)]
 pub struct Covered<'a> {
-    /// Its name.
+    /// Name of the VM.
     pub vm: &'a str,
-    /// Its processes; those that are no VMM have no disks.
+    /// Process ids of the VM; those that are no VMM have no disks.
     pub pids: &'a [u32],
     /// Kernel names of the disks for which settings are made.
     pub devices: &'a [String],
-    /// Kernel names of further disks that are looked at by themselves.
+    /// Kernel names of further disks that are inspected by themselves.
     pub others: &'a [String],
     /// Whether what the page cache writes back is charged to its cgroup.
     pub charges_write_back: bool,
@@ -83,7 +83,7 @@ pub fn charges_write_back(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Resu
     Ok(cgroups.hierarchy == Hierarchy::V2 && root.exists(cgroups.dir(cgroup)?.join("memory.current"))?)
 }
 
-/// What no setting acts on, now. Changes nothing and asks no monitor.
+/// Finds I/O on which no setting acts now. Changes nothing and asks no monitor.
 #[must_use]
 pub fn look(root: &Root, of: &Covered<'_>) -> Vec<Uncovered> {
     let mut found = Vec::new();

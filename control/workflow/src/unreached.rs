@@ -1,4 +1,4 @@
-//! Why a VM's monitor is not reached, and what to do.
+//! Error for a VM's monitor that is not reached, with the remedy.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

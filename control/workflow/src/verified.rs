@@ -1,5 +1,5 @@
-//! Which settings of ours a verification runs under, and the last one without any, with which it is
-//! compared.
+//! Settings of ours that are in force during a verification, and the last verification without any,
+//! for comparison.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::plan_file::HostPlan;
 use crate::started::{self, StartedVm};
 use crate::{domain, in_force, scopes};
 
-/// Its file in the state directory.
+/// File of the last verification without settings of ours, in the state directory.
 pub const FILE: &str = "as-found.json";
 /// Version of the file's form.
 const SCHEMA: &str = "rtvirtio.as-found.v1";
@@ -25,11 +25,11 @@ const SCHEMA: &str = "rtvirtio.as-found.v1";
 /// A verification under the settings found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AsFound {
-    /// Always `rtvirtio.as-found.v1`.
+    /// Schema of the file, always `rtvirtio.as-found.v1`.
     pub schema: String,
-    /// When, and by which version.
+    /// Time and version of the verification, as text.
     pub generated: String,
-    /// What was measured.
+    /// Measured values of all tasks.
     pub result: ResultFile,
 }
 
@@ -40,7 +40,7 @@ pub struct Under {
     pub any: bool,
     /// The plan, of `rtvirtio apply` or held by the service.
     pub plan: Option<HostPlan>,
-    /// What the service holds of it; `None` for one of `rtvirtio apply`.
+    /// Description of the plan that the service holds; `None` for one of `rtvirtio apply`.
     pub held: Option<Held>,
     /// VMs that `rtvirtio apply` acted on and that have ended since: a later start has none of it.
     pub ended: Vec<StartedVm>,
@@ -49,7 +49,7 @@ pub struct Under {
 }
 
 impl Under {
-    /// What is in force now.
+    /// Finds the settings in force now.
     ///
     /// # Errors
     /// When that is unknown.
@@ -130,7 +130,7 @@ pub fn comparable(now: &ResultFile, dirs: &Dirs) -> Result<Option<AsFound>> {
     Ok((same_host && same_tasks).then_some(file))
 }
 
-/// Where [`keep`] writes.
+/// Path of the file that [`keep`] writes.
 #[must_use]
 pub fn path(dirs: &Dirs) -> PathBuf {
     dirs.state.join(FILE)

@@ -15,19 +15,19 @@ use crate::error::Result;
 /// Starts of the names of programs that run VMs or serve their disks, as in `/proc/PID/comm`.
 const PROGRAMS: [&str; 8] =
     ["qemu", "kvm", "CPU ", "cloud-hypervis", "firecracker", "crosvm", "rtvirtio-iod", "qemu-storage-da"];
-/// Devices below devices that are followed.
+/// Largest depth of stacked devices that is followed.
 pub(crate) const DEEPEST: usize = 8;
 
 /// A process that has a disk in use for a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vmm {
-    /// Its id.
+    /// Id of the process.
     pub pid: u32,
-    /// Its program.
+    /// Name of its program, as in `/proc/PID/comm`.
     pub program: String,
     /// The VM's name, where the command line has it (QEMU's `-name`).
     pub vm: Option<String>,
-    /// Its open files cannot be read: it is not known whether it has the disk.
+    /// Whether it is unknown if it has the disk, as its open files cannot be read.
     pub is_unseen: bool,
 }
 
@@ -118,7 +118,7 @@ fn below(dir: &Path, whole: &Path) -> BTreeSet<u64> {
 /// The VM's name in the words that QEMU was started with.
 fn name_of(words: &[String]) -> Option<String> {
     let line = CommandLine::parse(words.get(1..).unwrap_or_default());
-    // Other people's text: what reaches a terminal is cleaned there.
+    // Untrusted text: what reaches a terminal is cleaned there.
     line.name.filter(|name| !name.is_empty())
 }
 

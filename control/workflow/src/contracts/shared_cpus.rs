@@ -7,7 +7,7 @@ use rtvirtio_cpu::Backend;
 use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_vmm::{Role, Thread};
 
-/// What is to be known where the vCPUs of a VM are more than the CPUs that they may use.
+/// Note for a VM whose vCPUs cannot have a CPU each within their affinities.
 pub(super) fn note(threads: &[Thread], backend: Backend) -> Option<String> {
     // Ordinary threads share a CPU fairly.
     if backend == Backend::CpuMax {
@@ -28,7 +28,7 @@ pub(super) fn note(threads: &[Thread], backend: Backend) -> Option<String> {
     })
 }
 
-/// How many of these can have a CPU each, of those that each may use: a largest matching.
+/// Most vCPUs that can have a CPU each within their affinities: a maximum bipartite matching.
 fn with_a_cpu_each(may_use: &[BTreeSet<u32>]) -> usize {
     fn place(
         vcpu: usize,

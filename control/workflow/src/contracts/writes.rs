@@ -15,13 +15,13 @@ use crate::error::{Context as _, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
 
-/// How long threads are observed before a budget is split over them: load moves between a VM's
-/// threads within seconds.
+/// Time for which threads are observed before a budget is split over them: load moves between a
+/// VM's threads within seconds.
 const OBSERVED: Duration = Duration::from_secs(1);
 /// A VM that uses less than this part of one CPU, all threads together, is idle.
 const IDLE: u32 = 10;
 
-/// The writes for all VMs that have a contract, and what they are worth.
+/// The writes for all VMs that have a contract, and each contract's settings.
 ///
 /// # Errors
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) for a VM that does not run.
@@ -37,14 +37,14 @@ pub fn writes(
     Ok((writes, out))
 }
 
-/// What the groups above those of these VMs need, where nothing of it is in force.
+/// Writes to the cgroups above those of these VMs, where no such writes are in force.
 pub(crate) fn room_of(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Write>> {
     let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
     room_for(&Root::default(), probe, all.iter().filter_map(budgets), &|_| None)
 }
 
-/// As [`writes`], without what the groups above those of managed VMs need: of several contracts
-/// with journals of their own one alone cannot say that.
+/// Like [`writes`], without those to the cgroups above managed VMs': what these need follows from
+/// all contracts together, also those of other journals.
 ///
 /// # Errors
 /// As [`writes`].
@@ -80,9 +80,9 @@ pub(crate) fn writes_in_room(
     Ok((all, out))
 }
 
-/// What puts one VM's contract in force, without the room above a managed VM's group. A budget that
-/// is split over threads is split by the CPU time that they have used so far. Threads of the kernel
-/// for the VM are looked for among `processes`.
+/// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
+/// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
+/// threads that work for the VM are searched among `processes`.
 ///
 /// # Errors
 /// As [`writes`].
@@ -116,7 +116,7 @@ fn hold(
     Ok(VmCpu { vm, contract, order, level, settings, found, urgency })
 }
 
-/// What the groups above those of managed VMs need before the VMs' own writes; `before` as in
+/// Writes to the cgroups above those of managed VMs, to be made before the VMs' own; `before` as in
 /// [`room_beyond`].
 pub(crate) fn room_for(
     root: &Root,
@@ -148,7 +148,7 @@ fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     if used.iter().map(|u| u.1).sum::<Duration>() < OBSERVED / IDLE { Vec::new() } else { used }
 }
 
-/// How a contract follows from a demand, as text.
+/// Derivation of a contract from a demand, as text.
 pub fn words(vm: &str, found: &DemandChoice) -> String {
     format!("{vm}: {}", found.choice.words(&found.demand))
 }

@@ -5,7 +5,7 @@ use rtvirtio_units::Bytes;
 
 use super::ControlKind;
 
-/// Which requests a limit counts.
+/// Direction of the requests that a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
@@ -13,7 +13,7 @@ pub(super) enum Direction {
     Both,
 }
 
-/// What it counts of them.
+/// Unit in which a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Requests,
@@ -24,7 +24,7 @@ pub(super) enum Unit {
 #[derive(Clone, Debug)]
 pub(super) struct Limited {
     pub kind: ControlKind,
-    /// What sets it, for the user.
+    /// Text for the user that names the origin of the limit.
     pub by: String,
     pub direction: Direction,
     pub unit: Unit,
@@ -32,7 +32,7 @@ pub(super) struct Limited {
     pub value: f64,
     /// Most per second that it lets through in a burst; `None` where that is not bounded.
     pub passes: Option<f64>,
-    /// What to do where it is too low.
+    /// Text for the user on how to raise the limit.
     pub remedy: String,
     /// The VMs that share it.
     pub vms: Vec<usize>,
@@ -41,7 +41,7 @@ pub(super) struct Limited {
 }
 
 impl Limited {
-    /// What a task's request takes of it.
+    /// Mean amount that a request of a task consumes, in requests or bytes.
     fn taken(&self, task: &Task) -> f64 {
         let writes = task.op.write_share();
         let share = match self.direction {
@@ -55,8 +55,8 @@ impl Limited {
         }
     }
 
-    /// What a request of the VM takes of it, on average over its tasks: by their rates where all
-    /// have one.
+    /// Mean amount that a request of the VM consumes, over its tasks: weighted by their rates where
+    /// all have one.
     fn per_request(&self, vm: &Vm) -> f64 {
         let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
         let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
@@ -64,7 +64,7 @@ impl Limited {
         vm.tasks.iter().map(|t| part(t) * self.taken(t)).sum::<f64>() / sum.max(f64::MIN_POSITIVE)
     }
 
-    /// What the VM would take of it per second; infinite with a task without a rate.
+    /// Amount per second that the VM demands; infinite with a task without a rate.
     fn demand(&self, vm: &Vm) -> f64 {
         let of = |t: &Task| match (self.taken(t), t.rate) {
             (taken, _) if taken <= 0.0 => 0.0,
@@ -112,7 +112,7 @@ impl Limited {
         lines.into_iter()
     }
 
-    /// What it lets through besides, and how that counts.
+    /// Text on what passes in excess of the limit, and how predictions count it.
     fn beyond(&self, vm: &Vm) -> String {
         match self.passes {
             None => ": QEMU joins neighbouring requests before this limit counts them, so that it bounds no requests of the guest, and a \
@@ -130,8 +130,8 @@ impl Limited {
         }
     }
 
-    /// What it lets a VM do that is counted: to one with a target what it gives for long, and of
-    /// one without the most that its neighbours meet.
+    /// Amount per second that predictions count: the long-run limit for a VM with a target, the
+    /// burst for one without, since its neighbours meet that.
     fn counted(&self, vm: &Vm) -> Option<f64> {
         if has_target(vm) { Some(self.value) } else { self.passes }
     }
@@ -157,8 +157,7 @@ pub(super) fn ceilings<'l>(limits: &'l [Limited], spec: &[&Vm]) -> Vec<Option<(f
     (0..spec.len()).map(one).collect()
 }
 
-/// What is left of a limit to one that wants all of it, where the others want so much: max-min
-/// fair.
+/// Max-min fair share of a limit for a VM that wants all of it, given the demands of the others.
 fn room(limit: f64, mut others: Vec<f64>) -> f64 {
     others.sort_by(f64::total_cmp);
     let (mut left, mut users) = (limit, others.len() + 1);

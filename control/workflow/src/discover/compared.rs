@@ -1,5 +1,5 @@
-//! Whether a mean rate describes what was seen: what is predicted of the spec that is written, held
-//! against the tails that were there.
+//! Tests whether mean rates describe the observed I/O: the tails predicted for the spec that is
+//! written are compared with those observed.
 
 use rtvirtio_measure::observe::{Observed, Tail};
 use rtvirtio_model::{Config, ModelKind, Profile};
@@ -16,7 +16,7 @@ use crate::plan::{load_profile, outlook};
 use crate::progress::Progress;
 use crate::site::default_config;
 
-/// A tail so many times as long as predicted is not one of requests that come evenly.
+/// Ratio of observed to predicted tail above which the requests do not come evenly.
 const NOT_EXPLAINED: f64 = 2.0;
 /// Most requests at once that a spec takes.
 const MOST_AT_ONCE: u32 = 1024;
@@ -41,7 +41,7 @@ pub fn compare(found: &mut Discovery, dirs: &Dirs, progress: &dyn Progress) {
 }
 
 pub(super) fn with(found: &mut Discovery, profile_of: &dyn Fn(&Spec) -> Option<Profile>) -> Result<()> {
-    // Without anything that was seen it has no device.
+    // Without observed I/O the spec has no device.
     let Ok(host) = HostSpec::parse("discovered", &spec_text(found, "")) else { return Ok(()) };
     let choice = ModelChoice::formula(ModelKind::Slice);
     for part in host.parts() {
@@ -67,7 +67,7 @@ pub(super) fn with(found: &mut Discovery, profile_of: &dyn Fn(&Spec) -> Option<P
     Ok(())
 }
 
-/// What a VM with one disk does in a direction.
+/// Observed I/O of a VM in a direction; `None` unless exactly one disk was observed.
 fn only(vm: &FoundVm, direction: Direction) -> Option<&Observed> {
     let mut disks = vm.disks.iter().filter_map(|disk| disk.activity.as_ref());
     let (Some(activity), None) = (disks.next(), disks.next()) else { return None };
@@ -90,8 +90,8 @@ fn unexplained<'t>(seen: &'t Observed, predicted: &TaskOutlook) -> Option<&'t Ta
     (tail.latency_ns.0 as f64 > judged.0 as f64 * NOT_EXPLAINED).then_some(tail)
 }
 
-/// How many requests at once are predicted to have a tail as long as what was seen; `None` where
-/// as many as a spec takes have a shorter one.
+/// Least requests at once whose predicted tail is as long as the observed one; `None` where that of
+/// `MOST_AT_ONCE` is shorter.
 fn at_once(
     spec: &Spec,
     (vm, task): &(String, String),

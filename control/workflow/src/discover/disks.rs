@@ -24,7 +24,7 @@ pub struct FoundDisk {
     pub writes: bool,
     /// The device on which it lies; `None` where there is none, as for a network file system.
     pub device: Option<FoundDevice>,
-    /// What it is doing; `None` where it was not observed.
+    /// Observed I/O; `None` where it was not observed.
     pub activity: Option<Activity>,
 }
 
@@ -33,7 +33,7 @@ pub struct FoundDisk {
 pub struct FoundDevice {
     /// Kernel name of the whole disk, such as `nvme0n1`.
     pub name: String,
-    /// Number `MAJ:MIN`.
+    /// Device number as `MAJ:MIN`.
     pub dev: String,
     /// A path that lasts, below `/dev/disk/by-id`, or else `/dev/NAME`.
     pub path: PathBuf,

@@ -1,4 +1,4 @@
-//! What libvirt adds to its domains: the names of their disks.
+//! Names that libvirt gives to the disks of its domains.
 
 use std::sync::Arc;
 

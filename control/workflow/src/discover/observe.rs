@@ -1,4 +1,4 @@
-//! Two looks at the counters of QEMU and the kernel, with time between them.
+//! Two samples of the counters of QEMU and the kernel, with time between them.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,15 @@ use crate::progress::Progress;
 /// Time limit of a monitor's answer.
 const MONITOR: Duration = Duration::from_secs(5);
 
-/// What the first look at a VM saw.
+/// First sample of a VM's counters.
 enum First {
-    /// QEMU's counters, and the disks whose histograms are ours.
+    /// QEMU's counters, and the disks whose histograms this process has enabled.
     Qemu { at: Instant, disks: Vec<DiskStats>, ours: Vec<String> },
     /// The kernel's counters, one for each disk of the VM whose device is known.
     Cgroup { at: Instant, counters: Vec<Option<IoCounters>> },
 }
 
-/// Removes from QEMU what was set there, also when the observation fails.
+/// Disables on drop the histograms that were enabled in QEMU, also when the observation fails.
 struct Histograms<'a> {
     vm: &'a FoundVm,
     uri: &'a str,
@@ -143,8 +143,8 @@ fn first(
     Some(First::Cgroup { at: Instant::now(), counters: vm.disks.iter().map(read).collect() })
 }
 
-/// The first look at QEMU's counters. Histograms are asked for before it, so that they and the
-/// counters begin together.
+/// First sample of QEMU's counters. Histograms are enabled before it, so that they and the counters
+/// begin together.
 fn begin(qmp: &mut Qmp) -> std::result::Result<First, VmmError> {
     let mut ours = Vec::new();
     for disk in qmp.disk_stats()? {

@@ -14,11 +14,11 @@ use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, So
 const LEAST_RATE: f64 = 1.0 / 60.0;
 /// Sizes that a spec takes, in bytes.
 const SIZES: (u64, u64) = (512, 16 << 20);
-/// What a file system writes at least, of which durable writes are multiples.
+/// Least write of a file system, B; durable writes are multiples of it.
 const PAGE: u64 = 4096;
 /// Longest name of a disk, so that `durable-` before it still is a name.
 const LONGEST_DISK: usize = 22;
-/// How far above the tail in force a target is proposed.
+/// Ratio of a proposed target to the observed tail.
 const ROOM: f64 = 2.0;
 
 /// A spec for the VMs that were found, to be read and corrected by a person: the order of the VMs
@@ -165,9 +165,9 @@ fn disk_names(disks: &[&FoundDisk]) -> Vec<String> {
     disks.iter().map(name).collect()
 }
 
-/// The tasks of one disk; how many. Each flush is taken to follow a write: the two are one durable
-/// write, and the writes that are left are a task of their own.
-/// `disk_name` is given where the VM has several, and `named` whether a task has to say it.
+/// Appends the tasks of one disk and returns their number. Each flush is taken to follow a write:
+/// the two are one durable write, and the writes that are left are a task of their own. `disk_name`
+/// is given where the VM has several, and `named` whether a task has to say it.
 fn disk_tasks(out: &mut String, disk: &FoundDisk, disk_name: Option<&str>, named: bool) -> usize {
     let Some(Activity { source, directions }) = &disk.activity else { return 0 };
     let of = |direction| directions.iter().find(|o: &&Observed| o.direction == direction);
@@ -227,7 +227,7 @@ fn tail(seen: &Observed, flush: Option<&Observed>) -> Option<Tail> {
     Some(Tail { latency_ns: Nanos(write.latency_ns.0 + flush.latency_ns.0), ..*write })
 }
 
-/// What was seen, for a person.
+/// Observed I/O as a comment for the user.
 fn comment(seen: &Observed, source: Source) -> String {
     let what = match seen.direction {
         Direction::Read => "reads",

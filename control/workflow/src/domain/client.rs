@@ -1,4 +1,4 @@
-//! Asking a running I/O domain.
+//! Client of a running I/O domain's control socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,18 +11,18 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Context as _, Error, Kind, Result, ensure};
 
-/// The domain's program.
+/// Name of the I/O domain's program.
 const PROGRAM: &str = "rtvirtio-iod";
-/// A domain that does not answer for so long has a fault.
+/// Timeout of an answer, after which the I/O domain has a fault.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are read: more than that of the largest domain.
+/// Bytes of an answer that are read: more than that of the largest I/O domain.
 const LONGEST: u64 = 16 << 20;
 
-/// The domain's program: next to this one, or in the path.
+/// Path of the I/O domain's program: next to this one, or found by `PATH`.
 #[must_use]
 pub fn program() -> PathBuf {
     let sibling = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
-    // A program of the path is used only without it.
+    // `PATH` is searched only without it.
     sibling.filter(|p| !matches!(p.try_exists(), Ok(false))).unwrap_or_else(|| PROGRAM.into())
 }
 
@@ -53,7 +53,7 @@ pub fn connect(control: &Path) -> Result<UnixStream> {
     }
 }
 
-/// The status of a domain.
+/// Status of an I/O domain.
 ///
 /// # Errors
 /// When none answers.
@@ -61,7 +61,7 @@ pub fn ask(control: &Path) -> Result<Status> {
     send_command(control, &Command::Status)
 }
 
-/// The status of a domain, if it is one of these processes: another one may listen at that path.
+/// Status of an I/O domain, if it is one of these processes: others may listen at that path.
 ///
 /// # Errors
 /// [`crate::Kind::NotRunning`] when none of them answers.
@@ -94,7 +94,7 @@ pub fn listener(control: &Path) -> Result<Option<String>> {
     }
 }
 
-/// One command and its reply.
+/// Sends a command and returns its reply.
 ///
 /// # Errors
 /// When none answers; as [`answer`].
@@ -102,7 +102,7 @@ pub fn send_command<T: DeserializeOwned>(control: &Path, command: &Command) -> R
     request(&connect(control)?, control, command, PATIENCE)
 }
 
-/// One command, with descriptors that were sent ahead of it, and its reply within `patience`.
+/// Sends a command after any descriptors sent ahead of it; returns its reply within `patience`.
 ///
 /// # Errors
 /// As [`answer`].
@@ -117,11 +117,10 @@ pub fn request<T: DeserializeOwned>(
     answer(stream, control, patience)
 }
 
-/// The reply to what was sent, within `patience`.
+/// The reply to a command already sent, within `patience`.
 ///
 /// # Errors
-/// [`Kind::Guarded`] with the error that the domain answers with; no reply, or one without what is
-/// required.
+/// [`Kind::Guarded`] with the error of the I/O domain; no reply, or one without what is required.
 pub fn answer<T: DeserializeOwned>(stream: &UnixStream, control: &Path, patience: Duration) -> Result<T> {
     stream.set_read_timeout(Some(patience))?;
     let mut line = String::new();

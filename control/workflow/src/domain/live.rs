@@ -1,8 +1,8 @@
 //! Changing a running I/O domain: reload its file, attach and detach disks and ports, stop it.
 //!
-//! The configuration file is the one truth: `attach` and `detach` edit it and reload, and put its
-//! text back where the domain refuses. What comes is opened here and passed on, because the
-//! domain's process opens no files.
+//! Only the configuration file tells what is served: `attach` and `detach` edit it and reload, and
+//! restore its text where the I/O domain refuses. New disks and ports are opened here and passed
+//! on, because its process opens no files.
 
 use std::collections::BTreeSet;
 use std::fs::File as OpenFile;
@@ -30,38 +30,38 @@ use super::{Fate, stop};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 
-/// How long a reload may take: the requests of disks that go end first.
+/// Timeout of a reload, which first completes the requests of disks to detach.
 const RELOAD: Duration = Duration::from_secs(60);
-/// How long a domain may take to end.
+/// Timeout from a stop to the end of the process.
 const END: Duration = Duration::from_secs(10);
 
-/// What a reload has changed.
+/// Changes of a reload.
 #[derive(Debug, Serialize)]
 pub struct Changes {
     /// The configuration file in force.
     pub config: PathBuf,
     /// The changes, each with its place.
     pub changed: Vec<String>,
-    /// What the file or the host has and a reload does not put in force.
+    /// Changes of the file or the host that a reload does not put in force.
     pub notes: Vec<String>,
 }
 
-/// What a reload would do with disks and ports.
+/// Disks and ports that a reload would attach and detach.
 #[derive(Debug, Serialize)]
 pub struct Preview {
-    /// The configuration file that the domain reads.
+    /// Configuration file that the I/O domain reads.
     pub config: PathBuf,
-    /// Disks that come.
+    /// Names of disks to attach.
     pub attach: Vec<String>,
-    /// Disks that go.
+    /// Names of disks to detach.
     pub detach: Vec<String>,
-    /// Ports that come.
+    /// Names of ports to attach.
     pub attach_ports: Vec<String>,
-    /// Ports that go.
+    /// Names of ports to detach.
     pub detach_ports: Vec<String>,
 }
 
-/// Who answers on a control socket.
+/// Credentials of the process that listens on a control socket.
 struct Peer {
     pid: u32,
     uid: u32,
@@ -73,10 +73,10 @@ fn peer(stream: &UnixStream, control: &Path) -> Result<Peer> {
     Ok(Peer { pid: peer.pid.as_raw_nonzero().get().unsigned_abs(), uid: peer.uid.as_raw() })
 }
 
-/// What a reload would do with disks and ports, after all checks of the file.
+/// Disks and ports that a reload would attach and detach, after all checks of the file.
 ///
 /// # Errors
-/// A file that is refused; a domain that does not answer.
+/// A file that is refused; an I/O domain that does not answer.
 pub fn preview(control: &Path) -> Result<Preview> {
     let found: protocol::Preview = request(&connect(control)?, control, &Command::Preview, RELOAD)?;
     let names = |list: Vec<Leaving>| list.into_iter().map(|leaving| leaving.name).collect();
@@ -89,11 +89,11 @@ pub fn preview(control: &Path) -> Result<Preview> {
     })
 }
 
-/// Takes over the domain's configuration file. Disks and ports that it adds are opened with the
-/// checks of a start and passed on. With `force`, they go under their guests.
+/// Reloads the I/O domain's configuration file. Disks and ports that it adds are opened with the
+/// checks of a start and passed on. With `force`, others are detached even from running guests.
 ///
 /// # Errors
-/// [`Kind::Guarded`](crate::Kind::Guarded) for what the domain or a check refuses; nothing is
+/// [`Kind::Guarded`](crate::Kind::Guarded) for what the I/O domain or a check refuses; nothing is
 /// changed then.
 pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     let Preview { config, attach, attach_ports, .. } = preview(control)?;
@@ -117,7 +117,7 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     opened.send_reload(&stream, force)?;
     let Changed { changed } = answer(&stream, control, RELOAD)?;
     opened.release();
-    // The domain has taken the change: what is not known of it undoes nothing.
+    // The I/O domain has reloaded already: an unknown size is no error.
     let notes = other_sizes(control, &config)
         .unwrap_or_else(|e| vec![format!("whether a disk has grown is not known: {e:#}")]);
     Ok(Changes { config, changed, notes })
@@ -126,8 +126,8 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
 /// A FIFO in a disk's place is not waited for.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 
-/// Disks that take the rest of their file or device, where that is not what their guests see: a
-/// QEMU reads the size once.
+/// Notes on disks without a `size` whose file or device has another size than the guest sees: QEMU
+/// reads the size once.
 fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
     let status = client::ask(control)?;
     let file = File::load(config)?;
@@ -168,7 +168,7 @@ fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// Adds the `[[device.disk]]` and `[[network.port]]` tables of a text to the domain's file, and
+/// Adds the `[[device.disk]]` and `[[network.port]]` tables of a text to the I/O domain's file, and
 /// reloads it.
 ///
 /// # Errors
@@ -177,7 +177,7 @@ pub fn attach(control: &Path, tables: &str) -> Result<Changes> {
     edit_and_reload(control, false, |text| Ok(edit::add(text, tables)?.0))
 }
 
-/// Removes the tables of these disks and ports from the domain's file, and reloads it.
+/// Removes the tables of these disks and ports from the I/O domain's file, and reloads it.
 ///
 /// # Errors
 /// As [`reload`]; the file is as it was then.
@@ -200,7 +200,7 @@ fn edit_and_reload(
             config.display()
         );
     }
-    // A link stays a link.
+    // A symbolic link stays one.
     let path = std::fs::canonicalize(&config).with_context(|| config.display().to_string())?;
     let (_locked, old) = locked_text(&path)?;
     let new = match change(&old) {
@@ -244,18 +244,18 @@ fn replace(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// A domain that was stopped.
+/// Result of stopping an I/O domain.
 #[derive(Debug, Serialize)]
 pub struct Stopped {
-    /// Its process.
+    /// Id of the stopped process.
     #[serde(rename = "stopped")]
     pub pid: u32,
-    /// Where its configuration is, which was edited since `rtvirtio apply`.
+    /// Copy of its configuration if that was edited since `rtvirtio apply`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<PathBuf>,
 }
 
-/// Stops the domain that answers on a control socket. One that `rtvirtio apply` has started is
+/// Stops the I/O domain that answers on a control socket. One that `rtvirtio apply` has started is
 /// stopped as `rtvirtio revert` stops it. With `force`, under its guests.
 ///
 /// # Errors

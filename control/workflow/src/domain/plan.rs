@@ -1,4 +1,4 @@
-//! The I/O domain planned for a spec.
+//! Plans the I/O domain for a spec.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::error::{Context as _, Result, bail};
 use crate::plan::load_profile;
 use crate::progress::Progress;
 
-/// The domain's plan for a spec on its measured device, with warnings of what it rests on.
+/// The I/O domain's plan for a spec on its measured device, with warnings of what it rests on.
 ///
 /// # Errors
 /// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile.
@@ -46,12 +46,12 @@ pub fn needs_group(host: &HostSpec) -> bool {
     host.vms().iter().any(of_libvirt)
 }
 
-/// The plan's configuration file, checked by the domain's own parser and, as root, by its own look
-/// at the disks. `disks` holds `VM=PATH`; `spec_name` and `out` name the files.
+/// The plan's configuration file, checked by the I/O domain's own parser and, as root, by its
+/// checks of the disks. `disks` holds `VM=PATH`; `spec_name` and `out` name the files.
 ///
 /// # Errors
 /// [`Kind::Argument`](crate::Kind::Argument) for a disk that is missing or given twice, or that the
-/// domain would refuse.
+/// I/O domain would refuse.
 pub fn config(
     plan: &DomainPlan,
     spec: &Spec,
@@ -72,7 +72,7 @@ pub fn config(
     Ok(text(&places))
 }
 
-/// The domain of a spec on what is known of its device: what a twin declares, or a profile.
+/// Plan of a spec's I/O domain on what its twin declares, or on a profile of its device.
 ///
 /// # Errors
 /// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without either.
@@ -86,9 +86,9 @@ pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Resul
     }
 }
 
-/// What a start of the domain checks, without starting it: paths, sockets, groups, disks with
-/// their locks, formats, sizes and overlaps. `apply` makes the sockets' directories. Nothing is
-/// changed.
+/// Checks a configuration as a start does, without starting: paths, sockets, groups, disks with
+/// their locks, formats, sizes and overlaps. Directories of sockets may be missing: `apply` makes
+/// them. Nothing is changed.
 pub(super) fn check(file: &File, config: &Path) -> Result<()> {
     match rtvirtio_domain_resources::check::check(file, config, Directories::AreMade) {
         Ok(_) => Ok(()),
@@ -96,7 +96,7 @@ pub(super) fn check(file: &File, config: &Path) -> Result<()> {
     }
 }
 
-/// Whether the domain can promise every target of a spec.
+/// Whether an I/O domain can promise every target of a spec.
 #[must_use]
 pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
     of_profile(spec, profile).is_ok_and(|plan| plan.feasible)

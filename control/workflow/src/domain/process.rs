@@ -23,34 +23,34 @@ pub const FILE: &str = "iod.toml";
 /// The configuration that was in force last, where it was nowhere else: as `attach`, `detach` or an
 /// editor had left it.
 pub const KEPT: &str = "iod.last.toml";
-/// Its log.
+/// Name of the log file, in the state directory.
 pub const LOG: &str = "iod.log";
-/// Locked by the domain's process as long as it lives.
+/// Locked by the I/O domain's process as long as it lives.
 const LOCK: &str = "iod.lock";
 /// The process that was started, and where it answers.
 const RECORD: &str = "iod.json";
-/// How long a domain may take to finish what it holds.
+/// Timeout from SIGTERM to SIGKILL, in which requests complete.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Parts of an applied domain.
+/// State of an applied I/O domain, with its processes.
 pub enum Domain {
-    /// None is applied.
+    /// No I/O domain is applied.
     Absent,
-    /// It is applied, and its process has ended.
+    /// Applied, and the process has ended.
     Ended,
     /// These processes hold its lock: one, but for the moment in which it is started.
     Runs(Vec<Process>),
 }
 
-/// The process that was started, as it is saved.
+/// Record of the started process, as JSON.
 #[derive(Serialize, Deserialize)]
 struct Record {
-    /// The kernel's run in which it was started.
+    /// Boot id of the kernel at the start.
     boot_id: String,
     #[serde(flatten)]
     process: ProcessId,
-    /// Its control socket, as the configuration named it at the start: that file may be edited
-    /// since, and be wrong.
+    /// Control socket of the configuration at the start: the file may be edited since, and be
+    /// wrong.
     #[serde(default)]
     control: Option<PathBuf>,
     /// The file from which the configuration was applied.
@@ -58,19 +58,19 @@ struct Record {
     source: Option<PathBuf>,
 }
 
-/// What a domain is started on.
+/// Parameters of a start.
 pub struct Start<'a> {
-    /// The text of its configuration.
+    /// Text of the configuration.
     pub config: &'a str,
-    /// The control socket that it names.
+    /// Control socket named in the text.
     pub control: &'a Path,
-    /// The file that the text is from.
+    /// File from which the text is.
     pub source: &'a Path,
-    /// The text is that of a domain that has ended: it stays, whatever becomes of the start.
+    /// Whether the text is that of an ended I/O domain: it stays, whatever becomes of the start.
     pub again: bool,
 }
 
-/// Looks for the domain that is applied from a state directory. Changes nothing.
+/// Looks for the I/O domain that is applied from a state directory. Changes nothing.
 ///
 /// # Errors
 /// When it is unknown whether one runs, or which process it is: this is never absence.
@@ -121,7 +121,7 @@ fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
     Ok(Some(record.process).filter(|process| is_of_this_boot && process.is_alive()))
 }
 
-/// The control socket of the domain that was started; `None` where it is not recorded.
+/// Control socket of the I/O domain that was started; `None` where it is not recorded.
 ///
 /// # Errors
 /// When the record cannot be read.
@@ -146,18 +146,18 @@ fn boot_id() -> Result<String> {
     Ok(Root::default().read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Starts a domain on a configuration, and waits until guests may connect. The state directory is
-/// locked by the caller.
+/// Starts an I/O domain on a configuration, and waits until guests may connect. The state directory
+/// is locked by the caller.
 ///
 /// # Errors
-/// Its output when it did not start; all of its parts are removed then, but for the configuration
-/// of one that is started again.
+/// The last line of its log when it did not start; the configuration is removed then, unless it is
+/// that of an I/O domain that is started again.
 pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u32> {
     let Start { config, control, source, again } = *on;
     let dir = StateDir::open(state_dir)?;
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
     let lock = dir.open_file(LOCK, 0o600).with_context(at(LOCK))?;
-    // Another open file, to read only: the domain is given no way to write there.
+    // Another open file, to read only: the I/O domain cannot write there.
     let lock = File::open(format!("/proc/self/fd/{}", lock.as_raw_fd())).with_context(at(LOCK))?;
     if !flock::lock(&lock).with_context(at(LOCK))? {
         bail!(InForce, "an I/O domain runs already: `rtvirtio revert` stops it");
@@ -202,7 +202,7 @@ pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u
 }
 
 /// Saves the configuration in force, unless the file that it was applied from has the same text;
-/// where it is then.
+/// returns its path.
 fn keep(dir: &StateDir) -> Result<Option<PathBuf>> {
     let named = |name: &str| dir.path().join(name).display().to_string();
     let config = match dir.read(FILE) {
@@ -225,8 +225,8 @@ pub fn config_path(state_dir: &Path) -> PathBuf {
     super::absolute(state_dir).join(FILE)
 }
 
-/// Stops the processes of a domain and removes its files. A configuration that is nowhere else
-/// stays, as [`KEPT`]; returns where. The state directory is locked by the caller.
+/// Stops the processes of an I/O domain and removes its files. A configuration that is nowhere else
+/// stays, as [`KEPT`]; returns its path. The state directory is locked by the caller.
 ///
 /// # Errors
 /// The remaining parts, and why they remain.
@@ -247,7 +247,7 @@ pub fn stop(processes: &[Process], state_dir: &Path) -> Result<Option<PathBuf>> 
     }
     let dir = StateDir::open(state_dir)?;
     let kept = keep(&dir)?;
-    // The configuration last: as long as it is there, the domain counts as applied.
+    // The configuration last: as long as it is there, the I/O domain counts as applied.
     for name in [LOG, RECORD, LOCK, FILE] {
         dir.remove(name).with_context(|| state_dir.join(name).display().to_string())?;
     }

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_vmm::spawn::{self, Lifetime};
 
-/// The line that it prints when guests may connect.
+/// Line on standard output when guests may connect.
 const READY: &str = "ready";
 
-/// Why it does not serve.
+/// Failure of a start.
 #[derive(Debug, thiserror::Error)]
 #[error("the I/O domain did not start: {why}")]
 pub struct IodError {
@@ -19,38 +19,38 @@ pub struct IodError {
 }
 
 impl IodError {
-    /// With its output.
+    /// Error with the last line of the domain's log, or with the failed step.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into() }
     }
 }
 
-/// Waits until a domain whose standard output is piped reports that guests may connect; false when
-/// it ended instead.
+/// Waits until an I/O domain whose standard output is piped reports that guests may connect; false
+/// when it ended instead.
 pub fn is_ready(domain: &mut Child) -> bool {
     let mut line = String::new();
     if let Some(out) = domain.stdout.take() {
-        // Its end and its report of readiness both end the line.
+        // End of file and the report of readiness both end the line.
         let _ = BufReader::new(out).read_line(&mut line);
     }
     line.trim_end() == READY
 }
 
-/// Files that a domain inherits.
+/// Files that an I/O domain inherits.
 pub struct Inherited<'a> {
-    /// Its standard input.
+    /// Standard input: null, or the locked file that is to stay open.
     pub stdin: Stdio,
-    /// Where it writes its log.
+    /// Standard error: the log file.
     pub log: File,
     /// Reads that log, for the error when it does not start.
     pub read_log: &'a dyn Fn() -> io::Result<Vec<u8>>,
 }
 
-/// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and
-/// waits until guests may connect.
+/// Starts an I/O domain that outlives this process, in the cgroup whose `cgroup.procs` is given,
+/// and waits until guests may connect.
 ///
 /// # Errors
-/// Its output when it did not start.
+/// The last line of its log when it did not start.
 pub fn start(
     mut command: Command,
     cgroup_procs: Option<&Path>,

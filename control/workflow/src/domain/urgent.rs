@@ -1,5 +1,5 @@
-//! Urgent requests and frames of a VM in the I/O domain, signalled to what follows the VM's
-//! urgency.
+//! Signals of urgent requests and frames of a VM from the I/O domain to the thread that follows the
+//! VM's urgency.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ struct Served {
 /// urgent frame.
 #[derive(Debug)]
 pub struct UrgentSignals {
-    /// QEMU's process.
+    /// Process id of the VM's QEMU.
     pid: u32,
     eventfd: OwnedFd,
     dirs: Dirs,
-    /// What was asked for last, and where.
+    /// Control socket and names of the last request, to withdraw it.
     asked: Option<(PathBuf, Served)>,
 }
 
@@ -44,8 +44,8 @@ impl UrgentSignals {
     }
 
     /// Asks the I/O domain that runs, if any, for the disks and ports that the VM has there now. To
-    /// be called again and again: a domain that was started anew, and a disk that was attached,
-    /// know nothing of it.
+    /// be called periodically: an I/O domain that was restarted, and a disk that was attached, know
+    /// nothing of it.
     ///
     /// # Errors
     /// When the domain does not answer, or refuses.
@@ -73,20 +73,20 @@ impl UrgentSignals {
 impl Drop for UrgentSignals {
     fn drop(&mut self) {
         if let Some((control, served)) = &self.asked {
-            // A domain that has gone signals nothing.
+            // An I/O domain that has gone signals nothing.
             let _ = signal(control, served, None);
         }
     }
 }
 
-/// The disks and ports of a domain's status to which this process is connected.
+/// Disks and ports of an I/O domain's status to which this process is connected.
 fn served_to(status: &Status, pid: u32) -> Served {
     let disks = status.vms.iter().filter(|vm| vm.peer == Some(pid)).map(|vm| vm.name.clone());
     let ports = status.ports.iter().filter(|port| port.peer == Some(pid)).map(|port| port.name.clone());
     Served { disks: disks.collect(), ports: ports.collect() }
 }
 
-/// Asks for signals of these; without an eventfd, for none more.
+/// Requests signals for these; without an eventfd, withdraws the request.
 fn signal(control: &Path, served: &Served, eventfd: Option<&OwnedFd>) -> Result<()> {
     let stream = connect(control)?;
     if let Some(eventfd) = eventfd {

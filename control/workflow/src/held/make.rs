@@ -1,4 +1,4 @@
-//! Making the plan that is to be held. Sets nothing.
+//! Makes the plan that the service is to hold. Sets nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,33 +22,33 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::traffic;
 
-/// A plan that could be held, beside what is in force.
+/// A plan that could be held, next to the one in force.
 #[derive(Clone, Debug)]
 pub struct HeldCandidate {
     /// The contracts that it carries out.
     pub contract: String,
-    /// What it was made from besides.
+    /// Observations from which it was made.
     pub input: Input,
     pub(super) patience: BTreeMap<String, Patience>,
-    /// Why it was made.
+    /// Reason for making it, for the user.
     pub reason: String,
     /// The VMs that run, with their devices.
     pub(super) host: HostSpec,
-    /// Its settings, from the configuration before any plan.
+    /// Settings, computed from the configuration before any plan.
     pub(super) plan: HostPlan,
     pub(super) starts: Vec<Start>,
-    /// Device by device what it changes of what is in force.
+    /// Settings of each device that differ from those in force.
     pub(super) changes: Vec<Vec<Setting>>,
     /// Every setting that it would change, with its value now.
     pub lines: Vec<Line>,
-    /// What it would do.
+    /// Summary of its effects.
     pub outline: Outline,
-    /// Why not all targets are met, in one sentence for each device.
+    /// Reasons for unmet targets, one sentence for each device.
     pub reasons: Vec<String>,
 }
 
 impl HeldCandidate {
-    /// Its settings and what it predicts.
+    /// Settings and predictions of each device.
     #[must_use]
     pub fn plan(&self) -> &HostPlan {
         &self.plan
@@ -142,8 +142,8 @@ pub fn make(
     Ok(made)
 }
 
-/// The devices that stand in the plan: those that are planned, and those of `without` of which
-/// something `is_held`. These need not be found.
+/// The devices of the plan: those that are planned, and those of `without` on which settings are in
+/// force (`is_held`). The latter need not be found.
 fn present(
     host: HostSpec,
     without: &BTreeSet<String>,
@@ -200,13 +200,13 @@ pub fn unmeasured(host: &HostSpec, dirs: &Dirs) -> BTreeMap<String, Unplanned> {
     host.parts().iter().filter_map(one).collect()
 }
 
-/// Those of some tasks (`VM/TASK`) that stand on a device.
+/// Subset of the tasks (`VM/TASK`) that are on a device.
 fn of_part(tasks: &BTreeSet<String>, part: &Part) -> BTreeSet<String> {
     let here = part.spec.vms.iter().flat_map(|vm| vm.tasks.iter().map(|t| format!("{}/{}", vm.name, t.name)));
     here.filter(|task| tasks.contains(task)).collect()
 }
 
-/// What was left to other programs, as far as it counts under these contracts.
+/// Settings left to other programs under the same contracts; empty under others.
 pub(super) fn yielded(held: Option<&Held>, contract: &str) -> BTreeSet<String> {
     held.filter(|held| held.contract == contract).map(|held| held.yielded.clone()).unwrap_or_default()
 }
@@ -241,7 +241,7 @@ fn of_site(
     }
     let start = Start::of(device, &site.spec, &survey.config);
     let mut options = site.options(survey, &choice)?;
-    // A guest that is restarted forgets them, and its next start has no journal.
+    // A guest that is restarted loses its settings, and its next start has no journal.
     options.space.guests = false;
     let settings = in_force.map(|plan| plan.settings.as_slice()).unwrap_or_default();
     let ground =
@@ -261,8 +261,8 @@ fn changed_lines(made: &HeldCandidate, devices: &Devices, yielded: &BTreeSet<Str
     Ok(lines.into_iter().filter(|line| line.old.as_ref() != Some(&line.new)).collect())
 }
 
-/// The writes of some settings, device by device, without those that were left to others. A device
-/// that is not here may stand in the plan as long as none of its settings is to be written.
+/// Writes of the settings of each device, without those left to other programs. A missing device is
+/// an error only if it has settings to write.
 pub(super) fn writes_of(
     plan: &HostPlan,
     settings: &[Vec<Setting>],

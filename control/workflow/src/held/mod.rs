@@ -1,5 +1,5 @@
-//! The plan that the service holds: made from contracts and from what is observed, with a journal
-//! of its own next to those of VMs, so that neither is in the way of the other.
+//! The plan that the service holds: made from contracts and observations, with a journal of its own
+//! next to those of VMs, so that neither blocks the other.
 
 mod make;
 mod set;
@@ -25,7 +25,7 @@ use crate::started;
 pub use make::{HeldCandidate, device_key, make, unmeasured};
 pub use set::{Set, set};
 
-/// What is in force, next to its journal; it means nothing without one.
+/// Description of the plan in force, next to its journal; ignored without one.
 const HELD_FILE: &str = "held.json";
 
 /// A plan that is held.
@@ -33,11 +33,11 @@ const HELD_FILE: &str = "held.json";
 pub struct Held {
     /// The contracts that it carries out.
     pub contract: String,
-    /// What it was made from besides.
+    /// Observations from which it was made.
     pub input: Input,
     /// Tasks (`VM/TASK`) whose target it is predicted to miss.
     pub given_up: BTreeSet<String>,
-    /// What was learned of needs that come and go.
+    /// Hysteresis of loads, devices and caution, to be restored after a restart.
     #[serde(default)]
     pub patience: BTreeMap<String, Patience>,
     /// The configuration of each device before any plan.
@@ -45,14 +45,14 @@ pub struct Held {
     /// Settings that were left to another program, by name: never touched again under these
     /// contracts.
     pub yielded: BTreeSet<String>,
-    /// Why it was put in force.
+    /// Reason for putting it in force, for the user.
     pub reason: String,
-    /// When: RFC 3339.
+    /// Time at which it was put in force, RFC 3339.
     pub since: String,
 }
 
 impl Held {
-    /// What it was made from, for the decision when to plan anew.
+    /// Contracts and observations behind it, for the decision to plan again.
     #[must_use]
     pub fn basis(&self) -> Basis {
         Basis {
@@ -84,7 +84,7 @@ impl Start {
         Self { device: device.to_owned(), elevator: config.elevator, bfq: config.bfq, vms: vms.collect() }
     }
 
-    /// With VMs that it does not know as they are now: no plan has touched them.
+    /// The configuration before any plan; a VM unknown to it is as now: no plan has set it.
     fn config(&self, spec: &Spec, now: &Config) -> Config {
         let of = |(vm, now): (&rtvirtio_spec::Vm, &VmConfig)| {
             self.vms.get(&vm.name).cloned().unwrap_or_else(|| now.clone())
@@ -97,7 +97,7 @@ impl Start {
     }
 }
 
-/// Where it is kept: a state directory of its own.
+/// Directories with its own state directory.
 fn place(dirs: &Dirs) -> Dirs {
     Dirs { state: dirs.held_plan(), run: dirs.run.clone() }
 }
@@ -126,7 +126,7 @@ pub fn is_in_force(dirs: &Dirs) -> Result<bool> {
     is_there(&dirs.held_plan().join(JOURNAL_FILE))
 }
 
-/// Its settings.
+/// Settings of the plan; `None` where no plan is in force.
 ///
 /// # Errors
 /// When the plan's file cannot be read.
@@ -143,7 +143,7 @@ pub fn devices(dirs: &Dirs) -> Result<BTreeSet<String>> {
     Ok(plan.into_iter().flat_map(|plan| plan.devices).filter_map(|of| of.device).collect())
 }
 
-/// Its journal held against the machine; `None` when none is in force.
+/// Compares its journal with the machine; `None` when no plan is in force.
 ///
 /// # Errors
 /// When the journal cannot be read as one.
@@ -170,7 +170,7 @@ fn save(held: &Held, dirs: &Dirs) -> Result<()> {
 pub fn put_back(_lock: &Scopes<'_>, dirs: &Dirs, on_conflict: OnConflict) -> Result<Option<Reverted>> {
     let reverted = crate::scopes::put_back(&dirs.held_plan(), on_conflict)?;
     if reverted.as_ref().is_some_and(|r| r.done) {
-        // Without a journal it means nothing.
+        // Without a journal the plan's files have no meaning.
         in_force::forget(&dirs.held_plan())?;
     }
     let at = Dirs { state: dirs.held_plan(), run: dirs.run.clone() };
@@ -184,14 +184,14 @@ pub fn put_back(_lock: &Scopes<'_>, dirs: &Dirs, on_conflict: OnConflict) -> Res
 /// As [`rtvirtio_apply::Session::release`].
 pub fn release(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String], knobs: &[String]) -> Result<Vec<String>> {
     if let Some(mut held) = find(dirs)? {
-        // Before the journal: cut off here, it is released again.
+        // Before the journal: after a crash here, it is released again.
         held.yielded.extend(knobs.iter().cloned());
         save(&held, dirs)?;
     }
     lock.release_in(&dirs.held_plan(), paths)
 }
 
-/// Gives settings that another program has changed our value again.
+/// Restores our values of settings that another program has changed.
 ///
 /// # Errors
 /// As [`rtvirtio_apply::Session::restore`].

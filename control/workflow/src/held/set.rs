@@ -1,4 +1,4 @@
-//! Putting a plan in force that is to be held, in place of the one that is.
+//! Puts a plan in force for the service, in place of the one that is.
 
 use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent, Status};
 use rtvirtio_kernel::Root;
@@ -16,17 +16,17 @@ use crate::progress::Progress;
 use crate::scopes::Scopes;
 use crate::started::{self, StartedVm};
 
-/// What was set.
+/// Result of setting a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Set {
     /// Settings that were changed, with their values before and after.
     pub changed: Vec<Line>,
-    /// What went wrong apart from that, and further things to know.
+    /// Failures of single settings, and limitations, in sentences.
     pub notes: Vec<String>,
 }
 
-/// Sets it: single settings are changed one by one, journaled first. Where that cannot be, as for
-/// another elevator, all is put back and set anew.
+/// Sets a plan: single settings are changed one by one, journaled first. Where that is impossible,
+/// as for another elevator, all settings are put back and set again.
 ///
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan of `rtvirtio apply` is in force; as
@@ -59,7 +59,7 @@ pub fn set(
         reason: made.reason.clone(),
         since: since.to_owned(),
     };
-    // One that is kept as it is need not be found as long as nothing of it is set.
+    // A device that stays as it is need not be found while none of its settings is written.
     let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
     if before.is_some() {
         if let Some(set) = amend(made, &held, &devices, dirs, progress)? {
@@ -80,7 +80,7 @@ pub fn set(
     }
     let resolved = resolve(&made.plan, &devices, &[], &at, progress)?;
     let resolved = Resolved { writes: without(resolved.writes, &left), ..resolved };
-    // Also what it finds as it wants it: each of two journals would put it back for itself.
+    // Also those already at the wanted value: each of two journals would put them back.
     refuse_applied(applied.as_ref(), resolved.writes.iter().map(|write| write.target.to_string()))?;
     if resolved.writes.is_empty() {
         out.changed.clear();
@@ -91,7 +91,7 @@ pub fn set(
     Ok(out)
 }
 
-/// Refuses settings that are in force by hand, as limits of `rtvirtio apply --traffic-only` are.
+/// Refuses settings that a user has put in force, as by `rtvirtio apply --traffic-only`.
 fn refuse_applied(applied: Option<&Status>, mut paths: impl Iterator<Item = String>) -> Result<()> {
     let knobs = applied.map(|status| status.knobs.as_slice()).unwrap_or_default();
     match paths.find_map(|path| knobs.iter().find(|knob| knob.path == path)) {
@@ -133,7 +133,7 @@ fn amend(
     let names = |plan: &crate::plan_file::HostPlan| -> Vec<Option<String>> {
         plan.devices.iter().map(|d| d.device.clone()).collect()
     };
-    // What is in force on a device that is left has to be put back; one that comes is added.
+    // A device that left the plan has to be put back; a new one is added.
     let new = names(&made.plan);
     if !names(&old).iter().all(|device| new.contains(device)) {
         return Ok(None);
@@ -143,7 +143,7 @@ fn amend(
     let at = place(dirs);
     let writes = match writes_of(&made.plan, &made.changes, devices, &held.yielded, &machine) {
         Ok(writes) => writes,
-        // Under the elevator that is in force it has no effect; under its own it has.
+        // A setting without effect under the elevator in force may have one under the plan's.
         Err(e) if cannot_act(&e) => return Ok(None),
         Err(e) => return Err(e),
     };

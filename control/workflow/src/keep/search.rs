@@ -1,4 +1,4 @@
-//! Finding VMs, each in a thread of its own: a monitor that does not answer holds up no other VM.
+//! Searches for VMs, each in a thread of its own: an unresponsive monitor delays no other VM.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +13,11 @@ use crate::dirs::Dirs;
 use crate::error::{Context as _, Result};
 use crate::find::{self, HostVm};
 
-/// What became of one search.
+/// Result of one search.
 pub(super) struct Found {
     /// The VM with its processes.
     pub found: Result<(HostVm, VmHandle)>,
-    /// What is to be known of it.
+    /// Warnings about uncertain thread roles.
     pub warnings: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Search {
         if self.under_way.contains(&vm.name) {
             return Ok(());
         }
-        // It is asked for what is now.
+        // An earlier answer may be outdated.
         self.arrived.remove(&vm.name);
         let (spec, dirs, sender) = (vm.clone(), self.dirs.clone(), self.sender.clone());
         let run = move || {
@@ -71,7 +71,7 @@ impl Search {
         self.arrived.remove(vm)
     }
 
-    /// The answer for a VM, once it is there; `None` after so long.
+    /// Waits for the answer for a VM; `None` after `patience`.
     pub fn wait_for(&mut self, vm: &str, patience: Duration) -> Option<Found> {
         let end = Instant::now() + patience;
         loop {

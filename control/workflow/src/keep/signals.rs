@@ -1,5 +1,5 @@
-//! Asks the I/O domain for its signals, in a thread of its own: a domain that does not answer holds
-//! no contract up.
+//! Requests signals of urgent requests from the I/O domain, in a thread of its own: one that does
+//! not answer delays no contract.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::domain::urgent::UrgentSignals;
 use crate::error::{Context as _, Result};
 
-/// Between two times that the I/O domain is asked: a new one knows nothing of what was asked for.
+/// Interval of requests to the I/O domain: one that was restarted has lost earlier ones.
 const RENEW: Duration = Duration::from_secs(2);
-/// Between two looks for VMs that were added.
+/// Interval of checks for VMs that were added.
 const ARRIVALS: Duration = Duration::from_millis(100);
-/// How long the end waits for the thread: a domain that hangs is not waited for.
+/// Timeout for the end of the thread, which an unresponsive I/O domain delays.
 const LAST: Duration = Duration::from_secs(1);
 
 /// The thread, until it is dropped.
@@ -26,7 +26,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Asks again and again for the signals of VMs that are added.
+    /// Starts a thread that repeats the requests for all VMs that are added.
     ///
     /// # Errors
     /// When there is no thread.
@@ -56,7 +56,7 @@ impl Signals {
                     break;
                 }
             }
-            // Withdraws the eventfds from the domain.
+            // Withdraws the eventfds from the I/O domain.
             drop(of);
             drop(ending);
         };
@@ -71,7 +71,7 @@ impl Signals {
         let _ = self.more.send((vm, signals));
     }
 
-    /// What has failed since the last call.
+    /// Failures since the last call: VM and reason.
     pub fn failures(&self) -> Vec<(String, String)> {
         self.failures.try_iter().collect()
     }

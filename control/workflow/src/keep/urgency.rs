@@ -1,4 +1,4 @@
-//! The VMs whose guests say how urgent they are, followed while their contracts are kept.
+//! Follows the VMs whose guests report their urgency, while their contracts are kept.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
@@ -28,22 +28,22 @@ use crate::progress::Progress;
 use super::signals::Signals;
 use super::warnings::{About, Warnings};
 
-/// Name of the file in the run directory that says how the VMs stand, written each second.
+/// File of [`UrgencyStatus`] in the run directory, written each second.
 pub const STATUS_FILE: &str = "urgency.json";
 
-/// How the VMs stand whose guests say how urgent they are.
+/// State of the VMs whose guests report their urgency.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UrgencyStatus {
     /// The process that follows them.
     pub pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// Start time of that process, in clock ticks since boot.
     pub start_time: u64,
-    /// One for each VM, as [`VmStatus`] is written.
+    /// State of each VM, as [`VmStatus`] is serialised.
     pub vms: Vec<serde_json::Value>,
 }
 
 impl UrgencyStatus {
-    /// As the process that follows them has last written it; `None` when none does.
+    /// Reads the last state; `None` when the process that wrote it has ended.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -59,7 +59,7 @@ impl UrgencyStatus {
         Ok(process.is_alive().then_some(status))
     }
 
-    /// How a VM stands.
+    /// State of a VM by name; `None` for one that is not followed.
     #[must_use]
     pub fn of_vm(&self, name: &str) -> Option<&serde_json::Value> {
         self.vms.iter().find(|vm| vm["vm"].as_str() == Some(name))
@@ -73,7 +73,7 @@ pub(super) struct Wanted {
     pub handle: VmHandle,
 }
 
-/// What became of offering a VM its page.
+/// Result of offering a VM its page.
 struct Offered {
     vm: String,
     warnings: Vec<String>,
@@ -91,7 +91,7 @@ pub(super) struct Follower {
     offered: Receiver<Offered>,
     signals: Signals,
     warnings: Warnings,
-    /// Why the last status was not written, as reported.
+    /// Last reported reason for which the status could not be written.
     unwritten: Option<String>,
 }
 
@@ -172,8 +172,8 @@ impl Follower {
         thread.map(drop).context("a thread that offers a VM its urgency page")
     }
 
-    /// Writes how the VMs stand, and reports what is new and wrong. To be called now and then. Why
-    /// following has ended; `None` while it goes on, and from the second call on.
+    /// Writes the status file, and warns of new failures. To be called periodically. Returns the
+    /// reason for which following has ended; `None` while it goes on, and from the second call on.
     ///
     /// # Errors
     /// When following has ended with an error.
@@ -221,8 +221,8 @@ impl Follower {
         }
     }
 
-    /// Stops it; all vCPUs have their contract's priority then, unless the contracts were put back.
-    /// Why it has ended; `None` where that was known before.
+    /// Stops the thread; all vCPUs then have their contract's priority, unless the contracts were
+    /// put back. Returns the reason for its end; `None` where that was returned before.
     ///
     /// # Errors
     /// When following has ended with an error.

@@ -1,4 +1,4 @@
-//! Each reason once, and nothing that a guest could fill a log with.
+//! Limits warnings: each reason once, at a rate that no guest can raise.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 /// and it may do something else all the time.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// What a warning is about.
+/// Subject of a warning about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum About {
-    /// What it reports, and its vCPUs.
+    /// Reports of the guest, and its vCPUs.
     Vm,
-    /// Its urgent requests in the I/O domain.
+    /// Urgent requests of the VM in the I/O domain.
     Completions,
 }
 
-/// What was warned of last: when, and the reason until it has gone.
+/// Last warning of each subject: its time, and its reason while that persists.
 #[derive(Default)]
 pub(super) struct Warnings(BTreeMap<(String, About), (Instant, Option<String>)>);
 
@@ -33,7 +33,7 @@ impl Warnings {
         true
     }
 
-    /// The reason has gone: the next one is new, be it the same.
+    /// Notes that the reason has gone, so that the same one counts as new again.
     pub fn forget(&mut self, (vm, about): (&str, About)) {
         if let Some((_, last)) = self.0.get_mut(&(vm.to_owned(), about)) {
             *last = None;
@@ -41,12 +41,10 @@ impl Warnings {
     }
 }
 
-/// Before a VM whose scan has failed is looked at again: at first, and at most. It doubles each
-/// time.
+/// Pause after a VM's scan has failed, shortest and longest. It doubles each time.
 const AGAIN: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(10);
-/// All other VMs wait for a scan, as of one whose monitor does not answer: so many times as long
-/// passes before the next one at least.
+/// Least pause as a multiple of the failed scan's duration, since all other VMs wait for a scan.
 const PATIENCE: u32 = 20;
 
 /// VMs whose last scan has failed: that ends no other VM's contract.
@@ -60,12 +58,12 @@ struct Failure {
 }
 
 impl Failures {
-    /// Whether to look at it.
+    /// Whether a VM is to be scanned.
     pub fn is_due(&self, vm: &str, now: Instant) -> bool {
         self.0.get(vm).is_none_or(|failure| now >= failure.due)
     }
 
-    /// A scan that took so long has failed. Whether for another reason than the one before.
+    /// Notes a failed scan and its duration; returns whether the reason is another than before.
     pub fn add(&mut self, vm: &str, why: String, took: Duration, now: Instant) -> bool {
         let before = self.0.get(vm);
         let is_new = before.is_none_or(|failure| failure.why != why);
@@ -75,7 +73,7 @@ impl Failures {
         is_new
     }
 
-    /// It has not failed any more.
+    /// Notes that a scan has succeeded.
     pub fn forget(&mut self, vm: &str) {
         self.0.remove(vm);
     }

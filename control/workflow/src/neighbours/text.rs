@@ -69,7 +69,7 @@ pub fn with_limits<'l>(
         traffic.insert(limit.direction.name(), Item::Value(Value::from(inline(&limit.tspec))));
     }
     let text = doc.to_string();
-    // What is saved says what was chosen.
+    // Checks that the spec now parses to the chosen limits.
     let spec = HostSpec::parse(name, &text)?;
     for limit in chosen {
         let vm = spec.vms().iter().find(|vm| vm.name == limit.vm);

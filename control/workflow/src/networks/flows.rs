@@ -28,11 +28,11 @@ const FIRST_PORT: u16 = 7_007;
 const NAMESPACES: &str = "/run/netns";
 /// Time limit of a guest agent's answer.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// From the start of an echo to the look at whether it runs.
+/// Time from the start of an echo to the check that it runs.
 const STARTED: Duration = Duration::from_millis(300);
-/// How long an echo outlives its run, when this process is not there to end it.
+/// Seconds for which an echo outlives its run when this process is not there to end it.
 const OUTLIVES: u64 = 30;
-/// A run before the run, to see whether all flows are answered.
+/// Length of a run before the run, which checks that all flows are answered.
 const PROBE: Duration = Duration::from_millis(200);
 
 /// Flows that can be run.
@@ -293,7 +293,7 @@ fn echoes_of<'a>(
     Ok(echoes)
 }
 
-/// What the remedy is where nothing can be started in a guest.
+/// Remedy where nothing can be started in a guest.
 fn by_hand(vm: &Vm) -> String {
     format!(
         "run `rtvirtio-guest echo` (or any UDP echo) in the guest, and name it: --network-echo {}=ADDRESS",

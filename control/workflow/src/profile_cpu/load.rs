@@ -26,15 +26,15 @@ const TAIL: u64 = 4096;
 /// Placeholder of the length in a command.
 const SECONDS: &str = "{seconds}";
 
-/// A load.
+/// Load of a VM, from this host.
 pub enum Load {
     /// Requests to a web server.
     Http {
-        /// Which.
+        /// Request that is repeated.
         request: Request,
-        /// Its address, as written.
+        /// URL as the user wrote it.
         url: String,
-        /// How many at a time.
+        /// Number of connections at a time.
         connections: usize,
         /// Length of one answer, once it is known: at small budgets parts of one count.
         answer: Cell<Option<f64>>,
@@ -43,7 +43,7 @@ pub enum Load {
     Command(String),
 }
 
-/// The measured values.
+/// Throughput and CPU use of a measurement.
 pub struct Throughput {
     /// Requests a second that were answered.
     pub requests_per_s: f64,
@@ -155,7 +155,7 @@ impl Load {
         }
     }
 
-    /// The same while something else is measured.
+    /// Starts the load in the background, while something else is measured.
     ///
     /// # Errors
     /// When it cannot be started.

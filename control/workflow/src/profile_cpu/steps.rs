@@ -5,14 +5,14 @@ use std::fmt;
 use rtvirtio_cpu::{Run, Setup};
 use rtvirtio_stats::Random;
 
-/// One measurement.
+/// A measurement at one choice of budgets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which round, from 0.
+    /// Number of the round, from 0.
     pub round: usize,
     /// The VM's budget, in percent.
     pub budget: u64,
-    /// The neighbour's, in percent.
+    /// The neighbour's budget, in percent; `None` without a neighbour.
     pub neighbour: Option<u64>,
 }
 

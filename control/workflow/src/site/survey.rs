@@ -1,4 +1,4 @@
-//! What is in force on a site and set by no plan, and the settings inside guests.
+//! Survey of a site: controls that no plan sets, and the settings inside guests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,11 +20,11 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest settings file read from a guest, bytes.
 const SMALL_FILE: usize = 4096;
 
-/// What is in force on a site.
+/// Settings and controls in force on a site.
 pub struct Survey {
     /// Settings that a plan may change.
     pub config: Config,
-    /// What else acts.
+    /// Controls that act besides and are set by no plan.
     pub controls: Controls,
 }
 
@@ -45,13 +45,13 @@ impl Site {
         Ok(Survey { config, controls })
     }
 
-    /// What [`Self::loads`] do not meet of the controls, because they run on the host.
+    /// Controls that [`Self::loads`] bypass, because they run on the host.
     #[must_use]
     pub fn bypassed(&self, controls: &Controls) -> Vec<Control> {
         controls::bypassed(controls, |name| self.host_vms().any(|vm| vm.name == name && !self.has_agent(vm)))
     }
 
-    /// What acts already, without the settings in force.
+    /// Controls that act already, without the settings in force.
     pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
         let cpu = Cgroups::detect_cpu(&self.root).ok();
         let mut names = vec![Path::new("/dev").join(&self.stack.device.name)];
@@ -82,8 +82,8 @@ impl Site {
         .collect()
     }
 
-    /// What no setting of this device acts on of a VM's I/O, now. Nothing of a lab's, which starts
-    /// its VMs itself.
+    /// I/O of a VM on which no setting of this device acts now. None for a lab, which starts its
+    /// VMs itself.
     pub(super) fn uncovered_of(&self, vm: &HostVm, cgroup: &Path) -> Vec<Uncovered> {
         if self.lab.is_some() {
             return Vec::new();
@@ -106,7 +106,7 @@ impl Site {
         of.map(|(path, _)| Ok(Stack::find(&self.root, path)?.device.name)).collect()
     }
 
-    /// The same of the VM of this name; nothing where there is none.
+    /// Like `uncovered_of`, for the VM of this name; empty where there is none.
     pub(crate) fn uncovered_named(&self, name: &str) -> Vec<Uncovered> {
         let of = self.vms.iter().filter(|(vm, _)| vm.name == name);
         of.flat_map(|(vm, cgroup)| self.uncovered_of(vm, cgroup)).collect()
@@ -125,7 +125,7 @@ impl Site {
         &self.cgroups
     }
 
-    /// The same of all VMs.
+    /// Like `uncovered_of`, for all VMs.
     #[must_use]
     pub fn uncovered(&self) -> Vec<Uncovered> {
         self.vms.iter().flat_map(|(vm, cgroup)| self.uncovered_of(vm, cgroup)).collect()
@@ -133,7 +133,7 @@ impl Site {
 }
 
 /// Elevator and BFQ tunables inside a guest; `None` where there is no agent or the spec names no
-/// disk: the model then assumes `none`. Why they are not known, where it does.
+/// disk: the model then assumes `none`. `Err` says why they are unknown.
 pub(super) fn guest_settings(
     vm: &HostVm,
     root: &Root,

@@ -28,18 +28,18 @@ use crate::dirs::Dirs;
 use crate::error::{Result, bail};
 use crate::progress::Progress;
 
-/// Largest BFQ weight.
+/// Largest weight that BFQ accepts.
 pub const LARGEST_WEIGHT: u32 = 1000;
 /// Longest wait for words: cancellation and VMs that come back are noticed after it.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
-/// Time between two looks whether the weights are still in force.
+/// Interval of checks whether the weights are still in force.
 const LOOK: Duration = Duration::from_secs(1);
-/// Before a change that has failed is tried again.
+/// Pause before a failed change is tried again.
 const AGAIN: Nanos = Nanos::from_millis(1000);
-/// Time between two raises of one VM in the long run: a guest that says starts and ends in turn
-/// switches no weights all the time.
+/// Interval between raises of one VM in the long run: a guest that alternates starts and ends does
+/// not switch weights all the time.
 const BETWEEN_RAISES: Nanos = Nanos::from_millis(250);
-/// So much of that time may be missing: some short starts come one after the other.
+/// Depth of that token bucket in time: some short starts come one after the other.
 const RAISES_AT_ONCE: Nanos = Nanos::from_millis(2000);
 /// Shortest time between two reads of the ports, so that a guest that says words without end
 /// costs little.
@@ -48,18 +48,18 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(2);
 /// A VM and the port of its guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartVm {
-    /// Its name in the spec.
+    /// Name of the VM in the spec.
     pub name: String,
     /// QEMU's socket of the port.
     pub socket: PathBuf,
 }
 
-/// How VMs are favoured.
+/// Options of favouring VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartsOptions {
-    /// What a VM has while something starts in it; a weight up to [`LARGEST_WEIGHT`].
+    /// Settings of a VM while something starts in it; a weight up to [`LARGEST_WEIGHT`].
     pub raised: Raised,
-    /// For how long.
+    /// Limits on the time for which a VM is favoured.
     pub limits: FavourLimits,
     /// Whether starts are also recognised without the guest's word, by
     /// [`rtvirtio_startup::Recogniser`]. A job that wakes up and reads small files is taken for
@@ -77,54 +77,54 @@ impl Default for StartsOptions {
 /// Something that happened to a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StartEvent {
-    /// The VM.
+    /// Name of the VM.
     pub vm: String,
-    /// What.
+    /// Kind of the event.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What happened.
+/// Kinds of events of a followed VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum What {
-    /// Its port is connected.
+    /// The guest's port is connected.
     Connected,
-    /// Its port was closed: the VM has ended.
+    /// The guest's port was closed: the VM has ended.
     Closed,
-    /// It was raised.
+    /// The VM's settings were raised.
     Raised,
-    /// It has what it had before.
+    /// Settings are as before the raise.
     Lowered(FavourCounters),
 }
 
-/// Why following ended.
+/// Reason for the end of following.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartsEnded {
     /// The user stopped it; the weights are as before.
     Cancelled,
-    /// Its settings were put back by another program.
+    /// The settings were put back by another program.
     PutBack,
 }
 
-/// One VM that is followed.
+/// A VM whose starts are followed.
 struct Followed {
     name: String,
     port: StartPort,
     favour: Favour,
     watch: Option<Watch>,
-    /// What was tried last.
+    /// State that was last set or tried.
     raised: bool,
-    /// When to try it again, where it has failed.
+    /// Time of the next try after a failure.
     again: Option<Nanos>,
     pace: Pace,
     /// Whether it was last reported as raised.
     shown: bool,
-    /// Why its port, what recognises starts, or its weight failed, as last reported.
+    /// Last reported failure of each subject.
     reported: BTreeMap<Subject, String>,
 }
 
-/// When the raises of a VM so far would have been over at their long-term rate: a token bucket.
+/// Time at which a VM's raises so far would be over at their long-term rate: a token bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Pace(Nanos);
 
@@ -141,7 +141,7 @@ impl Pace {
     }
 }
 
-/// What a warning is about.
+/// Subject of a warning about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
     Port,
@@ -221,7 +221,7 @@ fn now_since(begin: Instant) -> Nanos {
     Nanos(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Takes what the guest has said.
+/// Reads the guest's words from the port.
 fn listen(
     vm: &mut Followed,
     now: Nanos,
@@ -246,18 +246,18 @@ fn listen(
     report(StartEvent { vm: vm.name.clone(), what })
 }
 
-/// Takes what is seen of it, where that is asked for.
+/// Samples the counters of a VM whose starts are to be recognised.
 fn look(vm: &mut Followed, now: Nanos, longest: Nanos, progress: &dyn Progress) {
     let Some(watch) = &mut vm.watch else { return };
     match watch.poll(now, longest) {
         Ok(Some(word)) => vm.favour.hear(word, now),
         Ok(None) => {}
-        // Of a VM that has ended too.
+        // Also for a VM that has ended.
         Err(e) => vm.warn_once(Subject::Recogniser, format!("starts are not recognised: {e:#}"), progress),
     }
 }
 
-/// Brings the weight to what the budget says.
+/// Sets the weight according to the budget.
 fn step(
     vm: &mut Followed,
     now: Nanos,

@@ -14,18 +14,18 @@ use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::in_force;
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is as asked.
+    /// The values are as asked.
     Done,
-    /// Another rtvirtio is at work: again in a moment.
+    /// The lock is held by another rtvirtio: try again later.
     Busy,
-    /// What was in force was put back, or replaced by other settings.
+    /// The settings in force were put back, or replaced by others.
     PutBack,
 }
 
-/// One VM.
+/// Writes and state of one VM.
 struct OfVm {
     name: String,
     writes: Vec<Write>,
@@ -36,7 +36,7 @@ struct OfVm {
 pub struct Raise {
     dirs: Dirs,
     vms: Vec<OfVm>,
-    /// What they share: raised while any of them is.
+    /// Writes to the device, raised while any VM is.
     shared: Vec<Write>,
     levels: Levels,
     /// The process that applied what is in force.
@@ -47,8 +47,8 @@ pub struct Raise {
 }
 
 impl Raise {
-    /// Journals what VMs have and what they have while they are raised. What is in force stays, and
-    /// gets them in addition; with nothing in force they are a plan of their own.
+    /// Journals the VMs' own values and the raised ones. Settings in force stay, and get them in
+    /// addition; with nothing in force they are a plan of their own.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) while the service holds a plan; as [`raise_writes`]

@@ -52,7 +52,7 @@ impl Watch {
         Ok(read.unwrap_or_default())
     }
 
-    /// What is seen, at most once in each interval.
+    /// Start or end that was recognised, at most one in each interval.
     pub fn poll(&mut self, now: Nanos, longest: Nanos) -> Result<Option<Word>> {
         if now < self.next {
             return Ok(None);
