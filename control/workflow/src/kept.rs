@@ -173,16 +173,15 @@ impl Kept {
         look_up: &mut dyn FnMut() -> Option<VmHandle>,
     ) -> Result<Option<TakeIn>> {
         self.poll(root, processes)?;
-        self.take_next(root, probe, processes, look_up)
+        self.next(root, probe, processes, look_up, true)
     }
 
     /// Finds threads that have come.
     fn poll(&mut self, root: &Root, processes: &BTreeSet<u32>) -> Result<()> {
         let now = Instant::now();
         let is_first = !self.watcher.has_polled();
+        let settles = self.settles();
         let changes = self.watcher.poll_among(root, processes, now)?;
-        // A VM in groups of its own is one that libvirt manages.
-        let settles = if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO };
         for new in &changes.appeared {
             let pending = Pending { lookups: 0, from: now + settles, is_known: is_first };
             self.pending.insert(key(&new.thread), pending);
@@ -202,9 +201,23 @@ impl Kept {
         processes: &BTreeSet<u32>,
         look_up: &mut dyn FnMut() -> Option<VmHandle>,
     ) -> Result<Option<TakeIn>> {
+        self.next(root, probe, processes, look_up, false)
+    }
+
+    /// The next piece; `again` includes threads of unknown role that were looked up before, which
+    /// have a limited number of lookups.
+    fn next(
+        &mut self,
+        root: &Root,
+        probe: &Probe,
+        processes: &BTreeSet<u32>,
+        look_up: &mut dyn FnMut() -> Option<VmHandle>,
+        again: bool,
+    ) -> Result<Option<TakeIn>> {
         let now = Instant::now();
         let is_split = self.of.backend == Backend::Deadline;
-        let has_new = self.pending.values().any(|p| now >= p.from);
+        let is_due = |p: &Pending| now >= p.from && (again || p.lookups == 0);
+        let has_new = self.pending.values().any(is_due);
         if !(has_new || is_split && self.is_due(now)) {
             return Ok(None);
         }
@@ -225,7 +238,7 @@ impl Kept {
             self.pending = still_pending(&self.pending, &threads, now, None, wait);
             return Ok(None);
         }
-        let is_new = |t: &&Thread| self.pending.get(&key(t)).is_some_and(|p| now >= p.from);
+        let is_new = |t: &&Thread| self.pending.get(&key(t)).is_some_and(is_due);
         let piece = if is_split { usize::MAX } else { self.piece };
         let new: Vec<Thread> = first_of(threads.iter().filter(is_new).collect(), piece);
         let taken = new.iter().map(key).collect();
@@ -253,6 +266,12 @@ impl Kept {
         Ok(Some(TakeIn { settings, threads, taken, at: now }))
     }
 
+    /// Time for which new threads are left alone: a VM in cgroups of its own is one that libvirt
+    /// manages, and it moves them first.
+    fn settles(&self) -> Duration {
+        if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO }
+    }
+
     /// The VM's threads now: as they were just polled, where the roles are still the same.
     fn threads(
         &mut self,
@@ -266,8 +285,9 @@ impl Kept {
         let threads = discover_among(root, &self.handle, processes)?;
         // Those that have come since the poll are new all the same.
         let known: BTreeSet<Key> = self.watcher.threads().map(key).collect();
+        let settles = self.settles();
         for t in threads.iter().filter(|t| !known.contains(&key(t))) {
-            self.pending.insert(key(t), Pending { lookups: 0, from: looked, is_known: false });
+            self.pending.insert(key(t), Pending { lookups: 0, from: looked + settles, is_known: false });
         }
         self.watcher = Watcher::knowing(self.handle.clone(), &threads, looked);
         Ok(threads)
@@ -291,7 +311,7 @@ impl Kept {
         self.pending.values_mut().for_each(|p| p.from = now);
         let piece = std::mem::replace(&mut self.piece, usize::MAX);
         let handle = self.handle.clone();
-        let found = self.take_next(root, probe, processes, &mut || Some(handle.clone()));
+        let found = self.next(root, probe, processes, &mut || Some(handle.clone()), true);
         self.piece = piece;
         let Some(mut new) = found? else { return Ok(()) };
         let wanted = crate::pieces::threads_of(&new.settings.writes);

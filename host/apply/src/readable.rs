@@ -71,9 +71,9 @@ impl Readable {
             entries.into_iter().partition(|e: &ReadableEntry| e.changes_along);
         entries.reverse();
         // systemd writes a unit's files anew with each property.
-        entries.sort_by_key(|e| {
-            !matches!(&e.commands, Ok(lines) if lines.iter().any(|line| line.starts_with("systemctl ")))
-        });
+        entries.sort_by_key(
+            |e| !matches!(&e.commands, Ok(lines) if lines.iter().any(|line| line.starts_with("systemctl "))),
+        );
         entries.extend(along);
         Self { entries }
     }

@@ -205,7 +205,8 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         let file = write.target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let is_ours = |w: &Write| matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. });
         // Files of cgroup v1 have other names, and systemd writes them by rules of their own.
-        if !["cpu.max", "io.max", "io.bfq.weight"].contains(&&*file) || (file != "cpu.max" && !is_ours(write)) {
+        if !["cpu.max", "io.max", "io.bfq.weight"].contains(&&*file) || (file != "cpu.max" && !is_ours(write))
+        {
             continue;
         }
         let text = shown.entry(unit.clone()).or_insert_with(|| shown_of(&unit, &write.target.path, machine));

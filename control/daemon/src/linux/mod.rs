@@ -433,6 +433,9 @@ impl Host for LinuxHost {
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         let outcome = perform::perform(self, step, desired);
+        // One that failed may have left a journal: others read what is in force until the next
+        // comparison.
+        self.scopes_are_known &= step.action != Action::Apply || is_done(&outcome);
         // While a VM's threads are taken in piece by piece, its journal is not read for each piece.
         let is_piece = step.action == Action::TakeIn && is_done(&outcome) && self.rest(step).is_some();
         if let Some(tracked) = self.tracked.get_mut(&step.vm).filter(|_| !is_piece) {
