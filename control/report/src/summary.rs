@@ -68,7 +68,7 @@ const STALLED: f64 = 0.25;
 
 /// Share of stolen CPU time from which on it is reported. On an emulated eMMC four of four runs of
 /// 8 s in guests had tails above their bounds from 12 % on, none of three below 2.5 %
-/// (docs/results/rt-virtio.md, In guests).
+/// (docs/results/accuracy.md, In guests).
 const STOLEN: f64 = 0.025;
 
 /// Sentences about latency that settings cannot change: caused by the load generator, the host, or

@@ -16,7 +16,7 @@ use rtvirtio_planner::scheme_name;
 const RATE_KEPT: f64 = 0.99;
 
 /// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21,
-/// `docs/results/rt-virtio.md`): a smaller difference does not separate schemes that miss.
+/// `docs/results/accuracy.md`): a smaller difference does not separate schemes that miss.
 pub const NOISE: f64 = 1.3;
 
 /// [`Point::scheme`] of the trials of tuning.

@@ -12,7 +12,7 @@ use super::{
 
 /// Start of the bounds here. The ratio to the slice model has short tails, so a quantile supported
 /// by several neighbours is as good a start as one supported by few, and the remaining error is
-/// smoother than latency itself (`docs/results/rt-virtio.md` has figures of alternatives).
+/// smoother than latency itself (`docs/results/accuracy.md` has figures of alternatives).
 const START: Start = Start {
     high: 0.9,
     leaf: 6,

@@ -23,7 +23,7 @@ fn a_known_law_is_learnt_and_bounded() {
     assert!(a.coverage > 0.97, "coverage {}", a.coverage);
     // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median. A forest
     // gives away some of that on a law as smooth as this one; on real runs it is far sharper than
-    // networks (docs/results/rt-virtio.md).
+    // networks (docs/results/accuracy.md).
     assert!(a.sharpness < 4.5, "upper / actual {}", a.sharpness);
     assert_eq!(
         a.held.len(),

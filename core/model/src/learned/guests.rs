@@ -2,7 +2,7 @@
 //!
 //! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so
 //! under idling BFQ, or next to a writer, the same load has other tails, a hundred times shorter or
-//! longer (`docs/results/rt-virtio.md`, In guests). A forest of its own, on runs in guests alone,
+//! longer (`docs/results/accuracy.md`, In guests). A forest of its own, on runs in guests alone,
 //! leaves the predictions for process VMs as they are.
 
 use rtvirtio_spec::{Kernel, Vm, VmCpu};
