@@ -146,10 +146,10 @@ mod tests {
         let ids: BTreeSet<&str> = kinds.into_iter().map(message_id).collect();
         assert_eq!(ids.len(), kinds.len());
         assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit())));
-        // The guide lists them.
-        let guide = std::fs::read_to_string(rtvirtio_testkit::site::project().join("docs/guide/service.md"));
-        let guide = guide.unwrap();
-        assert!(kinds.into_iter().all(|k| guide.contains(&format!(
+        // The reference lists them.
+        let page = rtvirtio_testkit::site::project().join("docs/reference/rtvirtiod-toml.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(kinds.into_iter().all(|k| page.contains(&format!(
             "| `{}` | `{}` |",
             word(&k),
             message_id(k)
