@@ -271,7 +271,7 @@ EXAMPLES
   rtvirtio fleet site.toml --json | jq -r '.contracts[] | select(.host == null) | .name'
   rtvirtio fleet site.toml --proxmox          commands for the HA manager of Proxmox VE
 
-docs/guide/fleet.md has the file's keys. Capacity is what the I/O domain and the CPU contracts of a host can promise. Where contracts are placed is
+docs/reference/fleet-toml.md has the file's keys. Capacity is what the I/O domain and the CPU contracts of a host can promise. Where contracts are placed is
 the cluster engine's decision; this shows what it can do. Exit code 2 when a contract fits on no host, or would not survive a single loss.")]
     Fleet(FleetArgs),
     /// The I/O domain: a process that serves and schedules the disks of VMs

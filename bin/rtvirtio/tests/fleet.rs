@@ -31,7 +31,7 @@ fn a_mistake_is_an_error_with_its_place() {
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
     assert!(
-        said.contains("width") && said.contains("line 4") && said.contains("docs/guide/fleet.md"),
+        said.contains("width") && said.contains("line 4") && said.contains("docs/reference/fleet-toml.md"),
         "{said}"
     );
 }

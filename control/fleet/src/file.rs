@@ -167,7 +167,7 @@ pub enum FleetError {
         source: std::io::Error,
     },
     /// The fleet file is not valid TOML or contradicts itself.
-    #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
+    #[error("{}: {message} (docs/reference/fleet-toml.md has the keys)", .path.display())]
     Form {
         /// Path of the fleet file.
         path: PathBuf,
@@ -176,7 +176,7 @@ pub enum FleetError {
     },
     /// A host that names no disk, or its disks in several ways.
     #[error(
-        "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\" (docs/guide/fleet.md has the keys)"
+        "host {host}: say one of profile = \"FILE\" (of its only disk), disks = {{ NAME = \"FILE\" }}, or twin = \"NAME\" (docs/reference/fleet-toml.md has the keys)"
     )]
     Disks {
         /// Host's `name` in the fleet file.

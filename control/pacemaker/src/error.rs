@@ -49,7 +49,7 @@ pub enum PacemakerError {
         text: String,
     },
     /// The cluster file is invalid.
-    #[error("{}: {message} (docs/guide/fleet.md has the keys)", .path.display())]
+    #[error("{}: {message} (docs/reference/fleet-toml.md has the keys)", .path.display())]
     File {
         /// Path of the cluster file.
         path: PathBuf,
