@@ -77,6 +77,18 @@ mod tests {
         assert_eq!(held_back(&[], &alike), Some(0.0));
     }
 
+    /// A cap of the I/O domain has one peak for bytes and requests: of requests one goes at once.
+    #[test]
+    fn a_peak_of_bytes_holds_for_requests_too() {
+        let bytes = Tspec { peak: Some(2_000), ..limit(Unit::Bytes, 1_000, 100_000) };
+        let both = [bytes, limit(Unit::Requests, 20, 32)];
+        let burst = [stream([1.0; 2], 1.0, 33.0)];
+        // By the burst one request waits for 0.05 s, by the peak of 40/s 32 wait for 0.8 s.
+        let held = held_back(&both, &burst).unwrap();
+        assert!((held - 0.8).abs() < 1e-9, "{held}");
+        assert_eq!(held_back(&both[1..], &burst), Some(0.05));
+    }
+
     #[test]
     fn times_add_up_where_sizes_differ_and_more_than_the_limits_is_no_promise() {
         let both = [limit(Unit::Bytes, 1_000, 100), limit(Unit::Requests, 20, 1)];

@@ -369,3 +369,52 @@ impl<'j> Inherited<'j> {
         Self { groups, main_policies }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use rtvirtio_kernel::Root;
+
+    use super::*;
+    use crate::machine::NoGuests;
+
+    /// A unit's cap with what systemd changes along with it, where the VM's cgroup is made anew: no
+    /// entry may refer to one that is dropped.
+    #[test]
+    fn what_changed_along_goes_with_a_cgroup_that_has_ended() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let slice = dir.path().join("sys/fs/cgroup/machine.slice");
+        let scope = slice.join("plc.scope");
+        let make = || {
+            fs::create_dir_all(&scope).unwrap();
+            fs::write(scope.join("cpu.max"), "max 100000\n").unwrap();
+        };
+        make();
+        fs::write(slice.join("cgroup.subtree_control"), "cpu io\n").unwrap();
+        let (root, file) = (Root::new(dir.path()), |path: &str| Path::new("/sys/fs/cgroup").join(path));
+        let machine = Machine::new(&root, &NoGuests);
+        let above = Target::host(file("machine.slice/cgroup.subtree_control"), Form::IoEnabled);
+        let cap = Target::host(file("machine.slice/plc.scope/cpu.max"), Form::Plain);
+        let write = Write { side_effects: vec![above], ..Write::new("cap of plc", cap, "50000 100000") };
+        let entries = capture(&[write], &machine).unwrap();
+        assert!(entries.len() == 2 && entries[1].changed_by == Some(entries[0].id), "{entries:?}");
+        let mut journal = Journal {
+            version: String::new(),
+            boot_id: String::new(),
+            pid: 1,
+            complete: true,
+            reverting: false,
+            leftover: false,
+            kept: Vec::new(),
+            entries,
+        };
+        assert!(!forget_gone(&mut journal, &machine));
+        // Another directory has the inode of the removed one only where nothing stands between.
+        fs::rename(&scope, dir.path().join("old")).unwrap();
+        make();
+        assert!(forget_gone(&mut journal, &machine));
+        assert_eq!(journal.entries, []);
+    }
+}

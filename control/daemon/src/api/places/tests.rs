@@ -163,3 +163,16 @@ fn streams_give_way_after_all_that_is_idle() {
     assert_eq!(answer(&mut next).as_deref(), OK);
     assert!(is_closed(&mut stream));
 }
+
+/// Bytes that only look like the end of a head claim no answer, and an answer has a limit.
+#[test]
+fn empty_lines_are_no_request_and_an_answer_that_never_comes_gives_way() {
+    let begin = Instant::now();
+    let mut activity = Activity::new(begin);
+    activity.on_read(b"\r\n\r\n\r\n");
+    assert_eq!(activity.phase, Phase::Head);
+    assert!(activity.gives_way(begin + SETTLING * 2).is_some());
+    activity.on_read(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!((activity.phase, activity.gives_way(Instant::now())), (Phase::Answer, None));
+    assert!(activity.gives_way(Instant::now() + ANSWER_TIME).is_some());
+}
