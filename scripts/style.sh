@@ -84,6 +84,18 @@ laboratory_in_the_product() {
     done
 }
 
+# A doc says what it is of: it does not begin with a pronoun or question word. What clap shows as help is in the programs.
+docs_without_subject() {
+    rust_files | grep -E '^(bench|control|core|domain|host|lab)/[^/]*/src/' | while IFS= read -r file; do
+        awk -v file="$file" '
+            { is_doc = /^[[:space:]]*\/\/\/ / }
+            is_doc && !was && /\/\/\/ (It|Its|One|Ones|Those|They|Them|The same|As|Another|Others|Which|Why|How|When|Where|What|Whose)[^A-Za-z]/ {
+                print file ":" FNR ": a doc without a subject"
+            }
+            { was = /^[[:space:]]*\/\/\// }' "$file"
+    done
+}
+
 # Measured runs stay below 6 MiB: data/README.md, What is cut.
 much_data() {
     bytes=$(cat data/* control/learn/data/* | wc -c)
@@ -118,7 +130,7 @@ plain_opens() {
 
 status=0
 counts=
-for rule in much_data long_comments long_files upward_imports laboratory_in_the_product printing_that_panics plain_opens; do
+for rule in much_data docs_without_subject long_comments long_files upward_imports laboratory_in_the_product printing_that_panics plain_opens; do
     $rule >"$found"
     cat "$found"
     n=$(wc -l <"$found")

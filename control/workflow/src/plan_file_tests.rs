@@ -69,7 +69,7 @@ fn what_is_no_plan_is_refused() {
     }
 }
 
-/// What a plan rests on may be another by the time it is applied.
+/// Spec and measurement of a plan may have changed by the time it is applied.
 #[test]
 fn a_plan_knows_whether_its_spec_or_its_measurement_has_changed() {
     let temp = rtvirtio_testkit::tempdir().unwrap();

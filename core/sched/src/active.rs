@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// As a list of flags.
+        /// Compared with a list of flags.
         #[test]
         fn it_is_a_set(steps in prop::collection::vec((0usize..200, any::<bool>()), 0..100), from in 0usize..210) {
             let (mut set, mut flags) = (ActiveSet::default(), vec![false; 200]);

@@ -205,7 +205,7 @@ impl DeallocationPacer {
 mod tests {
     use super::*;
 
-    /// One piece of VM 0 that takes `took` ns.
+    /// Submits a piece of VM 0 that takes `took` ns.
     fn piece(pacer: &mut DeallocationPacer, at: u64, took: u64) -> u64 {
         let len = pacer.piece_len(0);
         pacer.submit(0, Nanos(at));

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use rtvirtio_learn::synthetic::synthetic_runs;
 
-    /// The same runs in guests whose tails are three times as long.
+    /// Runs repeated in guests whose tails are three times as long.
     fn in_guests(runs: &[Point]) -> Vec<Point> {
         let mut runs = runs.to_vec();
         for run in &mut runs {

@@ -21,8 +21,8 @@ const HEAD_TIME: Duration = Duration::from_secs(5);
 /// Least time for which a connection keeps its place: the request of one that was just opened is on
 /// its way.
 const SETTLING: Duration = Duration::from_millis(100);
-/// An answer of the service begins within this time. Bytes that only look like the end of a head get
-/// none, and keep no place.
+/// An answer of the service begins within this time. Bytes that only look like the end of a head
+/// get none, and keep no place.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// A listener with a limited number of connections.

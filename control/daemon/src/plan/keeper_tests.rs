@@ -355,7 +355,7 @@ fn a_profile_that_vanishes_changes_nothing_and_is_said() {
     assert!(shown.unplanned[0].words().contains("stays"), "{}", shown.unplanned[0].words());
 }
 
-/// It has no journal; what it predicts is shown all the same, until it is put back.
+/// A plan without settings has no journal; its predictions are shown until it is put back.
 #[test]
 fn a_plan_without_a_setting_predicts_too() {
     let mut case = Case::new(Mode::Auto);

@@ -37,7 +37,7 @@ pub struct ReportInput<'a> {
     pub plan: Option<&'a Plan>,
     /// The device's profile, if it was measured.
     pub profile: Option<&'a Profile>,
-    /// What has to be known before anything else, a sentence or two each.
+    /// Paragraphs before everything else, a sentence or two each.
     pub first: &'a [String],
     /// Remarks of the caller, a sentence or two each.
     pub notes: &'a [String],

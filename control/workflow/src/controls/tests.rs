@@ -118,7 +118,7 @@ fn a_limit_above_the_vms_is_named_and_shared() {
     assert_eq!([0, 1].map(|vm| placements.ceiling(vm).unwrap().0), [70.0, 10.0]);
 }
 
-/// As KubeVirt's pods, and machine.slice divided for real-time VMs.
+/// Groups as KubeVirt's pods have, and machine.slice divided for real-time VMs.
 #[test]
 fn vms_of_different_parents_have_no_weights_that_compare() {
     let host = Host::new();
@@ -359,7 +359,7 @@ fn qemus_throttling_counts_as_what_it_lets_through() {
     }
 }
 
-/// What the page cache writes back is in nobody's cgroup.
+/// Write-back of the page cache is in no VM's cgroup.
 #[test]
 fn limits_on_writes_that_escape_are_not_counted() {
     let host = Host::new();

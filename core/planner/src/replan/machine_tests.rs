@@ -291,7 +291,7 @@ fn what_was_learned_of_a_load_outlives_the_service() {
     assert_eq!(third.replan.basis().unwrap().patience["plc read"].growth, 16);
 }
 
-/// The same observations for so long.
+/// An observation, and for how many looks it stays.
 fn any_sight() -> impl Strategy<Value = (u64, Sight)> {
     let load = 0.2f64..6.0;
     (1u64..1_500, load, 0.5f64..5.0, proptest::bool::ANY).prop_map(|(looks, load, slow, missed)| {

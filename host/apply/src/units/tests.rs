@@ -1,6 +1,6 @@
 use super::*;
 
-/// As systemd 252 prints it.
+/// Output of `systemctl show` by systemd 252.
 const SHOWN: &str = "ControlGroup=/machine.slice/plc.scope\nCPUQuotaPerSecUSec=125ms\nCPUQuotaPeriodUSec=infinity\n\
     CPUWeight=[not set]\nIODeviceWeight=/dev/block/253:0 6700\nIODeviceWeight=/dev/sda 50\nIOAccounting=no\nLoadState=loaded\n";
 

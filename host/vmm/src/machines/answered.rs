@@ -15,7 +15,7 @@ use super::{Machine, Vmm};
 
 /// Attributes that are there come within a millisecond.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same while another process is silent: most likely both wait for one server.
+/// Wait while another process is silent: most likely both wait for one server.
 const SHORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Processes whose files did not answer, while a thread still waits for them: none is asked twice.

@@ -41,7 +41,7 @@ fn a_fit_recovers_shape_and_scale() {
     }
 }
 
-/// The same for the moments, whose errors are larger. (From -0.3 on every tenth fit would end
+/// Moments, whose errors are larger. (From -0.3 on every tenth fit would end
 /// before the largest excess and be refused.)
 #[test]
 fn moments_recover_shape_and_scale() {
