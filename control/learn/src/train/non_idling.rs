@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    /// Runs of [`chancy`], but every other run in which BFQ does not idle asks for more than the device has,
-    /// and without a scheduler a fifth more is lost than in the slice model.
+    /// Runs of `chancy`, but every other run in which BFQ does not idle asks for more than the device
+    /// has, and without a scheduler a fifth more is lost than in the slice model.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);

@@ -41,8 +41,8 @@ fn a_fit_recovers_shape_and_scale() {
     }
 }
 
-/// Moments, whose errors are larger. (From -0.3 on every tenth fit would end
-/// before the largest excess and be refused.)
+/// Errors of moments are larger. From -0.3 on every tenth fit would end before the largest excess
+/// and be refused.
 #[test]
 fn moments_recover_shape_and_scale() {
     let (n, seeds, scale) = (600, 200, 3.0);
