@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Runs of `chancy`, but every other run in which BFQ does not idle asks for more than the device
+    /// Runs of `chancy`, but every other run without idling of BFQ asks for more than the device
     /// has, and without a scheduler a fifth more is lost than in the slice model.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
