@@ -95,8 +95,9 @@ function drawSummary() {
   // Ages are those of when the state came, and of the time since then.
   const silent = state.at === null ? 0 : Date.now() - state.at;
   const looked = Math.max(0, ...status.vms.map((vm) => vm.looked_s ?? 0)) + silent / 1000;
-  if (status.vms.length) text += " · looked at " + looked.toFixed(0) + " s ago";
   fill($("summary"), [document.createTextNode(text)]);
+  // On a line of its own: what grows and shrinks must not move the rows under a pointer.
+  fill($("age"), [document.createTextNode(status.vms.length ? "looked at " + looked.toFixed(0) + " s ago" : "")]);
   fill($("faults"), [...status.faults.map((f) => el("li", f.file + " is not used: " + f.why)), ...status.problems.map((p) => el("li", p)),
     ...(silent > SILENT_MS && state.lostAt === null ? [el("li", "nothing came from the service for " + (silent / 1000).toFixed(0) + " s: what is shown is old")] : [])]);
   $("none").hidden = status.vms.length > 0;
