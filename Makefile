@@ -66,7 +66,8 @@ test-slow: deps-test
 
 # No build here: under sudo the compiler of the user may not be found.
 install:
-	@[ -x target/release/rtvirtio ] || { echo "nothing is built yet: make build" >&2; exit 1; }
+	@for program in rtvirtio rtvirtiod rtvirtio-iod rtvirtio-lab; do \
+	[ -x target/release/$$program ] || { echo "no target/release/$$program yet: make build" >&2; exit 1; }; done
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
 	install -D -m 755 target/release/rtvirtio-lab $(DESTDIR)$(PREFIX)/bin/rtvirtio-lab
 	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod
