@@ -124,7 +124,7 @@ pub fn vm_status(control: &Path) -> anyhow::Result<DiskStatus> {
 /// Whether the I/O domain's first VM is attached.
 ///
 /// # Errors
-/// When the I/O domain does not answer.
+/// An I/O domain that does not answer.
 pub fn is_attached(control: &Path) -> anyhow::Result<bool> {
     Ok(vm_status(control)?.attached)
 }

@@ -32,7 +32,7 @@ pub const INTERRUPTED: u8 = 130;
 /// Returns an error of one line when not root.
 ///
 /// # Errors
-/// When not root; names the command.
+/// A user other than root; the error names the command.
 pub fn need_root(what: &str) -> anyhow::Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())

@@ -1,10 +1,11 @@
 //! Runs Pacemaker's command line tools.
 
-use std::io::{self, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::child::{Running, read};
 use rtvirtio_workflow::Progress;
 
 use crate::PacemakerError;
@@ -12,7 +13,7 @@ use crate::PacemakerError;
 /// Timeout of a tool: tools wait for the cluster, 30 s by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Limit of a tool's output, in bytes. A CIB of a hundred nodes has some 5 MB.
-const LARGEST: u64 = 32 << 20;
+const LARGEST: usize = 32 << 20;
 /// Interval between checks for cancellation.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -20,19 +21,6 @@ const NAP: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 pub struct Crm<'p> {
     progress: &'p dyn Progress,
-}
-
-/// Child process that is killed and reaped when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // It may have ended in between.
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
 }
 
 impl<'p> Crm<'p> {
@@ -55,13 +43,13 @@ impl<'p> Crm<'p> {
         let mut tool = Command::new(program);
         tool.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Running(tool.spawn().map_err(no_tool)?);
-        let (out, err) = (read(child.0.stdout.take()), read(child.0.stderr.take()));
+        let (out, err) = (read(child.0.stdout.take(), LARGEST), read(child.0.stderr.take(), LARGEST));
         let end = Instant::now() + patience;
         let wait = |from: &Receiver<io::Result<Vec<u8>>>| loop {
             match from.recv_timeout(NAP) {
                 Ok(bytes) => {
                     let bytes = bytes.map_err(no_tool)?;
-                    if bytes.len() as u64 > LARGEST {
+                    if bytes.len() > LARGEST {
                         return Err(PacemakerError::TooMuch {
                             command: command(program, args),
                             most: LARGEST,
@@ -146,18 +134,6 @@ impl<'p> Crm<'p> {
             })
             .collect()
     }
-}
-
-/// Reads up to the end or one byte over the limit, on a thread of its own.
-fn read(from: Option<impl Read + Send + 'static>) -> Receiver<io::Result<Vec<u8>>> {
-    let (to, receiver) = channel();
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let done = from.map_or(Ok(0), |from| from.take(LARGEST + 1).read_to_end(&mut bytes));
-        // The receiver is gone when the tool is no longer waited for.
-        let _ = to.send(done.map(|_| bytes));
-    });
-    receiver
 }
 
 /// Output as text, without terminal control characters.

@@ -38,7 +38,7 @@ pub enum PacemakerError {
         /// Command line of the tool.
         command: String,
         /// Limit, in bytes.
-        most: u64,
+        most: usize,
     },
     /// The output of a tool has an unexpected form.
     #[error("{command} printed what is not understood: {text}")]

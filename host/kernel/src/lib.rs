@@ -8,6 +8,7 @@ mod atomic_write;
 pub mod block;
 pub mod cgroup;
 pub mod check;
+pub mod child;
 pub mod device_io;
 mod error;
 pub mod flock;

@@ -119,7 +119,7 @@ struct DemoResult {
     file: ResultFile,
     plan: Plan,
     profile: Profile,
-    /// What has to be known before the figures.
+    /// Paragraphs before the figures, such as one on missing CPU time.
     first: Vec<String>,
     notes: Vec<String>,
     /// Page of the service during the run under the plan, as one file.

@@ -167,7 +167,7 @@ fn set(
     })
 }
 
-/// Whether a VM's part of a spec fits beside the existing contracts.
+/// Whether a VM's part of a spec is admitted next to the existing contracts.
 fn fits(
     args: &ContractArgs,
     (vm, spec): (&str, &Path),
@@ -206,7 +206,7 @@ fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which service keeps the contracts of this state directory and listens in another run directory;
+/// Service that keeps the contracts of this state directory and listens in another run directory;
 /// `None` where none does.
 fn elsewhere(global: &Global) -> anyhow::Result<Option<String>> {
     let run = std::path::absolute(&global.run_dir)?;
@@ -269,7 +269,7 @@ impl Place {
     }
 }
 
-/// What the service observes, or why nothing is seen.
+/// Observed targets of the service, or why there are none.
 fn observed(global: &Global) -> Result<ObservedTargets, String> {
     match Client::find(&global.run_dir) {
         Ok(Some(client)) => client.get("/v1/observation").map_err(|e| e.to_string()),

@@ -53,7 +53,7 @@ pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
     out
 }
 
-/// One VM with where its contract stands, and what its targets get.
+/// Line of a VM: where its contract is written, and the verdict of each target.
 pub fn shown(vm: &VmSnapshot, seen: &Result<ObservedTargets, String>) -> String {
     let mut out = vm_lines(&[vm], true);
     if vm.targets.is_empty() {

@@ -119,7 +119,7 @@ pub fn serve(listeners: &Listeners, shared: Arc<Shared>) -> Result<Running, Daem
     }
 }
 
-/// Binds the socket so that nobody else can connect between bind(2) and chmod(2).
+/// Binds the socket so that no other user can connect between bind(2) and chmod(2).
 fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;

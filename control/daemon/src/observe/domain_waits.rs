@@ -86,7 +86,7 @@ mod tests {
         let [plc] = rows.as_slice() else { panic!("{rows:?}") };
         assert_eq!((plc.kind, plc.waited_s, plc.idle), (WaitKind::Exact, Some(1.0), Some(0.0)));
         assert_eq!((shares(plc), plc.others), (vec![("bulk", 0.9)], 0.1));
-        // The domain was started anew: nothing is told before the next look.
+        // The I/O domain was started anew: no difference before the next look.
         assert!(between(status(1_000, 100, 0), status(10, 5, 0)).is_empty());
         // And from then on since its start.
         let rows = exact(&[(0.0, status(900, 9, 0)), (10.0, status(20, 5, 0)), (30.0, status(120, 55, 0))]);

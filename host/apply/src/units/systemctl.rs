@@ -1,21 +1,23 @@
 //! Runs `systemctl`, for a bounded time: while systemd reads its units anew, or hangs, each call
 //! would wait for as long as the message bus does.
 
-use std::io::{self, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::child::{Running, read};
 
 /// Time for one call: an answer of an idle systemd takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
-const LIMIT: u64 = 256 << 10;
+const LIMIT: usize = 256 << 10;
 
 /// Standard output of a call.
 ///
 /// # Errors
-/// `TimedOut`; the message of a call that failed.
+/// `TimedOut`, `InvalidData` for an answer that is too long or no text, and the message of a call
+/// that failed.
 pub(super) fn run(args: &[&str]) -> io::Result<String> {
     let mut command = Command::new("systemctl");
     command.args(["--no-pager", "--no-ask-password"]).args(args);
@@ -23,24 +25,11 @@ pub(super) fn run(args: &[&str]) -> io::Result<String> {
     call(&mut command, TIMEOUT)
 }
 
-/// A child that is ended and reaped when this is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // It may have ended in between.
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-}
-
 fn call(command: &mut Command, timeout: Duration) -> io::Result<String> {
     let end = Instant::now() + timeout;
     let mut child =
         Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
-    let (out, errors) = (read(child.0.stdout.take())?, read(child.0.stderr.take())?);
+    let (out, errors) = (read(child.0.stdout.take(), LIMIT), read(child.0.stderr.take(), LIMIT));
     let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
         let left = end.saturating_duration_since(Instant::now());
         let late = |_| {
@@ -50,23 +39,15 @@ fn call(command: &mut Command, timeout: Duration) -> io::Result<String> {
         from.recv_timeout(left).map_err(late)?
     };
     let (out, errors) = (wait(&out)?, wait(&errors)?);
+    if out.len() > LIMIT {
+        let why = format!("its answer is longer than {LIMIT} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
     // Both pipes are closed, so it is ending.
     if child.0.wait()?.success() {
         return String::from_utf8(out).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e));
     }
     Err(io::Error::other(String::from_utf8_lossy(&errors).trim().to_owned()))
-}
-
-fn read(pipe: Option<impl Read + Send + 'static>) -> io::Result<Receiver<io::Result<Vec<u8>>>> {
-    let (sender, answer) = channel();
-    let run = move || {
-        let mut bytes = Vec::new();
-        let read = pipe.map_or(Ok(0), |pipe| pipe.take(LIMIT).read_to_end(&mut bytes));
-        // There is none to hear it after the time.
-        let _ = sender.send(read.map(|_| bytes));
-    };
-    thread::Builder::new().name("systemctl".to_owned()).spawn(run)?;
-    Ok(answer)
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Runs one `virsh` process, with limits on its output.
 
-use std::io::{self, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
+
+use rtvirtio_kernel::child::{Running, read};
 
 use super::Access;
 use crate::VmmError;
@@ -77,33 +78,6 @@ pub(super) fn command(uri: &str, args: &[&str], access: Access) -> Command {
         command.env_remove(name);
     }
     command
-}
-
-/// Child process that is killed and reaped when dropped.
-#[derive(Debug)]
-pub(super) struct Running(pub Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // It may have ended in between.
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-}
-
-/// Reads to the end, or one byte more than `limit`.
-fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<io::Result<Vec<u8>>> {
-    let (to, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-        let done = from.map_or(Ok(0), |from| from.take(most).read_to_end(&mut bytes));
-        // The receiver is gone after a time-out.
-        let _ = to.send(done.map(|_| bytes));
-    });
-    receiver
 }
 
 /// Last error that virsh prints, without the prefix `error:`.

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use super::child::{self, ERROR_LIMIT, Running};
+use rtvirtio_kernel::child::Running;
+
+use super::child::{self, ERROR_LIMIT};
 use super::{Access, STATUS_NAMESPACE};
 use crate::VmmError;
 use crate::lines::Lines;

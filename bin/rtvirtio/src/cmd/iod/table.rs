@@ -28,7 +28,7 @@ p50 ... longest: out, from the guest's queue to the uplink; in, from the uplink 
 capped: frames that waited for a cap of the VM. Of a flood to a VM the kernel drops the rest, which is not seen here
 ";
 
-/// What a line about a disk or port begins with.
+/// Indentation of a line about a disk or port.
 const INDENT: &str = "                 ";
 
 /// Status as a table, with its legend.
@@ -80,7 +80,7 @@ fn bit_rate(bytes_per_second: f64) -> String {
     format!("{:.1}Mbit/s", bytes_per_second * 8.0 / 1e6)
 }
 
-/// What regulators delayed, behind the line of a device or network.
+/// Counts of requests or frames that regulators delayed, behind the line of a device or network.
 fn held(regulators: &Regulators, what: &str, s: &mut String) {
     if regulators.held != Some(0) {
         let (held, late) = (known(regulators.held), time(regulators.late_p9999_ns));
