@@ -32,8 +32,10 @@ fn settings_of_a_unit_outlast_a_reload_of_systemd() {
         Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
     };
     let rtvirtio = PathBuf::from(env!("CARGO_BIN_EXE_rtvirtio"));
+    let service = rtvirtio_testkit::site::program("rtvirtiod");
     let executor = Some(Path::new(EXECUTOR)).filter(|path| path.is_file());
-    let programs: Vec<&Path> = needed.chain([rtvirtio.as_path()]).chain(executor).collect();
+    let programs: Vec<&Path> =
+        needed.chain([rtvirtio.as_path(), service.as_path()]).chain(executor).collect();
     let files =
         [("/root/boot.sh", BOOT), ("/root/check.sh", CHECK), ("/root/p.plan", PLAN), ("/root/s.toml", SPEC)];
     let files = files.map(|(place, path)| (place, Path::new(path)));

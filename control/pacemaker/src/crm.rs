@@ -42,7 +42,7 @@ impl<'p> Crm<'p> {
         let no_tool = |source| PacemakerError::NoTool { program: program.to_owned(), source };
         let mut tool = Command::new(program);
         tool.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = Running(tool.spawn().map_err(no_tool)?);
+        let mut child = Running::for_call(&mut tool).map_err(no_tool)?;
         let (out, err) = (read(child.0.stdout.take(), LARGEST), read(child.0.stderr.take(), LARGEST));
         let end = Instant::now() + patience;
         let wait = |from: &Receiver<io::Result<Vec<u8>>>| loop {

@@ -60,10 +60,11 @@ pub(crate) fn amend(
         return Err(cannot(&wrong.knob, why, remedy));
     }
     let mut given = units::given(writes, machine)?.writes;
-    // What changes along with a property can only be captured with all of the journal.
-    given.iter_mut().for_each(|write| write.side_effects.clear());
-    let writes = &given;
     let forgotten = forget_gone(&mut journal, machine);
+    // The journal has the value from before the first change.
+    let is_known = |target: &Target| journal.entries.iter().any(|e| e.target == *target);
+    given.iter_mut().for_each(|write| write.side_effects.retain(|target| !is_known(target)));
+    let writes = &given;
     let mut out = Amended::default();
     let Known { mut touched, again, fresh } = change_known(&mut journal, writes, machine, &mut out)?;
     touched.extend(add_fresh(&mut journal, writes, &fresh, machine, &mut out)?);
@@ -230,6 +231,7 @@ fn add_fresh(
     }
     for (mut entry, before) in fresh.into_iter().zip(before) {
         entry.id += next;
+        entry.changed_by = entry.changed_by.map(|cause| cause + next);
         if unknown.contains(&entry.target.place) {
             let why =
                 before.err().unwrap_or_else(|| "left out with another setting of this thread".to_owned());
@@ -416,5 +418,39 @@ mod tests {
         make();
         assert!(forget_gone(&mut journal, &machine));
         assert_eq!(journal.entries, []);
+    }
+
+    /// A unit of a VM that was started again: what systemd changes with its new property is put
+    /// back with that property, not with another setting.
+    #[test]
+    fn what_changes_along_with_an_added_property_belongs_to_it() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let scope = dir.path().join("sys/fs/cgroup/plc.scope");
+        fs::create_dir_all(&scope).unwrap();
+        fs::write(scope.join("cpu.max"), "max 100000\n").unwrap();
+        fs::write(scope.join("cpu.weight"), "77\n").unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::new(&root, &NoGuests);
+        let file = |name: &str| Target::host(Path::new("/sys/fs/cgroup/plc.scope").join(name), Form::Plain);
+        let first = Write::new("weight", file("cpu.weight"), "50");
+        let mut journal = Journal {
+            version: String::new(),
+            boot_id: String::new(),
+            pid: 1,
+            complete: true,
+            reverting: false,
+            leftover: false,
+            kept: Vec::new(),
+            entries: capture(&[first.clone(), first], &machine).unwrap(),
+        };
+        let along = vec![file("cpu.weight")];
+        let added = Write { side_effects: along, ..Write::new("cap", file("cpu.max"), "50000 100000") };
+        let added = [added];
+        let mut out = Amended::default();
+        let touched = add_fresh(&mut journal, &added, &added, &machine, &mut out).unwrap();
+        let found: Vec<_> =
+            journal.entries.iter().skip(2).map(|e| (e.id, e.changed_by, e.old.as_deref())).collect();
+        assert_eq!(found, [(2, None, Some("max 100000")), (3, Some(2), Some("77"))]);
+        assert_eq!((touched, out), (vec![(2, 0)], Amended::default()));
     }
 }

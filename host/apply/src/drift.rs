@@ -3,10 +3,13 @@
 use crate::amend::Amended;
 use crate::capture::Line;
 use crate::error::ApplyError;
-use crate::journal::{self, Entry};
+use crate::journal::{self, Entry, Journal};
 use crate::machine::Machine;
-use crate::revert::{State, inspect};
+use crate::outcome::Fate;
+use crate::revert::{State, inspect, restore as put_back};
 use crate::state_dir::StateDir;
+use crate::target::Target;
+use crate::units;
 
 /// Current value of a setting in force where it is neither the written value nor a level; `None`
 /// where it is one of these, gone or unreadable.
@@ -54,18 +57,63 @@ pub(crate) fn restore(
     Ok(out)
 }
 
+/// Puts a unit's property back, unless another program has changed it too, so that systemd does not
+/// write our value over that of the other program later. What systemd writes because of it gets its
+/// value again: `file`, which was `found` there, and what changes along.
+fn withdraw(
+    property: &Entry,
+    file: &Entry,
+    found: &str,
+    journal: &Journal,
+    machine: &Machine<'_>,
+) -> Result<(), ApplyError> {
+    if !matches!(inspect(property, true, machine), State::Ours(_)) {
+        return Ok(());
+    }
+    let Some(old) = &property.old else { return Ok(()) };
+    let value = |target: &Target| target.form.value(&machine.read(target).ok()?);
+    let along = journal.entries.iter().filter(|e| e.changed_by == Some(property.id));
+    let before: Vec<_> = along.map(|e| (e, value(&e.target))).collect();
+    put_back_as(&property.target, old, machine)?;
+    for (entry, before) in before {
+        // A value that systemd writes in either case is its own, and another program's is not.
+        let is_systemds = before == value(&entry.target);
+        let wanted = if is_systemds { entry.old.as_ref() } else { before.as_ref() };
+        if let Some(wanted) = wanted {
+            put_back_as(&entry.target, wanted, machine)?;
+        }
+    }
+    put_back_as(&file.target, found, machine)
+}
+
+fn put_back_as(target: &Target, value: &str, machine: &Machine<'_>) -> Result<(), ApplyError> {
+    let why = match put_back(target, value, machine) {
+        Err(Fate::Failed { error }) => error,
+        Err(Fate::Conflict { found }) => found,
+        _ => return Ok(()),
+    };
+    Err(ApplyError::NotLeft { label: target.to_string(), value: value.to_owned(), why })
+}
+
+/// Leaves what another program has changed to it: the entries are dropped, with the properties that
+/// give these files to systemd. A kill in between leaves the entries.
 pub(crate) fn release(
     dir: &StateDir,
     chosen: &dyn Fn(&str, &str) -> bool,
     machine: &Machine<'_>,
 ) -> Result<Vec<String>, ApplyError> {
     let mut journal = journal::load_whole(dir, machine)?;
-    let left: Vec<(usize, String)> = journal
-        .entries
-        .iter()
-        .filter(|e| chosen(&e.knob, &e.target.to_string()) && drifted(e, machine).is_some())
-        .map(|e| (e.id, e.knob.clone()))
-        .collect();
+    let mut left: Vec<(usize, String)> = Vec::new();
+    for entry in journal.entries.iter().filter(|e| chosen(&e.knob, &e.target.to_string())) {
+        let Some(found) = drifted(entry, machine) else { continue };
+        for property in journal.entries.iter().filter(|e| units::gives(e, entry)) {
+            if !left.iter().any(|(id, _)| *id == property.id) {
+                withdraw(property, entry, &found, &journal, machine)?;
+                left.push((property.id, property.knob.clone()));
+            }
+        }
+        left.push((entry.id, entry.knob.clone()));
+    }
     if left.is_empty() {
         return Ok(Vec::new());
     }

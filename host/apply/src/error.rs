@@ -78,6 +78,17 @@ pub enum ApplyError {
         /// Value just before the write.
         found: String,
     },
+    /// A setting that another program has changed could not be left to it: what gives it to systemd
+    /// could not be put back.
+    #[error("`{value}` for {label}: {why}; the setting is not left to the other program yet")]
+    NotLeft {
+        /// Path of the knob's file.
+        label: String,
+        /// Value to be written.
+        value: String,
+        /// Error of the write, or what stands against it.
+        why: String,
+    },
     /// The caller asked to stop.
     #[error("interrupted")]
     Interrupted,

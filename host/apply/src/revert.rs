@@ -16,6 +16,7 @@ use crate::state_dir::StateDir;
 
 pub(crate) use inspect::{State, inspect};
 use pass::Pass;
+pub(crate) use restore::restore;
 
 /// Treatment of a knob that another program changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

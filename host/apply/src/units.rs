@@ -21,6 +21,7 @@ use std::path::Path;
 use rtvirtio_kernel::text;
 
 use crate::error::ApplyError;
+use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::target::{Form, Place, Target};
@@ -146,6 +147,16 @@ pub(crate) fn without_weight(path: &str, text: &str) -> Option<String> {
         out.push_str(&format!("\nIODeviceWeight={other} {weight}"));
     }
     Some(out)
+}
+
+/// Whether a property is the one by which systemd writes a file of its unit.
+pub(crate) fn gives(property: &Entry, file: &Entry) -> bool {
+    let is_same = match (&property.target.form, &file.target.form) {
+        (Form::UnitQuota { .. }, Form::Plain) => file.target.path.ends_with("cpu.max"),
+        (Form::UnitDeviceWeight { dev, .. }, Form::DeviceWeight { dev: of }) => dev == of,
+        _ => false,
+    };
+    is_same && property.target.path.parent() == file.target.path.parent()
 }
 
 /// Properties of a unit, as `systemctl show` prints them.

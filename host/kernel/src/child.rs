@@ -2,13 +2,39 @@
 //! thread, so that a caller waits for both no longer than it likes.
 
 use std::io::{self, Read};
-use std::process::Child;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 
 /// Child process that is killed and reaped when dropped.
 #[derive(Debug)]
 pub struct Running(pub Child);
+
+impl Running {
+    /// Starts a child for a call that the calling thread waits for. The kernel kills it when that
+    /// thread ends in any way, `kill -9` of this process included: what it was to change is not
+    /// changed later, by a process that nobody waits for.
+    ///
+    /// # Errors
+    /// As [`Command::spawn`].
+    pub fn for_call(command: &mut Command) -> io::Result<Self> {
+        let parent = getpid();
+        let bind = move || bind_to(parent);
+        // SAFETY: the closure makes three system calls and allocates nothing.
+        unsafe { command.pre_exec(bind) };
+        command.spawn().map(Self)
+    }
+}
+
+/// Has the kernel kill this process with its parent, which must be alive.
+fn bind_to(parent: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have been killed before that.
+    if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -58,5 +84,13 @@ mod tests {
         drop(child);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
         assert_eq!(read(None::<std::io::Empty>, 3).recv().unwrap().unwrap(), b"");
+    }
+
+    #[test]
+    fn a_child_for_a_call_ends_with_the_thread_that_waits_for_it() {
+        let start = || Running::for_call(Command::new("/bin/sleep").arg("600")).unwrap();
+        let mut child = thread::spawn(start).join().unwrap();
+        let status = child.0.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
     }
 }

@@ -18,7 +18,7 @@ use crate::units;
 const TICK_MS: u64 = 10;
 
 /// Puts `old` back, and reads it back.
-pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     match (&target.form, old) {
         (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
         (Form::UnitDeviceWeight { path, .. }, "default") => {

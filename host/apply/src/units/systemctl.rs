@@ -27,8 +27,8 @@ pub(super) fn run(args: &[&str]) -> io::Result<String> {
 
 fn call(command: &mut Command, timeout: Duration) -> io::Result<String> {
     let end = Instant::now() + timeout;
-    let mut child =
-        Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Running::for_call(command)?;
     let (out, errors) = (read(child.0.stdout.take(), LIMIT), read(child.0.stderr.take(), LIMIT));
     let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
         let left = end.saturating_duration_since(Instant::now());

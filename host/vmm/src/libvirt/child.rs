@@ -29,10 +29,11 @@ pub(super) fn run(
     let operation = || args.first().copied().unwrap_or_default().to_owned();
     let failed = |source| VmmError::Io { peer: peer(), operation: operation(), source };
     let deadline = Deadline::after(timeout);
-    let mut child = Running(command(uri, args, access).spawn().map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => VmmError::NoVirsh,
-        _ => failed(source),
-    })?);
+    let mut child =
+        Running::for_call(&mut command(uri, args, access)).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => VmmError::NoVirsh,
+            _ => failed(source),
+        })?;
     let stdout = read(child.0.stdout.take(), limit);
     let stderr = read(child.0.stderr.take(), ERROR_LIMIT);
     let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
