@@ -1,10 +1,12 @@
-//! SIGTERM in the first pass of a service with many contracts: it ends between two contracts, and
-//! each setting that it has touched is in a journal. The VMs are processes with a vCPU's name.
+//! SIGTERM in the first pass of a service with many contracts, and while a VM's many threads are
+//! taken in: it ends between two steps, and each setting that it has touched is in a journal. The
+//! VMs are processes with a vCPU's name.
 
 mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,31 @@ impl ProcessVm {
         Self(rig.site.vm(&format!("s{i}")), child)
     }
 
+    /// One with so many threads of the name that QEMU gives its workers.
+    fn of_threads(rig: &Rig, threads: u64) -> Self {
+        const SCRIPT: &str = "import sys, threading
+def name(text):
+    with open('/proc/self/comm', 'w') as comm:
+        comm.write(text)
+threading.stack_size(1 << 16)
+wait = threading.Event().wait
+name('vcpu0')
+threading.Thread(target=wait).start()
+name('worker')
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=wait).start()
+print('ready', flush=True)
+wait()
+";
+        let mut command = Command::new("python3");
+        command.args(["-c", SCRIPT, &threads.to_string()]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut vm = Self(rig.site.vm("threads"), command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(vm.1.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        vm
+    }
+
     fn contract(&self) -> String {
         format!(
             "[[vm]]\nname = \"{}\"\npid = {}\ncpu = {{ budget = \"1ms\", period = \"1s\" }}\n[[vm.task]]\nname = \"t\"\n\
@@ -51,11 +78,25 @@ impl ProcessVm {
         Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{}", self.0))
     }
 
-    /// Policy and groups of its thread.
+    /// Policy and groups of its first thread.
     fn settings(&self) -> (String, String) {
-        let pid = self.1.id();
-        let groups = task::cgroups(&Root::default(), pid, pid).unwrap();
-        (sched::get(pid).unwrap().to_string(), format!("{groups:?}"))
+        self.settings_of(self.1.id())
+    }
+
+    fn settings_of(&self, tid: u32) -> (String, String) {
+        let groups = task::cgroups(&Root::default(), self.1.id(), tid).unwrap();
+        (sched::get(tid).unwrap().to_string(), format!("{groups:?}"))
+    }
+
+    /// The same of all its threads.
+    fn all_settings(&self) -> BTreeMap<u32, (String, String)> {
+        let tids = task::tids(&Root::default(), self.1.id()).unwrap();
+        tids.into_iter().map(|tid| (tid, self.settings_of(tid))).collect()
+    }
+
+    /// Threads in the group of its contract.
+    fn threads_in_group(&self) -> usize {
+        fs::read_to_string(self.group().join("tasks")).map_or(0, |tasks| tasks.lines().count())
     }
 }
 
@@ -127,4 +168,40 @@ fn sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set() {
     assert_eq!((code, &reverted["done"]), (0, &true.into()), "{reverted:#}");
     assert_eq!(settings(), before);
     assert!(journals(&rig).is_empty() && vms.iter().all(|vm| !vm.group().exists()));
+}
+
+#[test]
+fn sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on() {
+    let test = "sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on";
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::Program("python3")]) {
+        return;
+    }
+    let n = number("RTVIRTIO_THREADS", 2_000);
+    let mut rig = Rig::new();
+    let vm = ProcessVm::of_threads(&rig, n);
+    let before = vm.all_settings();
+    assert!(before.len() as u64 > n);
+    let file = rig.contracts().join("threads.toml");
+    fs::write(&file, format!("[device]\npath = \"/dev/sdz\"\n{}", vm.contract())).unwrap();
+    rig.start(&[]);
+    let pid = rig.service.as_ref().unwrap().0.id();
+    rtvirtio_testkit::site::wait_for("the first threads", || vm.threads_in_group() > 300);
+    Process::open(pid).unwrap().unwrap().signal(Signal::TERM).unwrap();
+    let status = ended(&mut rig);
+    assert!(status.success(), "{status}: {}", rig.log());
+    println!("{} of {} threads were in the group at SIGTERM", vm.threads_in_group(), before.len());
+    let (code, reverted) = rig.site.json(&["revert"]);
+    assert_eq!((code, &reverted["done"]), (0, &true.into()), "{reverted:#}");
+    assert!(vm.all_settings() == before && journals(&rig).is_empty() && !vm.group().exists());
+
+    // Cut off a second time, it is gone on with instead.
+    rig.start(&[]);
+    rtvirtio_testkit::site::wait_for("the first threads again", || vm.threads_in_group() > 300);
+    rig.kill();
+    rig.start(&[]);
+    rig.wait_state(&vm.0, "in_force");
+    assert_eq!(vm.threads_in_group(), before.len());
+    fs::remove_file(&file).unwrap();
+    rtvirtio_testkit::site::wait_for("the end of the contract", || journals(&rig).is_empty());
+    assert!(vm.all_settings() == before && !vm.group().exists());
 }

@@ -53,8 +53,9 @@ struct Pending {
 pub struct TakeIn {
     /// The writes, and notes on the contract.
     pub settings: Settings,
+    /// Threads to which the writes apply; all threads where a budget is split over them.
     threads: Vec<Thread>,
-    /// Threads to which the writes apply.
+    /// New threads among these.
     taken: BTreeSet<Key>,
     at: Instant,
 }
@@ -227,20 +228,23 @@ impl Kept {
                 self.handle = handle;
             }
         }
-        let threads = match self.threads(root, processes) {
-            Ok(threads) => threads,
+        match self.look_again(root, processes) {
+            Ok(()) => {}
             Err(e) if e.is_gone() => return Ok(None),
             Err(e) => return Err(e.into()),
-        };
+        }
+        // A VM may have thousands of threads: for a piece of them the others are not copied.
+        let threads: Vec<Thread> =
+            if is_split { self.watcher.threads().cloned().collect() } else { Vec::new() };
         let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
         if is_split && !self.splits(&threads, &domain, now) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
-            self.pending = still_pending(&self.pending, &threads, now, None, wait);
+            self.pending = still_pending(&self.pending, &threads, now, wait);
             return Ok(None);
         }
         let is_new = |t: &&Thread| self.pending.get(&key(t)).is_some_and(is_due);
         let piece = if is_split { usize::MAX } else { self.piece };
-        let new: Vec<Thread> = first_of(threads.iter().filter(is_new).collect(), piece);
+        let new: Vec<Thread> = first_of(self.watcher.threads().filter(is_new).collect(), piece);
         let taken = new.iter().map(key).collect();
         let since = |t: &Thread| {
             let old = self.split.iter().find(|o| (o.tid, o.start) == (t.tid, t.start));
@@ -263,6 +267,7 @@ impl Kept {
         if let Some(range) = &self.of.urgency {
             with_levels(root, &self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
         }
+        let threads = if is_split { threads } else { new };
         Ok(Some(TakeIn { settings, threads, taken, at: now }))
     }
 
@@ -272,14 +277,10 @@ impl Kept {
         if self.of.group.is_some() { LIBVIRT_SETTLES } else { Duration::ZERO }
     }
 
-    /// The VM's threads now: as they were just polled, where the roles are still the same.
-    fn threads(
-        &mut self,
-        root: &Root,
-        processes: &BTreeSet<u32>,
-    ) -> std::result::Result<Vec<Thread>, HostError> {
+    /// Finds the VM's threads again where they have other roles than when they were polled.
+    fn look_again(&mut self, root: &Root, processes: &BTreeSet<u32>) -> std::result::Result<(), HostError> {
         if self.handle == *self.watcher.vm() {
-            return Ok(self.watcher.threads().cloned().collect());
+            return Ok(());
         }
         let looked = Instant::now();
         let threads = discover_among(root, &self.handle, processes)?;
@@ -290,7 +291,7 @@ impl Kept {
             self.pending.insert(key(t), Pending { lookups: 0, from: looked + settles, is_known: false });
         }
         self.watcher = Watcher::knowing(self.handle.clone(), &threads, looked);
-        Ok(threads)
+        Ok(())
     }
 
     /// Looks for threads that are not in the contract, where nothing may be written: `journaled`
@@ -316,16 +317,30 @@ impl Kept {
         let Some(mut new) = found? else { return Ok(()) };
         let wanted = crate::pieces::threads_of(&new.settings.writes);
         new.taken.retain(|key| !wanted.contains(key) || journaled.contains(&key.0));
-        self.pending = still_pending(&self.pending, &new.threads, new.at, Some(&new.taken), |_| false);
+        self.took(&new);
         Ok(())
     }
 
     /// Notes that the writes of [`Kept::scan`] have been made.
     pub fn written(&mut self, done: TakeIn) {
-        self.pending = still_pending(&self.pending, &done.threads, done.at, Some(&done.taken), |_| false);
+        self.took(&done);
         if self.of.backend == Backend::Deadline {
             self.split_at = done.at;
             self.split = done.threads;
+        }
+    }
+
+    /// Notes that threads were taken in: those of unknown role are looked up again a limited number
+    /// of times.
+    fn took(&mut self, done: &TakeIn) {
+        let there: BTreeSet<Key> = self.watcher.threads().map(key).collect();
+        self.pending.retain(|key, _| there.contains(key));
+        for t in done.threads.iter().filter(|t| done.taken.contains(&key(t))) {
+            let Some(of) = self.pending.get_mut(&key(t)) else { continue };
+            of.lookups += 1;
+            if t.role != Role::Other || of.lookups >= LOOKUPS {
+                self.pending.remove(&key(t));
+            }
         }
     }
 
@@ -345,20 +360,19 @@ impl Kept {
     }
 }
 
-/// New threads to look up again after a look at `now`: those of unknown role, a limited number of
-/// times, those that `wait`, those that were too new, and those that were not `taken`.
+/// New threads to look up again after a look at `now` that has split nothing: those of unknown
+/// role, a limited number of times, those that `wait`, and those that were too new.
 fn still_pending(
     pending: &BTreeMap<Key, Pending>,
     threads: &[Thread],
     now: Instant,
-    taken: Option<&BTreeSet<Key>>,
     wait: impl Fn(&Thread) -> bool,
 ) -> BTreeMap<Key, Pending> {
     let mut again = BTreeMap::new();
     for t in threads {
         let key = key(t);
         let Some(of) = pending.get(&key) else { continue };
-        if now < of.from || taken.is_some_and(|taken| !taken.contains(&key)) {
+        if now < of.from {
             again.insert(key, *of);
             continue;
         }

@@ -5,7 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
-    Amended, Applied, ApplyError, JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Silent, Status, Write,
+    Amended, Applied, ApplyError, JOURNAL_FILE, KnownJournal, Machine, OnConflict, Reverted, Session, Silent,
+    Status, Write,
 };
 use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::trusted::DATA_LIMIT;
@@ -207,14 +208,21 @@ impl<'a> Scopes<'a> {
     }
 
     /// Adds to what is in force for a VM, or changes it. `saved` takes the place of what is saved
-    /// with it.
+    /// with it; `known` as in [`Session::amend_known`].
     ///
     /// # Errors
     /// As [`Session::amend`].
-    pub fn amend(&self, vm: &str, writes: &[Write], saved: Option<&VmInForce>) -> Result<Amended> {
+    pub fn amend(
+        &self,
+        vm: &str,
+        writes: &[Write],
+        saved: Option<&VmInForce>,
+        known: &mut KnownJournal,
+    ) -> Result<Amended> {
         let dir = vm_dir(self.dirs, vm);
         let root = Root::default();
-        let amended = Session::open(&dir)?.amend(writes, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+        let machine = Machine::new(&root, &GuestAgents);
+        let amended = Session::open(&dir)?.amend_known(known, writes, &machine, &mut Silent)?;
         if let Some(saved) = saved {
             write_state(&dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)?;
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::apply::write_one;
 use crate::capture::{Line, capture, value_of};
 use crate::error::ApplyError;
-use crate::journal::{self, Entry, Journal};
+use crate::journal::{self, Entry, Journal, KnownJournal};
 use crate::machine::{Fault, Machine, PRESENT};
 use crate::observer::{Observer, Step};
 use crate::resolve::{Write, cannot};
@@ -49,18 +49,20 @@ type Touched = Vec<(usize, usize)>;
 /// journal from which everything can be put back.
 pub(crate) fn amend(
     dir: &StateDir,
+    known: &mut KnownJournal,
     writes: &[Write],
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
-    let mut journal = journal::load_whole(dir, machine)?;
+    let (mut journal, is_read) = known.take(dir, machine)?;
     if let Some(wrong) = writes.iter().find(|w| !stands_alone(w)) {
         let remedy = "revert, and apply all of it again";
         let why = "only settings that change no other file can be added to what is in force";
         return Err(cannot(&wrong.knob, why, remedy));
     }
     let mut given = units::given(writes, machine)?.writes;
-    let forgotten = forget_gone(&mut journal, machine);
+    // Of all entries, so not with each of many additions.
+    let forgotten = is_read && forget_gone(&mut journal, machine);
     // The journal has the value from before the first change.
     let is_known = |target: &Target| journal.entries.iter().any(|e| e.target == *target);
     given.iter_mut().for_each(|write| write.side_effects.retain(|target| !is_known(target)));
@@ -71,6 +73,7 @@ pub(crate) fn amend(
     // In the order asked for: writes that give before writes that take.
     touched.sort_by_key(|(_, place)| *place);
     if touched.is_empty() && !forgotten {
+        known.keep(dir, journal);
         return Ok(out);
     }
     if let Err(e) = journal::store(dir, &journal) {
@@ -89,11 +92,14 @@ pub(crate) fn amend(
     }
     observer.step(Step::Journaled);
     write_touched(&journal, writes, &touched, machine, observer, &mut out);
-    forget_former(&mut journal, writes, &touched, machine);
-    // The journal on disk holds these values too, so everything can be put back from it.
-    if let Err(e) = journal::store_done(dir, &journal) {
-        out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
+    if forget_former(&mut journal, writes, &touched, machine) {
+        // The journal on disk holds these values too, so everything can be put back from it.
+        if let Err(e) = journal::store_done(dir, &journal) {
+            out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
+            return Ok(out);
+        }
     }
+    known.keep(dir, journal);
     Ok(out)
 }
 
@@ -157,9 +163,12 @@ fn change_known(
 ) -> Result<Known, ApplyError> {
     let (mut touched, mut again, mut fresh) = (Touched::new(), Vec::new(), Vec::new());
     // A VM may have thousands of threads; the first entry of a target counts.
+    let asked: BTreeSet<&Target> = writes.iter().map(|write| &write.target).collect();
     let mut known: BTreeMap<Target, usize> = BTreeMap::new();
-    for (at, entry) in journal.entries.iter().enumerate().filter(|(_, e)| e.new.is_some()) {
-        known.entry(entry.target.clone()).or_insert(at);
+    for (at, entry) in journal.entries.iter().enumerate() {
+        if entry.new.is_some() && asked.contains(&entry.target) {
+            known.entry(entry.target.clone()).or_insert(at);
+        }
     }
     for (place, write) in writes.iter().enumerate() {
         if write.takes && out.has_gaps() {
@@ -217,7 +226,7 @@ fn add_fresh(
 ) -> Result<Touched, ApplyError> {
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     let fresh = capture(fresh, machine)?;
-    let inherited = Inherited::of(journal);
+    let inherited = Inherited::of(journal, &fresh);
     let before: Vec<_> = fresh.iter().map(|e| before_us(&inherited, &e.target, machine)).collect();
     // A value of ours must not be taken for what a thread had before. Such a thread is left out as
     // a whole: one that is in our cgroup and in no journal is moved to `home` when the cgroup is
@@ -264,15 +273,14 @@ fn write_touched(
             out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
-        let old = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         match write_one(entry, machine) {
-            Ok(true) => out.written.push(Line {
+            Ok(Some(old)) => out.written.push(Line {
                 knob: entry.knob.clone(),
                 path: entry.target.to_string(),
-                old,
+                old: Some(old),
                 new: entry.new.clone().unwrap_or_default(),
             }),
-            Ok(false) => {}
+            Ok(None) => {}
             Err(e) => out.failed.push((entry.knob.clone(), e.to_string())),
         }
         observer.step(Step::Wrote { index: index + 1, of });
@@ -280,18 +288,30 @@ fn write_touched(
 }
 
 /// Drops intermediate values from `also_ours`. Where the new value was not taken, they stay until a
-/// later one is.
-fn forget_former(journal: &mut Journal, writes: &[Write], touched: &[(usize, usize)], machine: &Machine<'_>) {
+/// later one is. Returns whether any was dropped.
+fn forget_former(
+    journal: &mut Journal,
+    writes: &[Write],
+    touched: &[(usize, usize)],
+    machine: &Machine<'_>,
+) -> bool {
     let touched: BTreeMap<usize, usize> = touched.iter().copied().collect();
+    let mut any = false;
     for entry in &mut journal.entries {
         let Some(place) = touched.get(&entry.id) else { continue };
+        let write = &writes[*place];
+        if entry.also_ours == write.also_ours && entry.levels == write.levels {
+            continue;
+        }
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
-            entry.also_ours.clone_from(&writes[*place].also_ours);
-            entry.levels.clone_from(&writes[*place].levels);
+            entry.also_ours.clone_from(&write.also_ours);
+            entry.levels.clone_from(&write.levels);
+            any = true;
         }
     }
+    any
 }
 
 /// Whether a write depends on no other and changes no other file: those of an elevator do, and a
@@ -315,10 +335,14 @@ fn before_us(
     machine: &Machine<'_>,
 ) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
-    let read = |target: &Target| match machine.read(target) {
+    let read_now = |target: &Target| match machine.read(target) {
         Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
         Err(Fault::Gone(_)) => Ok(None),
         Err(Fault::Io(e)) => Err(format!("{target} cannot be read: {e}")),
+    };
+    let read = |target: &Target| match known.captured.get(target) {
+        Some(value) => Ok(Some((*value).to_owned())),
+        None => read_now(target),
     };
     let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
     let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
@@ -349,16 +373,17 @@ fn before_us(
     Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
 }
 
-/// Journaled settings that new threads may have inherited.
+/// Journaled settings that new threads may have inherited, and what was just read of these threads.
 struct Inherited<'j> {
     /// Entries of cgroups that we made.
     groups: Vec<&'j Entry>,
     /// Policy entry of each process's main thread, by pid.
     main_policies: BTreeMap<u32, &'j Entry>,
+    captured: BTreeMap<&'j Target, &'j str>,
 }
 
 impl<'j> Inherited<'j> {
-    fn of(journal: &'j Journal) -> Self {
+    fn of(journal: &'j Journal, fresh: &'j [Entry]) -> Self {
         let groups = journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)).collect();
         let mut main_policies = BTreeMap::new();
         for entry in journal.entries.iter().filter(|e| e.target.form == Form::Scheduling) {
@@ -368,7 +393,8 @@ impl<'j> Inherited<'j> {
                 }
             }
         }
-        Self { groups, main_policies }
+        let captured = fresh.iter().filter_map(|e| Some((&e.target, e.old.as_deref()?))).collect();
+        Self { groups, main_policies, captured }
     }
 }
 

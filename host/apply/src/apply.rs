@@ -97,7 +97,7 @@ fn write_all(
         if observer.stop() {
             return Err(ApplyError::Interrupted);
         }
-        if !write_one(entry, machine)? {
+        if write_one(entry, machine)?.is_none() {
             unchanged += 1;
         }
         if matches!(entry.target.form, Form::Group { .. }) {
@@ -116,10 +116,10 @@ fn write_all(
     Ok(unchanged)
 }
 
-/// Returns whether anything had to be written.
-pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
-    let Some(new) = &entry.new else { return Ok(false) };
-    let Some(found) = read_value(entry, machine)? else { return Ok(false) };
+/// Returns the value before, where anything had to be written.
+pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
+    let Some(new) = &entry.new else { return Ok(None) };
+    let Some(found) = read_value(entry, machine)? else { return Ok(None) };
     if let Some(was) = &entry.old {
         if found != *was && !entry.is_ours(&found) {
             return Err(ApplyError::Raced {
@@ -131,19 +131,19 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, Ap
         }
     }
     if entry.target.form.is(&found, new) {
-        return Ok(false);
+        return Ok(None);
     }
     let text = entry.target.form.text(new);
     match machine.write(&entry.target, &text) {
         Ok(()) => {}
-        Err(Fault::Gone(_)) if entry.target.is_thread() => return Ok(false),
+        Err(Fault::Gone(_)) if entry.target.is_thread() => return Ok(None),
         Err(fault) => {
             let label = entry.target.to_string();
             return Err(ApplyError::Refused { label, value: text, source: fault.into_io() });
         }
     }
     compare(entry, machine)?;
-    Ok(true)
+    Ok(Some(found))
 }
 
 fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {

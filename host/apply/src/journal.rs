@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use crate::error::ApplyError;
 use crate::machine::{Fault, Machine};
 use crate::readable::{Readable, escaped};
-use crate::state_dir::StateDir;
+use crate::state_dir::{FileVersion, StateDir};
 use crate::target::{Place, Target};
 
 /// Version of the journal's form.
@@ -266,6 +266,38 @@ pub(crate) fn load_whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journa
         return Err(ApplyError::NotWhole { path: path(dir) });
     }
     Ok(journal)
+}
+
+/// A journal that this process keeps in memory between two additions to it, because that of a VM
+/// with thousands of threads takes long to read. Empty at first. Where the file has changed since,
+/// it is read again.
+#[derive(Debug, Default)]
+pub struct KnownJournal(Option<(FileVersion, Journal)>);
+
+impl KnownJournal {
+    /// Takes out a journal to which can be added. The second value says whether it was read from
+    /// the file.
+    ///
+    /// # Errors
+    /// As [`load_whole`].
+    pub(crate) fn take(
+        &mut self,
+        dir: &StateDir,
+        machine: &Machine<'_>,
+    ) -> Result<(Journal, bool), ApplyError> {
+        if let Some((version, journal)) = self.0.take() {
+            let is_same = dir.version(JOURNAL_FILE).is_ok_and(|now| now == version);
+            if is_same && !journal.is_of_another_boot(machine)? {
+                return Ok((journal, false));
+            }
+        }
+        Ok((load_whole(dir, machine)?, true))
+    }
+
+    /// Keeps a journal that is just what the file has.
+    pub(crate) fn keep(&mut self, dir: &StateDir, journal: Journal) {
+        self.0 = dir.version(JOURNAL_FILE).ok().map(|version| (version, journal));
+    }
 }
 
 /// Reads the journal; `None` when there is none.

@@ -32,7 +32,7 @@ pub use amend::Amended;
 pub use apply::Applied;
 pub use capture::{Line, dry_run, unkept};
 pub use error::ApplyError;
-pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
+pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA, KnownJournal};
 pub use levels::{Guard, Hold, Levels, Movable, MovableFile};
 pub use lock::LOCK_FILE;
 pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};

@@ -6,7 +6,7 @@ use crate::amend::{Amended, amend};
 use crate::apply::{Applied, apply};
 use crate::drift::{release, restore};
 use crate::error::ApplyError;
-use crate::journal;
+use crate::journal::{self, KnownJournal};
 use crate::lock::Lock;
 use crate::machine::Machine;
 use crate::observer::Observer;
@@ -91,7 +91,22 @@ impl Session {
         machine: &Machine<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Amended, ApplyError> {
-        amend(&self.dir, writes, machine, observer)
+        self.amend_known(&mut KnownJournal::default(), writes, machine, observer)
+    }
+
+    /// Like [`Session::amend`], for one of many additions in a row: `known` saves reading the
+    /// journal for each. Entries of threads that have ended are dropped when it is read.
+    ///
+    /// # Errors
+    /// As [`Session::amend`].
+    pub fn amend_known(
+        &self,
+        known: &mut KnownJournal,
+        writes: &[Write],
+        machine: &Machine<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Amended, ApplyError> {
+        amend(&self.dir, known, writes, machine, observer)
     }
 
     /// Writes the journal's value again to settings in force that another program has changed

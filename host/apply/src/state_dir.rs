@@ -209,6 +209,16 @@ impl StateDir {
         }
     }
 
+    /// Distinguishes the content of a file from any other that is put in its place.
+    ///
+    /// # Errors
+    /// As statx(2) reports.
+    pub(crate) fn version(&self, name: &str) -> io::Result<FileVersion> {
+        let stat = rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW)?;
+        let changed = (stat.st_ctime.into(), i128::from(stat.st_ctime_nsec));
+        Ok(FileVersion { file: (stat.st_dev, stat.st_ino), size: stat.st_size, changed })
+    }
+
     /// Whether something of that name exists, a dangling symbolic link included.
     ///
     /// # Errors
@@ -269,6 +279,16 @@ impl StateDir {
             format!("{why}; rtvirtio does not make such files: look at {} and remove it", path.display());
         io::Error::new(io::ErrorKind::InvalidData, text)
     }
+}
+
+/// Identifies the content of a file, which is only ever replaced as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileVersion {
+    /// Device and inode.
+    file: (u64, u64),
+    size: i64,
+    /// Time of the last change of content, name or attributes: seconds and nanoseconds.
+    changed: (i128, i128),
 }
 
 /// Whether files of this user are trusted: our own, or root's, who can change everything anyway.

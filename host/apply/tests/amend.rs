@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
 use rtvirtio_apply::{
-    Amended, ApplyError, Form, HostFiles, Machine, NoGuests, Observer, OnConflict, Place, Session, Silent,
-    Step, Target, Write, syncs,
+    Amended, ApplyError, Form, HostFiles, KnownJournal, Machine, NoGuests, Observer, OnConflict, Place,
+    Session, Silent, Step, Target, Write, syncs,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
@@ -236,6 +236,66 @@ fn the_disk_is_waited_for_twice_before_the_first_write_and_once_after_the_last()
     sim.session().amend(&new_threads(), &sim.machine(), &mut waits).unwrap();
     assert_eq!(at(&waits, wrote), (Some(5), Some(5)));
     assert_eq!(syncs() - begin, 6);
+}
+
+/// What a later addition would have to remember otherwise is in the journal before the first write.
+#[test]
+fn where_nothing_is_to_be_forgotten_the_journal_is_written_once() {
+    let sim = in_force();
+    let begin = syncs();
+    sim.amend(&[cgroup(40, 40, "/rtvirtio-vm"), policy(40, 40, &Attr::fifo(2))]);
+    assert_eq!(syncs() - begin, 2);
+    assert_eq!(sim.differences(), Vec::<String>::new());
+}
+
+/// Additions in a row, with the journal kept in memory, each cut at any point.
+#[test]
+fn additions_in_a_row_lose_nothing_wherever_they_are_cut() {
+    let pieces = || {
+        let [group, other_group, policy, other_policy] = new_threads();
+        [vec![group, policy], vec![other_group, other_policy], vec![self::policy(7, 8, &Attr::fifo(4))]]
+    };
+    let mut points = 0;
+    for at in 1.. {
+        let sim = in_force();
+        let counted = Points::new(at, || panic!("cut"));
+        let host = CountedHost(&sim.kernel, counted.clone());
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        let mut known = KnownJournal::default();
+        let mut all = || {
+            for piece in pieces() {
+                let mut steps = CountedSteps(counted.clone());
+                let amended = sim.session().amend_known(&mut known, &piece, &machine, &mut steps).unwrap();
+                assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+            }
+        };
+        let done = catch_unwind(AssertUnwindSafe(&mut all)).is_ok();
+        // Another process adds the rest, from the file alone.
+        if at % 2 == 0 {
+            pieces().iter().for_each(|piece| drop(sim.amend(piece)));
+            assert_eq!(sim.of(7, 8).0, "fifo 4 reset-on-fork", "cut at {at}");
+        }
+        assert_eq!(sim.differences(), Vec::<String>::new(), "cut at {at}");
+        if done {
+            points = at - 1;
+            break;
+        }
+    }
+    assert!(points >= 15, "{points}");
+}
+
+/// A journal in memory is used only where the file is still the same.
+#[test]
+fn a_journal_in_memory_gives_way_to_what_another_program_has_written() {
+    let sim = in_force();
+    let mut known = KnownJournal::default();
+    let mut add = |write: Write| sim.session().amend_known(&mut known, &[write], &sim.machine(), &mut Silent);
+    add(policy(7, 8, &Attr::fifo(4))).unwrap();
+    sim.amend(&new_threads());
+    add(policy(7, 8, &Attr::fifo(5))).unwrap();
+    assert_eq!(sim.differences(), Vec::<String>::new(), "the threads between are in the journal");
+    let error = add(policy(7, 8, &Attr::fifo(6))).unwrap_err();
+    assert!(matches!(error, ApplyError::NothingInForce), "{error}");
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl LinuxHost {
         let status = scopes::status(&self.places.dirs, name, &machine);
         let saved = scopes::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
-        tracked.stale = false;
+        (tracked.stale, tracked.read) = (false, Some(Instant::now()));
         if let (true, Ok(Some(status))) = (self.only_observes, &status) {
             tracked.journaled = status::threads(status);
         }
@@ -391,7 +391,8 @@ impl Host for LinuxHost {
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
             self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
-            if look == Look::Compare || self.tracked.get(name).is_some_and(|t| t.stale) {
+            let is_due = |t: &Tracked| t.stale || look == Look::Compare && t.is_compared(now);
+            if self.tracked.get(name).is_some_and(is_due) {
                 self.read_scope(name);
             }
         }

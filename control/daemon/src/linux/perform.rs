@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rtvirtio_apply::{Amended, ApplyError, Fate, OnConflict, Reverted};
+use rtvirtio_apply::{Amended, ApplyError, Fate, KnownJournal, OnConflict, Reverted};
 use rtvirtio_cpu::Backend;
 use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
@@ -286,9 +286,13 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
     let scanned = scanned.inspect_err(|_| tracked.threads_changed = true);
     let Some(new) = scanned? else { return Ok(Done::default()) };
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
-    let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref());
+    let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref(), &mut tracked.journal);
     let done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);
     kept.written(new);
+    if !kept.has_next() {
+        // Thousands of settings, not needed until threads come.
+        tracked.journal = KnownJournal::default();
+    }
     Ok(done)
 }
 

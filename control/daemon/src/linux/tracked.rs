@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use rtvirtio_apply::KnownJournal;
 use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_workflow::kept::Kept;
@@ -16,6 +17,8 @@ use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, Sco
 /// reports most to its monitor a moment after their start.
 const ROLE_FIRST: Duration = Duration::from_millis(25);
 const ROLE_LATER: Duration = Duration::from_millis(200);
+/// Interval of comparisons of a VM while its threads are taken in; shorter than the default of all.
+const COMPARED: Duration = Duration::from_secs(4);
 /// Interval of splits of a budget over threads, where the mechanism knows single threads only.
 pub(super) const SPLIT_EVERY: Duration = Duration::from_secs(2);
 
@@ -28,6 +31,8 @@ pub(super) struct Tracked {
     pub(super) next_lookup: Option<Instant>,
     /// The contract that takes in new threads.
     pub(super) kept: Option<Kept>,
+    /// Journal of the VM, while its threads are taken in piece by piece.
+    pub(super) journal: KnownJournal,
     pub(super) taken_in: Option<Instant>,
     pub(super) threads_changed: bool,
     /// Threads with settings in its journal, as last read.
@@ -38,9 +43,18 @@ pub(super) struct Tracked {
     pub(super) saved: Option<scopes::VmInForce>,
     /// Whether `scope` has to be read anew.
     pub(super) stale: bool,
+    /// Time at which `scope` was read.
+    pub(super) read: Option<Instant>,
 }
 
 impl Tracked {
+    /// Whether what is in force is read with a comparison: each setting of thousands of threads is
+    /// not, while these are taken in, unless that takes long.
+    pub(super) fn is_compared(&self, now: Instant) -> bool {
+        let is_partial = self.kept.as_ref().is_some_and(Kept::has_next);
+        !is_partial || self.read.is_none_or(|at| now.duration_since(at) >= COMPARED)
+    }
+
     /// Time of the next look for the roles of new threads; `None` where all are known.
     pub(super) fn role_due(&self) -> Option<Instant> {
         let waits = self.kept.as_ref().is_some_and(|kept| kept.pending() > 0);
