@@ -2,6 +2,8 @@
 //! of one VM affects no other. Settings for several VMs together, as larger budgets of the groups
 //! above theirs, have a journal of their own.
 
+mod patience;
+
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
@@ -23,6 +25,7 @@ use crate::in_force::forget;
 use crate::progress::Progress;
 use crate::renew::renew;
 use crate::started::{self, StartedVm};
+use patience::{LAST_REFERENCES, put_back_patiently};
 
 /// The directory of all scopes, in the state directory.
 const SCOPES: &str = "contracts";
@@ -340,9 +343,10 @@ impl<'a> Scopes<'a> {
     /// When a journal cannot be used.
     pub fn put_all_back(&self, on_conflict: OnConflict) -> Result<Vec<(String, Reverted)>> {
         let mut all = Vec::new();
+        let mut patience = LAST_REFERENCES;
         for vm in vms(self.dirs)? {
-            if let Some(reverted) = self.put_back(&vm, on_conflict)? {
-                all.push((vm, reverted));
+            if let Some(reverted) = put_back_patiently(&vm_dir(self.dirs, &vm), on_conflict, &mut patience)? {
+                all.push((vm, settled(Some(reverted), self.dirs).unwrap_or_default()));
             }
         }
         if let Some(plan) = put_back(&self.dirs.held_plan(), on_conflict)? {
@@ -357,7 +361,9 @@ impl<'a> Scopes<'a> {
         if held.iter().any(|of| of.group.is_some()) {
             let probe = rtvirtio_cpu::probe(&Root::default())?;
             self.make_room(&probe, &[])?;
-        } else if let Some(shared) = put_back(&dir(self.dirs).join(SHARED), on_conflict)? {
+        } else if let Some(shared) =
+            put_back_patiently(&dir(self.dirs).join(SHARED), on_conflict, &mut patience)?
+        {
             all.push((SHARED.to_owned(), shared));
         }
         acting::settle(self.dirs)?;

@@ -1,0 +1,95 @@
+//! Putting back what the kernel refuses for a moment.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{Fate, OnConflict, Outcome, Reverted};
+
+use super::put_back;
+use crate::error::Result;
+
+/// Time for which putting all back waits, all VMs together, until the kernel has dropped its last
+/// references to groups: milliseconds on an idle machine, seconds on a busy one.
+pub(super) const LAST_REFERENCES: Duration = Duration::from_secs(5);
+/// Pause before what was refused is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Puts back, and again what the kernel has refused: for a moment after the threads have left a
+/// group it may still count the group's budget, or hold the group in use. `patience` is the time
+/// left for that.
+pub(super) fn put_back_patiently(
+    dir: &Path,
+    on_conflict: OnConflict,
+    patience: &mut Duration,
+) -> Result<Option<Reverted>> {
+    let Some(mut reverted) = put_back(dir, on_conflict)? else { return Ok(None) };
+    let is_refused = |of: &Reverted| of.outcomes.iter().any(|o| matches!(o.fate, Fate::Failed { .. }));
+    while !reverted.done && is_refused(&reverted) && !patience.is_zero() {
+        let begin = Instant::now();
+        std::thread::sleep(AGAIN);
+        let Some(again) = put_back(dir, on_conflict)? else { break };
+        *patience = patience.saturating_sub(begin.elapsed());
+        reverted = followed_by(reverted, again);
+    }
+    Ok(Some(reverted))
+}
+
+/// Results of two attempts as one: of each setting the last.
+fn followed_by(first: Reverted, again: Reverted) -> Reverted {
+    let same = |o: &Outcome, other: &Outcome| o.path == other.path && o.knob == other.knob;
+    let (mut outcomes, mut warnings) = (first.outcomes, first.warnings);
+    for later in again.outcomes {
+        match outcomes.iter_mut().find(|o| same(o, &later)) {
+            // In the end it is as it was, whichever attempt has done it.
+            Some(known) if matches!(later.fate, Fate::Untouched | Fate::Gone { .. }) => {
+                if matches!(known.fate, Fate::Failed { .. } | Fate::Blocked { .. }) {
+                    *known = later;
+                }
+            }
+            Some(known) => *known = later,
+            None => outcomes.push(later),
+        }
+    }
+    warnings.extend(again.warnings);
+    Reverted { done: again.done, rebooted: again.rebooted, outcomes, warnings }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A setting that the first attempt has put back was put back, and one that the second has is
+    /// not failed.
+    #[test]
+    fn of_two_attempts_each_setting_has_the_result_that_counts() {
+        let outcome = |knob: &str, fate: Fate| Outcome {
+            knob: knob.to_owned(),
+            path: format!("/{knob}"),
+            old: None,
+            fate,
+        };
+        let restored = |from: &str| Fate::Restored { from: from.to_owned() };
+        let refused = || Fate::Failed { error: "it is still in use".to_owned() };
+        let first = Reverted {
+            outcomes: vec![
+                outcome("group", refused()),
+                outcome("budget", Fate::Blocked { by: "/group".to_owned() }),
+                outcome("policy", restored("fifo 1")),
+            ],
+            ..Reverted::default()
+        };
+        let again = Reverted {
+            done: true,
+            outcomes: vec![
+                outcome("group", restored("present")),
+                outcome("budget", Fate::Untouched),
+                outcome("policy", Fate::Untouched),
+            ],
+            ..Reverted::default()
+        };
+        let both = followed_by(first, again);
+        let fates: Vec<Fate> = both.outcomes.into_iter().map(|o| o.fate).collect();
+        assert!(both.done);
+        assert_eq!(fates, [restored("present"), Fate::Untouched, restored("fifo 1")]);
+    }
+}
