@@ -1,5 +1,6 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
+mod ranks;
 mod shared_cpus;
 #[cfg(test)]
 mod tests;
@@ -10,13 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
-    attr, choose, find_all, group_name, interference_us, levels, probe, room_load, tick,
+    choose, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_spec::{CpuNeed, Priorities, Urgency, Vm};
-use rtvirtio_units::{Nanos, Ratio};
-use rtvirtio_vmm::Role;
+use rtvirtio_units::Ratio;
 use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, is_there, write_state};
@@ -25,6 +25,7 @@ use crate::host::kernel_release;
 use crate::progress::Progress;
 use crate::started;
 
+use ranks::rank;
 pub use writes::{explain, words, writes, writes_of_one};
 pub(crate) use writes::{room_for, room_of, writes_in_room};
 
@@ -338,7 +339,7 @@ pub fn of_vms_in_turn<'v>(
     let (mut taken, mut contracts) = (Vec::new(), Vec::new());
     let mut take = |need: VmNeed<'v>| {
         taken.push(need);
-        let all = contracted(&probe, &taken.iter().collect::<Vec<_>>());
+        let all = fitting(&probe, &taken.iter().collect::<Vec<_>>());
         if all.is_err() {
             taken.pop();
         }
@@ -354,11 +355,20 @@ pub fn of_vms_in_turn<'v>(
         let not_had = if stays { &mut kept } else { &mut refused };
         not_had.push((vm.name.clone(), e));
     }
+    // Only of all together: with each one again, hundreds of VMs would take seconds.
+    rank(&mut contracts);
     Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, kept, refused })
 }
 
 /// The contracts of these VMs, all together admitted.
 fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
+    let mut contracts = fitting(probe, needs)?;
+    rank(&mut contracts);
+    Ok(contracts)
+}
+
+/// Like [`contracted`], before levels and notes.
+fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
     // The loads of other programs on a backend reduce what all of our demands share.
     let taken = needs.iter().filter_map(|n| choose(probe, Some(n.backend), false));
     let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
@@ -384,14 +394,11 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
             notes: Vec::new(),
         });
     }
-    let of_all: Vec<_> = contracts.iter().map(|c| (c.backend, c.order, c.contract)).collect();
-    contracts.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
     for backend in contracts.iter().map(|c| c.backend).collect::<BTreeSet<_>>() {
         let found = choose(probe, Some(backend), false).context("the mechanism is gone")?;
         let ours = contracts.iter().filter(|c| c.backend == backend);
         admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
     }
-    notes(&mut contracts);
     Ok(contracts)
 }
 
@@ -444,48 +451,4 @@ fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, ours: &
         found.grant.leave_out(&ours.processes);
     }
     Ok(())
-}
-
-/// Adds the limits of each contract.
-fn notes(all: &mut [Contracted]) {
-    let given: Vec<(Backend, Order, Level, Contract)> =
-        all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
-    for one in &mut *all {
-        // A VM waits for those above it only; all that have the paper's priorities are above all
-        // others.
-        let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
-            (Order::Rt, Order::Contract) => true,
-            (Order::Contract, Order::Rt) => false,
-            _ => g.2.above < one.level.above,
-        };
-        let others: Vec<Contract> =
-            given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
-        let takes = interference_us(one.contract, &others);
-        if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
-            one.notes.push(format!(
-                "in a bad moment the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
-                 period of {}, and a part of its budget comes in the next one; give it a shorter period than theirs",
-                Nanos(takes * 1000),
-                Nanos(one.contract.period_us() * 1000)
-            ));
-        }
-        // A contract that was given promises a budget; one that was found, a latest answer.
-        if one.found.is_none() {
-            continue;
-        }
-        let workers = attr(&Role::AioWorker, one.order, one.level, one.backend)
-            .filter(|_| one.backend != Backend::Deadline);
-        if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
-            one.notes.push(
-                "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
-                 io_uring)"
-                    .to_owned(),
-            );
-        }
-        if one.backend == Backend::Deadline {
-            one.notes.push(
-                "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
-            );
-        }
-    }
 }

@@ -3,6 +3,7 @@ use std::process::Command;
 use rtvirtio_cpu::Load;
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_testkit::{ChildGuard, Need, has};
+use rtvirtio_units::Nanos;
 
 use super::*;
 

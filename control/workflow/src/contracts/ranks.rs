@@ -1,0 +1,58 @@
+//! Levels and notes of contracts that are admitted together.
+
+use rtvirtio_cpu::{Backend, Contract, Level, Order, attr, interference_us, levels};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::Role;
+
+use super::Contracted;
+
+/// Gives contracts that are admitted together their levels and notes.
+pub(super) fn rank(contracts: &mut [Contracted]) {
+    let of_all: Vec<_> = contracts.iter().map(|c| (c.backend, c.order, c.contract)).collect();
+    contracts.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
+    notes(contracts);
+}
+
+/// Adds the limits of each contract.
+fn notes(all: &mut [Contracted]) {
+    let given: Vec<(Backend, Order, Level, Contract)> =
+        all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
+    for one in &mut *all {
+        // A VM waits for those above it only; all that have the paper's priorities are above all
+        // others.
+        let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
+            (Order::Rt, Order::Contract) => true,
+            (Order::Contract, Order::Rt) => false,
+            _ => g.2.above < one.level.above,
+        };
+        let others: Vec<Contract> =
+            given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
+        let takes = interference_us(one.contract, &others);
+        if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
+            one.notes.push(format!(
+                "in a bad moment the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
+                 period of {}, and a part of its budget comes in the next one; give it a shorter period than theirs",
+                Nanos(takes * 1000),
+                Nanos(one.contract.period_us() * 1000)
+            ));
+        }
+        // A contract that was given promises a budget; one that was found, a latest answer.
+        if one.found.is_none() {
+            continue;
+        }
+        let workers = attr(&Role::AioWorker, one.order, one.level, one.backend)
+            .filter(|_| one.backend != Backend::Deadline);
+        if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
+            one.notes.push(
+                "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
+                 io_uring)"
+                    .to_owned(),
+            );
+        }
+        if one.backend == Backend::Deadline {
+            one.notes.push(
+                "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
+            );
+        }
+    }
+}
