@@ -52,7 +52,7 @@ pub fn tc_script(plan: &NetworkPlan, interface: &str) -> String {
     class("1:", 1, link, 0, largest);
     let mut filters = String::new();
     for (i, (port, config)) in plan.ports.iter().zip(&plan.config.ports).enumerate() {
-        // Two classes for each port; a spec has at most 64 VMs.
+        // Two classes for each port; 256 VMs with 8 ports each fit into 16 bits.
         let id = 0x10 + 2 * i as u32;
         let mut reserved = |id: u32, reserve: Option<LinkReserve>, prio: u32| match reserve {
             Some(r) => class("1:1", id, r.rate.0 * 8.0, prio, r.burst.0),

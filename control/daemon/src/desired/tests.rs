@@ -32,6 +32,17 @@ fn a_malformed_file_concerns_only_itself_and_what_it_had_is_held() {
     assert_eq!((desired.held.len(), desired.faults.len()), (0, 1));
 }
 
+#[test]
+fn a_hundred_vms_in_one_file_are_a_hundred_contracts() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let vm = |i: usize| spec(&format!("vm{i}"), "").replace("pid = 7", &format!("pid = {}", 100 + i));
+    let rest = |i: usize| vm(i).split_once("[[vm]]").map(|(_, vm)| format!("[[vm]]{vm}")).unwrap();
+    let all = vm(0) + &(1..100).map(rest).collect::<String>();
+    fs::write(dir.path().join("all.toml"), all).unwrap();
+    let desired = ContractFiles::new(dir.path(), Vec::new()).changed().unwrap();
+    assert_eq!((desired.contracts.len(), desired.faults), (100, Vec::new()));
+}
+
 /// Settings of an earlier process may belong to a file that cannot be read now.
 #[test]
 fn a_file_that_was_never_right_since_the_start_holds_all() {
