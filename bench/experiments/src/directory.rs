@@ -34,7 +34,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 23] = [
+    let results: [(&str, Reader); 24] = [
         (before_after::FILE, before_after::report),
         (planning::FILE, planning::report),
         (tails::FILE, tails::report),
@@ -42,6 +42,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         (cyclictest::FILE, cyclictest::report),
         (daemon::FILE, daemon::report),
         (daemon::day::FILE, daemon::day::report),
+        (daemon::scale::FILE, daemon::scale::report),
         (fleet::FILE, fleet::report),
         (fleet_cluster::FILE, fleet_cluster::report),
         (fleet_cluster::DOMAINS_FILE, fleet_cluster::report),

@@ -28,7 +28,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
-pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs};
+pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
@@ -148,6 +148,16 @@ EXAMPLES
 Three emulated guests on an emulated eMMC: one gets a thread, a neighbour floods, the device slows by half, another tool
 takes a limit away, a guest is started again. About 40 minutes, with the rtvirtio and rtvirtiod next to this program. Needs root.")]
     DaemonDay(BenchDaemonDayArgs),
+    /// Hundreds of contracts, 100 VMs in one file, and a VM of 5000 threads
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench daemon-scale
+  sudo rtvirtio-bench daemon-scale --repeat 1 --service target/release/rtvirtiod --out /tmp/scale --json | jq .claims
+  rtvirtio-bench daemon-scale --report-only --json | jq .claims
+
+VMs are processes that sleep. About a minute a round. Exit code 2 when a claim is not met. Needs root, and real-time groups
+of cgroup v1.")]
+    DaemonScale(BenchDaemonScaleArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES
@@ -290,6 +300,9 @@ names, serial numbers and addresses. Each experiment puts back what it changes. 
     /// The child process that `rtvirtio-bench reservation` kills
     #[command(hide = true)]
     KillAt(BenchKillAtArgs),
+    /// A process of `rtvirtio-bench daemon-scale` that sleeps
+    #[command(hide = true, name = SLEEPER)]
+    Sleeper(SleeperArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES

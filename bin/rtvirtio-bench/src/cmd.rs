@@ -1,20 +1,23 @@
 //! From arguments to reports.
 
+mod daemon;
+
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
+use rtvirtio_experiments::daemon::scale::sleep_with;
 use rtvirtio_experiments::fleet_cluster::Parts;
 use rtvirtio_experiments::regulation::planned;
 use rtvirtio_experiments::report::{ExperimentReport, read, save};
 use rtvirtio_experiments::reservation::kills::{KillAt, run_child};
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::{
-    accuracy, before_after, cases, contention, cyclictest, daemon, directory, fleet, fleet_cluster, host,
-    iod, iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation,
-    responsiveness, sweep, tails,
+    accuracy, before_after, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
+    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
+    sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -24,11 +27,12 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchDaemonArgs, BenchDaemonDayArgs, BenchFleetArgs, BenchFleetClusterArgs,
-    BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
-    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchResult, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
+    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
+    BenchResult, BenchSweepArgs, BenchTailsArgs, PartName,
 };
+use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 
 pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     match command {
@@ -41,6 +45,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Iod(args) => run_iod(args, global, ui),
         BenchCommand::Daemon(args) => run_daemon(args, global, ui),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, global, ui),
+        BenchCommand::DaemonScale(args) => run_daemon_scale(args, ui),
         BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
@@ -55,6 +60,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::FleetCluster(args) => run_fleet_cluster(args, global, ui),
         BenchCommand::Host(args) => run_host(args, global, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Sleeper(args) => sleep_with(args.threads).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
 }
@@ -227,37 +233,6 @@ fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode
         save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
     }
     print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
-}
-
-fn run_daemon(args: &BenchDaemonArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(daemon::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench daemon")?;
-        let (options, labs) = (args.options()?, lab_host(global));
-        let data = if args.only_observation {
-            let mut data = read(&path)?;
-            daemon::measure_observation(&mut data, &options, &labs, ui)?;
-            data
-        } else {
-            daemon::measure(&options, &labs, ui)?
-        };
-        save(&path, &data, ui)?;
-    }
-    print_result(daemon::report, &path, "rtvirtio: the service", &args.result, ui)
-}
-
-fn run_daemon_day(args: &BenchDaemonDayArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(daemon::day::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench daemon-day")?;
-        save(&path, &daemon::day::measure(&args.options()?, &lab_host(global), ui)?, ui)?;
-    }
-    if let Some(dir) = &args.svg {
-        write_picture(dir, daemon::day::svg(&path)?, ui)?;
-    }
-    print_result(daemon::day::report, &path, "rtvirtio: a day of the service", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

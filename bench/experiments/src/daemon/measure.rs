@@ -19,6 +19,7 @@ use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Qmp, Role, VmHandle};
 use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use super::month::simulate;
@@ -125,6 +126,15 @@ impl Rig {
         }
     }
 
+    /// Ends the service with SIGTERM; returns the time that this takes.
+    pub fn terminate(&mut self) -> anyhow::Result<Duration> {
+        let (begin, child) = (Instant::now(), self.service.as_mut().context("the service")?);
+        rustix::process::kill_process(Pid::from_child(child), Signal::TERM)?;
+        wait("the end of the service", || Ok(child.try_wait()?.is_some()))?;
+        self.service = None;
+        Ok(begin.elapsed())
+    }
+
     pub fn status(&self) -> anyhow::Result<Snapshot> {
         Ok(Client::new(socket(&self.dirs.run)).get("/v1/status")?)
     }
@@ -229,7 +239,7 @@ impl BareQemu {
     }
 }
 
-fn wait(what: &str, mut condition: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub(super) fn wait(what: &str, mut condition: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begin = Instant::now();
     while !condition()? {
         if begin.elapsed() > PATIENCE {

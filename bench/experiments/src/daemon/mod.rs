@@ -7,6 +7,7 @@ pub mod month;
 pub mod observe;
 pub mod pattern;
 pub mod plans;
+pub mod scale;
 
 use std::path::Path;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use rtvirtio_experiments::daemon::DaemonOptions;
 use rtvirtio_experiments::daemon::day::DayOptions;
+use rtvirtio_experiments::daemon::scale::ScaleOptions;
 use rtvirtio_units::Nanos;
 
 use super::BenchResult;
@@ -92,4 +93,38 @@ impl BenchDaemonDayArgs {
             windows: self.windows,
         })
     }
+}
+
+/// Name of the command that [`SleeperArgs`] are of.
+pub const SLEEPER: &str = "sleeper";
+
+/// `rtvirtio-bench daemon-scale`.
+#[derive(Args, Debug)]
+pub struct BenchDaemonScaleArgs {
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repeat: usize,
+    /// Service to measure [default: the rtvirtiod next to this program]
+    #[arg(long, value_name = "FILE")]
+    pub service: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchDaemonScaleArgs {
+    /// Options with the service in this program's directory, unless another one is given.
+    pub fn options(&self) -> anyhow::Result<ScaleOptions> {
+        anyhow::ensure!(self.repeat > 0, "--repeat: at least one round");
+        let program = std::env::current_exe()?;
+        let service = self.service.clone().unwrap_or_else(|| program.with_file_name("rtvirtiod"));
+        Ok(ScaleOptions { service, sleeper: (program, SLEEPER.to_owned()), repeat: self.repeat })
+    }
+}
+
+/// `rtvirtio-bench sleeper`.
+#[derive(Args, Debug)]
+pub struct SleeperArgs {
+    /// Threads
+    pub threads: usize,
 }
