@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow install clean help
+.PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow reference install clean help
 
 PREFIX ?= /usr/local
 # What the demo runs, and names at its end.
@@ -19,6 +19,7 @@ help:
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-cluster  the part of them that starts Pacemaker clusters"
 	@echo "make test-slow  the part of them that boots guests and the box"
+	@echo "make reference  docs/reference/cli, made anew from the programs' arguments"
 	@echo "make install    rtvirtio, rtvirtiod, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
@@ -63,6 +64,10 @@ test-cluster: deps-test
 
 test-slow: deps-test
 	@sh scripts/test.sh slow
+
+# Pages of the commands. `make check` fails when one of them is not what the arguments say.
+reference:
+	RTVIRTIO_WRITE_REFERENCE=1 cargo test --locked --quiet --workspace --bins the_reference_is_that_of_the_arguments
 
 # No build here: under sudo the compiler of the user may not be found.
 install:

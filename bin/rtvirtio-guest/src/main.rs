@@ -150,3 +150,15 @@ fn status() -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_is_that_of_the_arguments() {
+        rtvirtio_testkit::check_reference(Arguments::command());
+    }
+}

@@ -160,3 +160,15 @@ fn mask_signals(how: libc::c_int) -> std::io::Result<()> {
     };
     if done == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(done)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_is_that_of_the_arguments() {
+        rtvirtio_testkit::check_reference(Args::command());
+    }
+}

@@ -123,4 +123,9 @@ mod tests {
         assert!(text.contains("EXAMPLES") && text.contains("docs/"), "{text}");
         assert_eq!(rtvirtio_testkit::missing_files(&text), Vec::<String>::new());
     }
+
+    #[test]
+    fn the_reference_is_that_of_the_arguments() {
+        rtvirtio_testkit::check_reference(Cli::command());
+    }
 }

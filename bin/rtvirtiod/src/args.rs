@@ -47,3 +47,15 @@ pub struct Cli {
     #[command(flatten)]
     pub global: Global,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_is_that_of_the_arguments() {
+        rtvirtio_testkit::check_reference(Cli::command());
+    }
+}

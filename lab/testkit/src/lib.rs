@@ -10,6 +10,7 @@ mod machine;
 mod name;
 mod need;
 mod owner;
+mod reference;
 pub mod site;
 mod small_disk;
 mod sweep;
@@ -21,6 +22,7 @@ pub use loop_device::LoopDevice;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};
+pub use reference::{anchor, check_reference};
 pub use small_disk::SmallDisk;
 pub use sweep::{remove_vm_group, sweep};
 

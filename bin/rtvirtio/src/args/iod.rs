@@ -15,7 +15,7 @@ EXAMPLES
   rtvirtio iod status --watch 1s
   rtvirtio iod status --json | jq '.vms[] | {name, missed: (.promises | map(.missed) | add)}'
 
-The JSON's fields: docs/reference/cli.md.")]
+The JSON's fields: docs/reference/json.md.")]
     Status(IodStatusArgs),
     /// Take over the changed configuration file under live guests: disks and ports that come and
     /// go, policy, window, weights, reservations, caps, priorities

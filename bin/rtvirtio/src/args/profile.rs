@@ -53,7 +53,8 @@ pub struct ProfileArgs {
     /// same on every host
     #[arg(long, value_name = "NAME")]
     pub kind: Option<String>,
-    /// Time for the whole measurement of the device
+    /// Time for the whole measurement of the device: at least 11 s, 4 s with --gentle, 21 s with
+    /// writes
     #[arg(long = "for", value_name = "TIME", default_value = "36s")]
     pub length: Nanos,
 }

@@ -26,7 +26,7 @@ pub struct RegulatorArgs {
     /// The VMs' network interface, such as a tap
     #[arg(long, value_name = "NAME")]
     pub interface: Option<String>,
-    /// Largest request or frame
+    /// Largest request or frame [default: 64 KiB of a disk, 1514 B of a network]
     #[arg(long, value_name = "SIZE")]
     pub largest: Option<Bytes>,
     /// Memory bandwidth at 100 %, as measured: for resctrl where it counts in percent
