@@ -1,14 +1,23 @@
 //! The client of the socket: one request, one answer.
 
-use std::io::{self, Read as _, Write as _};
+use std::error::Error;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::handshake;
+use hyper::header::{CONNECTION, HOST};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
+use tokio::runtime::Builder;
+use tokio::time::timeout_at;
 
 use crate::snapshot::{Snapshot, VmSnapshot, VmState};
 
@@ -236,49 +245,52 @@ impl Client {
     /// As [`Client::get`].
     pub fn text(&self, method: &str, path: &str) -> Result<String, ClientError> {
         let usual = if method == "GET" { READ_PATIENCE } else { CHANGE_PATIENCE };
-        let answer = self.exchange(method, path, self.patience.unwrap_or(usual))?;
-        let answer = String::from_utf8(answer).map_err(|e| self.wrong(&e))?;
-        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| self.wrong(&"it has no head"))?;
-        let status = head.split_ascii_whitespace().nth(1).and_then(|code| code.parse::<u16>().ok());
-        match status {
-            Some(200..300) => Ok(body.to_owned()),
-            Some(status) => {
-                let why: Option<String> = serde_json::from_str::<serde_json::Value>(body)
-                    .ok()
-                    .and_then(|v| Some(v.get("error")?.as_str()?.to_owned()));
-                Err(ClientError::Refused { status, why: why.unwrap_or_else(|| body.to_owned()) })
-            }
-            None => Err(self.wrong(&"it has no status")),
+        let (status, answer) = self.exchange(method, path, self.patience.unwrap_or(usual))?;
+        let body = String::from_utf8(answer.into()).map_err(|e| self.wrong(&e))?;
+        if status.is_success() {
+            return Ok(body);
         }
+        let why: Option<String> = serde_json::from_str::<serde_json::Value>(&body)
+            .ok()
+            .and_then(|v| Some(v.get("error")?.as_str()?.to_owned()));
+        Err(ClientError::Refused { status: status.as_u16(), why: why.unwrap_or(body) })
     }
 
-    /// Sends a request, and takes everything until the end of the connection.
-    fn exchange(&self, method: &str, path: &str, patience: Duration) -> Result<Vec<u8>, ClientError> {
+    /// Sends a request, and takes the whole answer.
+    fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        patience: Duration,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
         let until = Instant::now() + patience;
-        let failed = |e: io::Error| match e.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.silent(patience),
-            _ => ClientError::Io { socket: self.socket.clone(), source: e },
+        let failed = |source| ClientError::Io { socket: self.socket.clone(), source };
+        let stream = self.connect(until, patience)?;
+        let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+        let request = request.header(CONNECTION, "close").body(Empty::new()).map_err(|e| self.wrong(&e))?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let answer = async {
+            let stream = tokio::net::UnixStream::from_std(stream).map_err(failed)?;
+            let shaken = handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await;
+            let (mut sender, connection) = shaken.map_err(|e| self.broken(&e))?;
+            tokio::spawn(connection);
+            let answer = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+            Ok((status, body.map_err(|e| self.broken(&*e))?.to_bytes()))
         };
-        // A socket timeout of zero would mean none.
-        let left = || match until.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(self.silent(patience)),
-            left => Ok(Some(left)),
-        };
-        let mut stream = self.connect(until, patience)?;
-        stream.set_write_timeout(left()?).map_err(failed)?;
-        // HTTP/1.0: the answer is not chunked, and ends with the connection.
-        let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
-        stream.write_all(request.as_bytes()).map_err(failed)?;
-        let (mut answer, mut piece) = (Vec::new(), [0; 16 << 10]);
-        loop {
-            stream.set_read_timeout(left()?).map_err(failed)?;
-            match stream.read(&mut piece) {
-                Ok(0) => return Ok(answer),
-                Ok(n) if answer.len() + n > LARGEST => return Err(self.wrong(&"it is too large")),
-                Ok(n) => answer.extend_from_slice(&piece[..n]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(failed(e)),
+        runtime.block_on(async { timeout_at(until.into(), answer).await.map_err(|_| self.silent(patience))? })
+    }
+
+    /// An exchange that was cut off or is no HTTP.
+    fn broken(&self, error: &(dyn Error + 'static)) -> ClientError {
+        let mut causes = std::iter::successors(Some(error), |e| (*e).source());
+        match causes.find_map(|e| e.downcast_ref::<io::Error>()) {
+            Some(e) => {
+                let source = io::Error::new(e.kind(), e.to_string());
+                ClientError::Io { socket: self.socket.clone(), source }
             }
+            None => self.wrong(&error),
         }
     }
 
@@ -307,9 +319,7 @@ impl Client {
                 Err(e) => return Err(errno(e)),
             }
         }
-        let stream = UnixStream::from(fd);
-        stream.set_nonblocking(false).map_err(failed)?;
-        Ok(stream)
+        Ok(UnixStream::from(fd))
     }
 
     fn silent(&self, patience: Duration) -> ClientError {
@@ -324,6 +334,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
 
     use rtvirtio_kernel::flock;
@@ -367,5 +378,40 @@ mod tests {
             assert!(waiting.len() < 100);
         };
         assert!(matches!(full, ClientError::Silent { .. }), "{full}");
+    }
+
+    /// The client's view of one answer, whatever is asked.
+    fn answered(answer: &[u8]) -> Result<String, ClientError> {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 4096];
+                assert!(stream.read(&mut request).unwrap() > 0);
+                // The client may leave before the end.
+                let _ = stream.write_all(answer);
+            });
+            Client::new(&socket).with_patience(rtvirtio_testkit::HANG).text("POST", "/v1/plan/accept")
+        })
+    }
+
+    #[test]
+    fn an_answer_is_taken_whole_or_not_at_all() {
+        assert_eq!(answered(b"HTTP/1.0 200 OK\r\n\r\n{}").unwrap(), "{}", "until the connection ends");
+        assert_eq!(answered(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap(), "{}");
+        let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+        assert_eq!(answered(chunked).unwrap(), "{}");
+        for wrong in [&b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}"[..], b"no HTTP\r\n\r\n{}", b""] {
+            let e = answered(wrong).unwrap_err();
+            assert!(matches!(e, ClientError::Answer { .. } | ClientError::Io { .. }), "{e:?}");
+        }
+        let e = answered(b"HTTP/1.0 409 Conflict\r\n\r\n{\"error\": \"none waits\"}").unwrap_err();
+        let ClientError::Refused { status, why } = e else { panic!("{e:?}") };
+        assert_eq!((status, why.as_str()), (409, "none waits"));
+        let large = [b"HTTP/1.0 200 OK\r\n\r\n".to_vec(), vec![b' '; LARGEST + 1]].concat();
+        let e = answered(&large).unwrap_err();
+        assert!(matches!(e, ClientError::Answer { .. }), "{e:?}");
     }
 }

@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use cpio::newc::{Builder, trailer};
+
 use super::{ImageError, io_at};
 
 const S_IFDIR: u32 = 0o040_000;
@@ -97,62 +99,43 @@ impl Tree {
     /// Writes the archive to `path`.
     pub(crate) fn write(&self, path: &Path) -> Result<(), ImageError> {
         let file = File::create(path).map_err(io_at("create", path))?;
-        let mut out = Archive { out: BufWriter::with_capacity(1 << 20, file), inode: 0 };
-        for (name, node) in &self.0 {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        for ((name, node), inode) in self.0.iter().zip(1..) {
+            let entry = Builder::new(name).ino(inode).nlink(1);
             match node {
-                Node::Dir => out.entry(name, S_IFDIR | 0o755, 0, &mut io::empty()),
-                Node::Symlink(target) => out.bytes(name, S_IFLNK | 0o777, target.as_bytes()),
-                Node::Data { bytes, mode } => out.bytes(name, S_IFREG | mode, bytes),
+                Node::Dir => {
+                    let entry = entry.nlink(2).mode(S_IFDIR | 0o755);
+                    append(entry, 0, &mut io::empty(), &mut out)
+                }
+                Node::Symlink(target) => {
+                    append(entry.mode(S_IFLNK | 0o777), target.len() as u64, &mut target.as_bytes(), &mut out)
+                }
+                Node::Data { bytes, mode } => {
+                    append(entry.mode(S_IFREG | mode), bytes.len() as u64, &mut bytes.as_slice(), &mut out)
+                }
                 Node::Host { source, mode } => {
                     let mut input = File::open(source).map_err(io_at("open", source))?;
                     let size = fs::metadata(source).map_err(io_at("look at", source))?.len();
-                    out.entry(name, S_IFREG | mode, size, &mut input)
+                    append(entry.mode(S_IFREG | mode), size, &mut input, &mut out)
                 }
             }
+            .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))
             .map_err(io_at("write", path))?;
         }
-        out.entry("TRAILER!!!", 0, 0, &mut io::empty()).map_err(io_at("write", path))?;
-        out.out.flush().map_err(io_at("write", path))
+        trailer(out).and_then(|mut out| out.flush()).map_err(io_at("write", path))
     }
 }
 
-struct Archive<W: Write> {
-    out: W,
-    inode: u32,
-}
-
-impl<W: Write> Archive<W> {
-    fn bytes(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
-        self.entry(name, mode, bytes.len() as u64, &mut &*bytes)
+/// Appends one file with `size` bytes of `input`.
+fn append(entry: Builder, size: u64, input: &mut dyn Read, out: &mut impl Write) -> io::Result<()> {
+    let size = u32::try_from(size).map_err(|_| io::Error::other("larger than 4 GiB"))?;
+    let mut entry = entry.write(out, size);
+    let copied = io::copy(&mut input.take(size.into()), &mut entry)?;
+    if copied != u64::from(size) {
+        return Err(io::Error::other("shrank while it was read"));
     }
-
-    fn entry(&mut self, name: &str, mode: u32, size: u64, input: &mut dyn Read) -> io::Result<()> {
-        let size =
-            u32::try_from(size).map_err(|_| io::Error::other(format!("{name} is larger than 4 GiB")))?;
-        self.inode += 1;
-        let links = if mode & S_IFDIR != 0 && mode & S_IFREG == 0 { 2 } else { 1 };
-        // ino, mode, uid, gid, nlink, mtime, filesize, maj, min, rmaj, rmin, namesize with its
-        // zero, check.
-        let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name.len() as u32 + 1, 0];
-        write!(self.out, "070701")?;
-        for field in fields {
-            write!(self.out, "{field:08x}")?;
-        }
-        self.out.write_all(name.as_bytes())?;
-        self.out.write_all(&[0])?;
-        // Name and data each end on a multiple of four; the header has 110 bytes.
-        self.pad(110 + name.len() as u64 + 1)?;
-        let copied = io::copy(&mut input.take(u64::from(size)), &mut self.out)?;
-        if copied != u64::from(size) {
-            return Err(io::Error::other(format!("{name} shrank while it was read")));
-        }
-        self.pad(u64::from(size))
-    }
-
-    fn pad(&mut self, written: u64) -> io::Result<()> {
-        let rest = (4 - written % 4) % 4;
-        self.out.write_all(&[0; 3][..rest as usize])
-    }
+    entry.finish()?;
+    Ok(())
 }
 
 #[cfg(test)]
