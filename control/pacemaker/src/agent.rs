@@ -12,7 +12,7 @@ use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, HostSpec};
-use rtvirtio_workflow::apply::{PlanWith, open_session, plan_now, put_back, resolve, resolve_cpu_beside};
+use rtvirtio_workflow::apply::{PlanWith, Room, Wanted, open_session, plan_now, put_back, resolve};
 use rtvirtio_workflow::devices::Devices;
 use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
@@ -189,7 +189,8 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
         if let Err(e) = scopes.make_room(&probe, &others) {
             progress.warn(&spare_room(p, &e));
         }
-        let resolved = resolve_cpu_beside(host, &own, (&scopes, &others), progress)?;
+        let wanted = Wanted::Cpu { host: host.clone() };
+        let resolved = resolve(&wanted, &[], Room::Shared(&scopes, &others), &own, progress)?;
         holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
         return applied(&own, resolved.apply(None, &own, progress)?);
     }
@@ -211,11 +212,12 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
         let what = format!("not applied: {}", plan.reasons().join(". "));
         return Err(not_verified(p, &what));
     }
-    let resolved = resolve(&plan, &devices, &[], &own, progress)?;
+    let wanted = Wanted::All { plan, devices };
+    let resolved = resolve(&wanted, &[], Room::Own, &own, progress)?;
     // Held so that no other program takes these VMs meanwhile.
     let _scopes = Scopes::lock(&p.dirs)?;
     holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
-    applied(&own, resolved.apply(Some(&plan), &own, progress)?)
+    applied(&own, resolved.apply(wanted.plan(), &own, progress)?)
 }
 
 /// Marks a contract whose plan needed no change, so that it counts as applied.

@@ -15,7 +15,7 @@ use rtvirtio_units::Ratio;
 
 use crate::acting;
 use crate::block_sizes;
-use crate::contracts::{self, InForce, VmCpu};
+use crate::contracts::{self, Admitted, InForce, VmCpu};
 use crate::covered::{self, CoveredVm};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
@@ -112,7 +112,110 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     Ok(check_actable(&site.spec, &options.placements, &options.start, &known)?)
 }
 
-/// A plan's settings and the spec's CPU contracts, as writes on this host.
+/// What is applied of a spec.
+pub enum Wanted {
+    /// A plan, the limits of the spec's `traffic` and its CPU contracts.
+    All {
+        /// A plan for each device, in the order of the sites.
+        plan: HostPlan,
+        /// The spec on this host.
+        devices: Devices,
+    },
+    /// The limits of the spec's `traffic` alone.
+    Traffic {
+        /// The spec on this host.
+        devices: Devices,
+    },
+    /// The CPU contracts of the spec alone, for which no device is searched.
+    Cpu {
+        /// The spec.
+        host: HostSpec,
+    },
+}
+
+impl Wanted {
+    /// The spec.
+    #[must_use]
+    pub fn host(&self) -> &HostSpec {
+        match self {
+            Self::All { devices, .. } | Self::Traffic { devices } => &devices.host,
+            Self::Cpu { host } => host,
+        }
+    }
+
+    /// The plan that is applied, if any.
+    #[must_use]
+    pub fn plan(&self) -> Option<&HostPlan> {
+        match self {
+            Self::All { plan, .. } => Some(plan),
+            Self::Traffic { .. } | Self::Cpu { .. } => None,
+        }
+    }
+
+    fn devices(&self) -> Option<&Devices> {
+        match self {
+            Self::All { devices, .. } | Self::Traffic { devices } => Some(devices),
+            Self::Cpu { .. } => None,
+        }
+    }
+
+    /// The settings of each device.
+    fn disk_plans(&self) -> Result<Vec<(Plan, &Site)>> {
+        match self {
+            Self::All { plan, devices } => {
+                let sites = plan.devices.iter().zip(&devices.sites);
+                sites.map(|(of, site)| Ok((traffic::with_limits(&of.plan, &site.spec)?, site))).collect()
+            }
+            Self::Traffic { devices } => {
+                devices.sites.iter().map(|site| Ok((traffic::limits_only(&site.spec)?, site))).collect()
+            }
+            Self::Cpu { .. } => Ok(Vec::new()),
+        }
+    }
+
+    fn admitted(
+        &self,
+        cpu_profiles: &[String],
+        dirs: &Dirs,
+        progress: &dyn Progress,
+    ) -> Result<Option<Admitted>> {
+        let of_vms = || contracts::of_vms(self.host().vms(), cpu_profiles, dirs, progress);
+        match self {
+            Self::All { .. } => of_vms(),
+            Self::Traffic { .. } => Ok(None),
+            Self::Cpu { .. } => match of_vms()? {
+                None => bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply"),
+                admitted => Ok(admitted),
+            },
+        }
+    }
+}
+
+/// Which journal has the budgets of the cgroups above those of managed VMs.
+#[derive(Clone, Copy)]
+pub enum Room<'a> {
+    /// The journal of the contracts themselves: the returned writes raise the budgets.
+    Own,
+    /// The one that all contracts share: [`resolve`] raises the budgets to what the new contracts
+    /// need together with the listed ones, which are in force.
+    Shared(&'a Scopes<'a>, &'a [InForce]),
+}
+
+impl Room<'_> {
+    /// Raises the budgets, or returns the writes for that.
+    fn writes(self, probe: &Probe, held: &[VmCpu]) -> Result<Vec<Write>> {
+        match self {
+            Self::Own => contracts::room_of(probe, held),
+            Self::Shared(scopes, others) => {
+                let all: Vec<InForce> = others.iter().cloned().chain(held.iter().map(InForce::of)).collect();
+                scopes.make_room(probe, &all)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+/// Settings of devices and CPU contracts of VMs, as writes on this host.
 pub struct Resolved {
     /// Writes in the order in which they are carried out.
     pub writes: Vec<Write>,
@@ -124,121 +227,59 @@ pub struct Resolved {
     pub covered: Vec<CoveredVm>,
 }
 
-/// Everything that a plan and its spec's CPU contracts write: the settings of each device, then the
-/// contract of each VM.
+/// Everything that is to be written: the settings of each device, then the contract of each VM.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel
-/// grants.
+/// grants, [`Kind::Argument`](crate::Kind::Argument) for a spec without what is wanted of it;
+/// [`Scopes::make_room`].
 pub fn resolve(
-    plan: &HostPlan,
-    devices: &Devices,
+    wanted: &Wanted,
     cpu_profiles: &[String],
+    room: Room<'_>,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
-    let host = &devices.host;
-    refuse_kept(host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
-    let (cpu, held) = match contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? {
-        Some(admitted) => contracts::writes(admitted, &devices.host_vms(), progress)?,
-        None => (Vec::new(), Vec::new()),
+    let host = wanted.host();
+    // VMs whose contract the service or an agent keeps.
+    holders::refuse_names(host.vms().iter().map(|vm| vm.name.as_str()), &Holder::Apply, dirs)?;
+    let admitted = wanted.admitted(cpu_profiles, dirs, progress)?;
+    let found;
+    let mut vms = if let Some(devices) = wanted.devices() {
+        devices.host_vms()
+    } else {
+        found = find::of_host(host.vms(), dirs)?;
+        found.iter().collect()
     };
-    let root = Root::default();
-    let machine = Machine::new(&root, &GuestAgents);
-    let (mut writes, mut plans) = (Vec::new(), Vec::new());
-    for (of, site) in plan.devices.iter().zip(&devices.sites) {
-        let limited = traffic::with_limits(&of.plan, &site.spec)?;
-        let of_device = rtvirtio_apply::resolve(&limited, &site.binding()?, &machine)?;
-        merge(&mut writes, of_device)?;
-        plans.push(limited);
+    let (mut cpu, mut held) = (Vec::new(), Vec::new());
+    if let Some(admitted) = admitted {
+        let probe = admitted.probe.clone();
+        let (of_vms, all) = contracts::writes(admitted, &vms, progress)?;
+        cpu = room.writes(&probe, &all)?;
+        append(&mut cpu, of_vms);
+        held = all;
     }
+    let (mut writes, covered) = of_disks(&wanted.disk_plans()?)?;
     append(&mut writes, cpu);
-    traffic::name_unset(host.vms().iter(), progress);
-    let covered = covered::of(plans.iter().zip(&devices.sites));
-    Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress), covered })
-}
-
-/// The limits of a spec's `traffic` alone.
-///
-/// # Errors
-/// [`Kind::Argument`](crate::Kind::Argument) for a spec without limits of disks; as [`resolve`].
-pub fn resolve_traffic(devices: &Devices, dirs: &Dirs, progress: &dyn Progress) -> Result<Resolved> {
-    refuse_kept(devices.host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
-    let root = Root::default();
-    let machine = Machine::new(&root, &GuestAgents);
-    let (mut writes, mut plans) = (Vec::new(), Vec::new());
-    for site in &devices.sites {
-        let limits = traffic::limits_only(&site.spec)?;
-        merge(&mut writes, rtvirtio_apply::resolve(&limits, &site.binding()?, &machine)?)?;
-        plans.push(limits);
+    match wanted {
+        Wanted::All { .. } | Wanted::Traffic { .. } => traffic::name_unset(host.vms().iter(), progress),
+        Wanted::Cpu { .. } => vms.retain(|vm| held.iter().any(|h| h.vm == vm.name)),
     }
-    traffic::name_unset(devices.host.vms().iter(), progress);
-    if writes.is_empty() {
+    if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {
         bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
     }
-    let covered = covered::of(plans.iter().zip(&devices.sites));
-    let vms = started(devices.host_vms().into_iter(), progress);
-    Ok(Resolved { writes, held: Vec::new(), vms, covered })
+    Ok(Resolved { writes, held, vms: started(vms.into_iter(), progress), covered })
 }
 
-/// The CPU contracts of a spec alone.
-///
-/// # Errors
-/// [`Kind::Argument`](crate::Kind::Argument) for a spec without contracts; as [`resolve`].
-pub fn resolve_cpu(
-    host: &HostSpec,
-    cpu_profiles: &[String],
-    dirs: &Dirs,
-    progress: &dyn Progress,
-) -> Result<Resolved> {
-    resolve_cpu_in(host, cpu_profiles, dirs, progress, contracts::room_of)
-}
-
-/// Like [`resolve_cpu`], for a journal of its own next to those of `others`, the contracts in force
-/// here. The cgroups above those of managed VMs get what all contracts need together, in the
-/// journal that they share, not by the returned writes.
-///
-/// # Errors
-/// As [`resolve_cpu`], and [`Scopes::make_room`].
-pub fn resolve_cpu_beside(
-    host: &HostSpec,
-    dirs: &Dirs,
-    (scopes, others): (&Scopes<'_>, &[InForce]),
-    progress: &dyn Progress,
-) -> Result<Resolved> {
-    resolve_cpu_in(host, &[], dirs, progress, |probe, held| {
-        let all: Vec<InForce> = others.iter().cloned().chain(held.iter().map(InForce::of)).collect();
-        scopes.make_room(probe, &all)?;
-        Ok(Vec::new())
-    })
-}
-
-/// `room` raises the budgets of the cgroups above the VMs' for the contracts, and returns the
-/// writes that remain for that.
-fn resolve_cpu_in(
-    host: &HostSpec,
-    cpu_profiles: &[String],
-    dirs: &Dirs,
-    progress: &dyn Progress,
-    room: impl FnOnce(&Probe, &[VmCpu]) -> Result<Vec<Write>>,
-) -> Result<Resolved> {
-    refuse_kept(host.vms().iter().map(|vm| vm.name.as_str()), dirs)?;
-    let Some(admitted) = contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? else {
-        bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
-    };
-    let vms = find::of_host(host.vms(), dirs)?;
-    let probe = admitted.probe.clone();
-    let (of_vms, held) = contracts::writes_in_room(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
-    let mut writes = room(&probe, &held)?;
-    append(&mut writes, of_vms);
-    let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
-    let vms = started(contracted, progress);
-    Ok(Resolved { writes, held, vms, covered: Vec::new() })
-}
-
-/// Refuses VMs whose contract the service or an agent keeps.
-fn refuse_kept<'n>(vms: impl Iterator<Item = &'n str>, dirs: &Dirs) -> Result<()> {
-    holders::refuse_names(vms, &Holder::Apply, dirs)
+/// The writes of the devices' settings, and the VMs that they cover.
+fn of_disks(plans: &[(Plan, &Site)]) -> Result<(Vec<Write>, Vec<CoveredVm>)> {
+    let root = Root::default();
+    let machine = Machine::new(&root, &GuestAgents);
+    let mut writes = Vec::new();
+    for (plan, site) in plans {
+        merge(&mut writes, rtvirtio_apply::resolve(plan, &site.binding()?, &machine)?)?;
+    }
+    Ok((writes, covered::of(plans.iter().map(|(plan, site)| (plan, *site)))))
 }
 
 fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
@@ -309,12 +350,9 @@ impl Resolved {
 /// # Errors
 /// As [`Resolved::apply`].
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
-    let root = Root::default();
-    let limited = traffic::with_limits(plan, &site.spec)?;
-    let writes = rtvirtio_apply::resolve(&limited, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
-    let host_plan = HostPlan::of_one(plan.clone());
+    let (writes, covered) = of_disks(&[(traffic::with_limits(plan, &site.spec)?, site)])?;
     let vms = started(site.host_vms(), progress);
-    let covered = covered::of(std::iter::once((&limited, site)));
+    let host_plan = HostPlan::of_one(plan.clone());
     Resolved { writes, held: Vec::new(), vms, covered }.apply(Some(&host_plan), dirs, progress)
 }
 

@@ -26,8 +26,8 @@ use crate::progress::Progress;
 use crate::started;
 
 use ranks::rank;
-pub use writes::{explain, words, writes, writes_of_one};
-pub(crate) use writes::{room_for, room_of, writes_in_room};
+pub use writes::{explain, words, writes_of_one};
+pub(crate) use writes::{room_for, room_of, writes, writes_in_room};
 
 /// The settings of one VM's contract.
 #[derive(Serialize)]

@@ -1,13 +1,14 @@
 //! `rtvirtio apply`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, print, show, style};
 use rtvirtio_kernel::Root;
 use rtvirtio_report::text;
-use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
-use rtvirtio_workflow::contracts::VmCpu;
+use rtvirtio_workflow::apply::{self, PlanWith, Resolved, Room, Wanted};
 use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::warn_left_out;
 use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
@@ -33,26 +34,105 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
 }
 
+/// What the file given is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Spec,
+    Plan,
+    Domain,
+}
+
+impl Source {
+    fn of(path: &Path) -> Self {
+        match () {
+            () if domain::is_config(path) => Self::Domain,
+            () if apply::is_spec(path) => Self::Spec,
+            () => Self::Plan,
+        }
+    }
+}
+
+/// Which of a spec's settings are applied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    All,
+    Cpu,
+    Traffic,
+}
+
+impl Scope {
+    fn of(args: &ApplyArgs) -> Self {
+        match (args.cpu_only, args.traffic_only) {
+            (true, _) => Self::Cpu,
+            (_, true) => Self::Traffic,
+            _ => Self::All,
+        }
+    }
+}
+
 fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     if !args.dry_run {
         need_root("apply")?;
     }
-    let is_domain = domain::is_config(&args.source);
+    let (source, scope) = (Source::of(&args.source), Scope::of(args));
     anyhow::ensure!(
-        (apply::is_spec(&args.source) && !is_domain) || args.margin.option().is_none(),
+        source == Source::Spec || args.margin.option().is_none(),
         "{} is a plan already: give --margin to `rtvirtio plan`, or apply the spec",
         args.source.display()
     );
     let dirs = &global.dirs();
-    if is_domain {
+    if source == Source::Domain {
         return super::domain::apply(&args.source, args.dry_run, dirs, ui);
     }
-    if args.cpu_only {
-        return cpu_only(args, dirs, ui);
+    let wanted = find(args, scope, dirs, ui)?;
+    let refused = wanted.plan().filter(|plan| !plan.is_feasible() && !args.compromise);
+    let reasons = refused.map(|plan| plan.reasons().join(". "));
+    if !args.dry_run {
+        if let Some(reasons) = reasons {
+            ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
+            return Ok(ExitCode::from(INFEASIBLE));
+        }
+        // Checked before contracts are computed next to those in force.
+        in_force::refuse(dirs)?;
     }
-    if args.traffic_only {
-        return traffic_only(args, global, ui);
+    let resolved = apply::resolve(&wanted, &args.cpu_profiles, Room::Own, dirs, ui)?;
+    if args.dry_run {
+        if let Some(reasons) = &reasons {
+            ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));
+        }
+        if scope == Scope::Cpu {
+            contracts::explain(&resolved.held, ui);
+        }
+        preview(&resolved, ui)?;
+        // Same verdict as of `plan` for the same spec.
+        return Ok(if reasons.is_some() { ExitCode::from(INFEASIBLE) } else { ExitCode::SUCCESS });
     }
+    carry_out(&resolved, wanted.plan(), dirs, ui)?;
+    match scope {
+        _ if !ui.json => {}
+        Scope::Cpu => show(ui, &resolved.held, String::new)?,
+        // The settings were read back when they were written.
+        Scope::All | Scope::Traffic => {
+            status(global, ui)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Finds on this host what is to be applied, with a plan where the scope needs one.
+fn find(args: &ApplyArgs, scope: Scope, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Wanted> {
+    match scope {
+        Scope::All => with_plan(args, dirs, ui),
+        Scope::Cpu => Ok(Wanted::Cpu { host: named_host(&args.source)? }),
+        Scope::Traffic => {
+            let devices = Devices::find(named_host(&args.source)?, dirs)?;
+            devices.warn_uncovered(ui);
+            Ok(Wanted::Traffic { devices })
+        }
+    }
+}
+
+fn with_plan(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Wanted> {
     let (host, saved) = apply::load(&args.source, args.spec.as_deref())?;
     warn_left_out(&host, "apply", ui);
     let devices = Devices::find(host, dirs)?;
@@ -65,46 +145,34 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
     let plan = match saved {
         Some(plan) => {
-            let changes = plan.changes_since(&devices.host, dirs)?;
-            if args.force {
-                changes.iter().for_each(|change| ui.warn(&format!("{change}: applied all the same")));
-            } else if !changes.is_empty() {
-                let (what, plan) = (changes.join("; "), args.source.display());
-                anyhow::bail!("{plan} is not applied: {what}: plan again, or apply it as it is with --force");
-            }
-            for (of, site) in plan.devices.iter().zip(&devices.sites) {
-                apply::check_saved(&of.plan, site)?;
-            }
-            devices.warn_uncovered(ui);
+            check_saved(&plan, args, &devices, dirs, ui)?;
             plan
         }
         None => plan_now(args, &devices, dirs, ui)?,
     };
-    let refused = !plan.is_feasible() && !args.compromise;
-    let reasons = plan.reasons().join(". ");
-    if args.dry_run {
-        let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
-        if refused {
-            // Same verdict as of `plan` for the same spec.
-            ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));
-            preview(&resolved, ui)?;
-            return Ok(ExitCode::from(INFEASIBLE));
-        }
-        return preview(&resolved, ui);
+    Ok(Wanted::All { plan, devices })
+}
+
+/// Checks that a plan file is still of this spec, these measurements and this host.
+fn check_saved(
+    plan: &HostPlan,
+    args: &ApplyArgs,
+    devices: &Devices,
+    dirs: &Dirs,
+    ui: &Ui,
+) -> anyhow::Result<()> {
+    let changes = plan.changes_since(&devices.host, dirs)?;
+    if args.force {
+        changes.iter().for_each(|change| ui.warn(&format!("{change}: applied all the same")));
+    } else if !changes.is_empty() {
+        let (what, plan) = (changes.join("; "), args.source.display());
+        anyhow::bail!("{plan} is not applied: {what}: plan again, or apply it as it is with --force");
     }
-    if refused {
-        ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
-        return Ok(ExitCode::from(INFEASIBLE));
+    for (of, site) in plan.devices.iter().zip(&devices.sites) {
+        apply::check_saved(&of.plan, site)?;
     }
-    // Checked before contracts are computed next to those in force.
-    in_force::refuse(dirs)?;
-    let resolved = apply::resolve(&plan, &devices, &args.cpu_profiles, dirs, ui)?;
-    carry_out(&resolved, Some(&plan), dirs, ui)?;
-    if ui.json {
-        // The settings were read back when they were written.
-        status(global, ui)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    devices.warn_uncovered(ui);
+    Ok(())
 }
 
 fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow::Result<HostPlan> {
@@ -126,19 +194,18 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     Ok(HostPlan::new(plans).of_spec_file(&args.source)?)
 }
 
-fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<()> {
     let lines = resolved.preview()?;
     warn_of_systemd(resolved, ui)?;
     show(ui, &lines, || match lines.as_slice() {
         [] => "nothing to change: the settings found are the plan's\n".to_owned(),
         lines => lines.iter().map(|line| format!("{line}\n")).collect(),
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn carry_out(resolved: &Resolved, plan: Option<&HostPlan>, dirs: &Dirs, ui: &Ui) -> anyhow::Result<()> {
     let count = resolved.apply(plan, dirs, ui)?;
-    explain(&resolved.held, ui);
+    contracts::explain(&resolved.held, ui);
     warn_of_systemd(resolved, ui)?;
     ui.step(&match count {
         0 => "nothing to set: the settings found are the plan's, so nothing is in force".to_owned(),
@@ -152,59 +219,4 @@ fn warn_of_systemd(resolved: &Resolved, ui: &Ui) -> anyhow::Result<()> {
         ui.warn(&warning);
     }
     Ok(())
-}
-
-/// `apply --cpu-only`: only the contracts; no plan is involved, so none is saved.
-fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let host = rtvirtio_workflow::named::named_host(&args.source)?;
-    if !args.dry_run {
-        in_force::refuse(dirs)?;
-    }
-    let resolved = apply::resolve_cpu(&host, &args.cpu_profiles, dirs, ui)?;
-    if args.dry_run {
-        explain(&resolved.held, ui);
-        return preview(&resolved, ui);
-    }
-    carry_out(&resolved, None, dirs, ui)?;
-    if ui.json {
-        show(ui, &resolved.held, String::new)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// `apply --traffic-only`: only the limits; no plan is involved, so none is saved.
-fn traffic_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let dirs = &global.dirs();
-    let host = rtvirtio_workflow::named::named_host(&args.source)?;
-    if !args.dry_run {
-        in_force::refuse(dirs)?;
-    }
-    let devices = Devices::find(host, dirs)?;
-    devices.warn_uncovered(ui);
-    let resolved = apply::resolve_traffic(&devices, dirs, ui)?;
-    if args.dry_run {
-        return preview(&resolved, ui);
-    }
-    carry_out(&resolved, None, dirs, ui)?;
-    if ui.json {
-        status(global, ui)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints the mechanism of each contract, and the threads outside of it.
-fn explain(all: &[VmCpu], ui: &Ui) {
-    for VmCpu { vm, settings: s, found, .. } in all {
-        if let Some(found) = found {
-            ui.step(&contracts::words(vm, found));
-        }
-        let strength = format!("{:?}", s.strength).to_lowercase();
-        ui.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
-        for note in &s.notes {
-            ui.step(&format!("{vm}: {note}"));
-        }
-        for (tid, why) in &s.outside {
-            ui.step(&format!("{vm}: thread {tid} is outside of it: {why}"));
-        }
-    }
 }

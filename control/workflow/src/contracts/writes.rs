@@ -21,34 +21,19 @@ const OBSERVED: Duration = Duration::from_secs(1);
 /// A VM that uses less than this part of one CPU, all threads together, is idle.
 const IDLE: u32 = 10;
 
-/// The writes for all VMs that have a contract, and each contract's settings.
-///
-/// # Errors
-/// [`Kind::NotRunning`](crate::Kind::NotRunning) for a VM that does not run.
-pub fn writes(
-    admitted: Admitted,
-    vms: &[&HostVm],
-    progress: &dyn Progress,
-) -> Result<(Vec<Write>, Vec<VmCpu>)> {
-    let probe = admitted.probe.clone();
-    let (all, out) = writes_in_room(admitted, vms, progress)?;
-    let mut writes = room_of(&probe, &out)?;
-    append(&mut writes, all);
-    Ok((writes, out))
-}
-
 /// Writes to the cgroups above those of these VMs, where no such writes are in force.
 pub(crate) fn room_of(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Write>> {
     let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
     room_for(&Root::default(), probe, all.iter().filter_map(budgets), &|_| None)
 }
 
-/// Like [`writes`], without those to the cgroups above managed VMs': what these need follows from
-/// all contracts together, also those of other journals.
+/// The writes for all VMs that have a contract, and each contract's settings; without writes to the
+/// cgroups above managed VMs': what these need follows from all contracts together, also those of
+/// other journals.
 ///
 /// # Errors
-/// As [`writes`].
-pub(crate) fn writes_in_room(
+/// [`Kind::NotRunning`](crate::Kind::NotRunning) for a VM that does not run.
+pub(crate) fn writes(
     admitted: Admitted,
     vms: &[&HostVm],
     progress: &dyn Progress,

@@ -5,7 +5,7 @@ use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
 use super::{Held, find, place, put_back, save};
-use crate::apply::{Resolved, resolve};
+use crate::apply::{Resolved, Room, Wanted, resolve};
 use crate::covered;
 use crate::devices::Devices;
 use crate::dirs::Dirs;
@@ -78,7 +78,8 @@ pub fn set(
             bail!(NotPutBack, "{}", reverted.summary());
         }
     }
-    let resolved = resolve(&made.plan, &devices, &[], &at, progress)?;
+    let wanted = Wanted::All { plan: made.plan.clone(), devices };
+    let resolved = resolve(&wanted, &[], Room::Own, &at, progress)?;
     let resolved = Resolved { writes: without(resolved.writes, &left), ..resolved };
     // Also those already at the wanted value: each of two journals would put them back.
     refuse_applied(applied.as_ref(), resolved.writes.iter().map(|write| write.target.to_string()))?;
@@ -87,7 +88,7 @@ pub fn set(
         return Ok(out);
     }
     save(&held, dirs)?;
-    resolved.apply(Some(&made.plan), &at, progress)?;
+    resolved.apply(wanted.plan(), &at, progress)?;
     Ok(out)
 }
 
