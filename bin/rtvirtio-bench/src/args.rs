@@ -82,7 +82,7 @@ EXAMPLES
 
 A stopped run continues. Exit code 2 when a claim is not met.")]
     Cases(BenchCasesArgs),
-    /// How tails grow with contention and follow settings: the RT-VirtIO paper's Figs. 2 and 5
+    /// Growth of tails with contention, and effect of settings: the RT-VirtIO paper's Figs. 2 and 5
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench contention --repeat 3
@@ -115,7 +115,7 @@ EXAMPLES
 
 Exit code 2 when a round misses nothing without the plan, misses a target with it, or shows no target of a VM to hold.")]
     BeforeAfter(BenchBeforeAfterArgs),
-    /// How long planning takes, and how near it comes to the best of an exhaustive search
+    /// Duration of planning, and distance from the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
@@ -175,8 +175,7 @@ EXAMPLES
 
 A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
     IodCrash(BenchIodCrashArgs),
-    /// How long an application takes to start in a real guest, under load in the guest and from
-    /// another VM
+    /// Start-up time of an application in a real guest, under load in the guest and from another VM
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench iod-startup
@@ -285,7 +284,7 @@ EXAMPLES
 The RT hypervisor paper's section 5 on stock kernels: a timed task and a background job in one VM, a batch job in another; against no priorities
 and the first VM above the second always. Exit code 2 when a claim is not met.")]
     Paravirt(BenchParavirtArgs),
-    /// What this host can do: as many experiments as fit into a time, in one bundle next to
+    /// Capabilities of this host: as many experiments as fit into a time, in one bundle next to
     /// the published figures
     #[command(after_help = "\
 EXAMPLES
@@ -313,7 +312,7 @@ Measures nothing. Exit code 2 when a claim is not met.")]
     Report(BenchReportArgs),
 }
 
-/// Where an experiment's result goes.
+/// Output options of an experiment.
 #[derive(Args, Debug)]
 pub struct BenchResult {
     /// Directory of the result
@@ -376,7 +375,7 @@ pub struct BenchPlanArgs {
     /// Plan with this learned model too
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

@@ -45,7 +45,7 @@ struct RunArguments {
     /// The command is urgent (the default; there is no other kind yet)
     #[arg(long)]
     urgent: bool,
-    /// Its priority in this guest, 1 to 99
+    /// Real-time priority in this guest, 1 to 99
     #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=99))]
     priority: u32,
     /// Take turns with its equals (SCHED_RR)
@@ -71,14 +71,14 @@ struct EchoArguments {
 
 #[derive(Args, Debug)]
 struct StartArguments {
-    /// It has started after so many seconds, if it has not ended before; the host's limit holds too
+    /// End of the start-up phase after so many seconds at the latest; the host's limit holds too
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Leave its I/O priority in this guest as it is (otherwise as of `ionice -c 1` meanwhile)
     #[arg(long)]
     no_ionice: bool,
-    /// How long this guest's disks wait for its next request meanwhile, in ms (BFQ's slice_idle,
-    /// which is 8 otherwise; needs root); what is longer already stays. 0 leaves it as it is
+    /// BFQ's slice_idle of this guest's disks meanwhile, in ms (8 otherwise; needs root); a longer
+    /// one stays. 0 leaves it as it is
     #[arg(long, value_name = "MS", default_value_t = SLICE_IDLE, value_parser = clap::value_parser!(u32).range(0..=1000))]
     slice_idle: u32,
     /// The command with its arguments

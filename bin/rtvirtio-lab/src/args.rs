@@ -94,7 +94,7 @@ pub struct TwinProfileArgs {
     /// The emulated device
     #[arg(value_name = "twin:NAME")]
     pub target: String,
-    /// Where to save it instead of the state directory
+    /// File for the profile instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Also measure chosen loads and settings for this long and learn a model of the host from
@@ -112,7 +112,7 @@ pub struct TwinProfileArgs {
 pub struct LabUpArgs {
     /// The spec file
     pub spec: PathBuf,
-    /// How QEMU guests run: by default KVM when a guest really boots under it, else TCG
+    /// Accelerator of QEMU guests: by default KVM when a guest really boots under it, else TCG
     #[arg(long, value_enum, default_value_t = AccelName::Auto)]
     pub accel: AccelName,
     /// Serve the guests' disks through the I/O domain, planned for the spec's targets
@@ -123,7 +123,7 @@ pub struct LabUpArgs {
     pub profile: Option<PathBuf>,
 }
 
-/// How QEMU guests run.
+/// Accelerator of QEMU guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AccelName {
     /// KVM when it really works, else TCG
@@ -147,7 +147,7 @@ impl From<AccelName> for AccelChoice {
 /// `lab run`.
 #[derive(Args, Debug)]
 pub struct LabRunArgs {
-    /// How long to measure
+    /// Duration of the measurement
     #[arg(long = "for", value_name = "TIME", default_value = "20s")]
     pub length: Nanos,
     /// Name of the scheme in force, for the result file
@@ -167,7 +167,7 @@ pub struct BoxArgs {
     /// Directory for what the command leaves, 256 MiB at most: empty, or made
     #[arg(long, value_name = "DIR", default_value = "box")]
     pub out: PathBuf,
-    /// How long the command may run; what it has left then is brought out
+    /// Time limit of the command; files written until then are copied out
     #[arg(long, value_name = "TIME", default_value = "30min")]
     pub timeout: Nanos,
     /// The command with its arguments
@@ -198,13 +198,13 @@ impl From<KernelName> for Kernel {
 pub struct DemoArgs {
     /// A lab spec instead of the paper's Fig. 7 case
     pub spec: Option<PathBuf>,
-    /// How long each of the two runs measures
+    /// Duration of each of the two runs
     #[arg(long = "for", value_name = "TIME", default_value = "60s")]
     pub length: Nanos,
     /// Directory for report.html, result.json, and page.html, the service's page of the second run
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
-    /// How QEMU guests run
+    /// Accelerator of QEMU guests
     #[arg(long, value_enum, default_value_t = AccelName::Auto)]
     pub accel: AccelName,
 }
@@ -221,10 +221,10 @@ pub struct TwinServeArgs {
     /// Seed of the jitter.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where to mount.
+    /// Mount point.
     #[arg(long)]
     pub mount: PathBuf,
-    /// How many times as long as declared a service takes after SIGUSR1.
+    /// Factor on the declared duration of a service after SIGUSR1.
     #[arg(long, default_value_t = 2.0)]
     pub slow_by: f64,
 }

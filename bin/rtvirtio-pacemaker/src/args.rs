@@ -52,7 +52,7 @@ EXAMPLES
 
 The VMs must be resources already, and every node must have published: what a contract takes is the most over the nodes.")]
     Constraints(ConstraintsArgs),
-    /// What every node has published: what each contract takes, vetoes and reasons. Changes nothing
+    /// Published state of every node: needs of each contract, vetoes and reasons. Changes nothing
     #[command(after_help = "\
 EXAMPLES
   rtvirtio-pacemaker show site.toml

@@ -262,7 +262,7 @@ EXAMPLES
 
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
-    /// Which contracts fit on which of many hosts, what the loss of a host does, what to buy. Asks
+    /// Placement of contracts on many hosts, effect of the loss of a host, hardware to buy. Asks
     /// no host, changes nothing
     #[command(after_help = "\
 EXAMPLES

@@ -34,7 +34,7 @@ pub struct Cli {
     /// A further spec with contracts; several times for several
     #[arg(long = "spec", value_name = "FILE")]
     pub specs: Vec<PathBuf>,
-    /// How much it does by itself, instead of what the configuration says
+    /// Autonomy of the service, instead of the configuration's
     #[arg(long, value_name = "MODE", value_parser = ["observe", "ask", "auto"])]
     pub mode: Option<String>,
     /// A loopback address on which it also listens, read-only

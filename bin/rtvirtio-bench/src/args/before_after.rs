@@ -19,7 +19,7 @@ pub struct BenchBeforeAfterArgs {
     /// Length of each verification
     #[arg(long = "for", value_name = "TIME", default_value = "25s")]
     pub length: Nanos,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

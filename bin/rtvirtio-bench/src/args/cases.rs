@@ -24,7 +24,7 @@ pub struct BenchCasesArgs {
     /// Scale the rates to a third of what the device can do, for slow devices
     #[arg(long)]
     pub scaled: bool,
-    /// How our planners weigh targets against the neighbours' rate
+    /// Weighting of targets against the neighbours' rate by the planners
     #[command(flatten)]
     pub margin: MarginArg,
     /// Only cases whose name contains this

@@ -32,13 +32,13 @@ pub struct BenchCyclictestArgs {
     /// The period
     #[arg(long, value_name = "TIME", default_value = "2ms")]
     pub period: Nanos,
-    /// Where the guest's disk is made, a file of 256 MiB: a file system on a disk, not in memory
+    /// Directory for the guest's disk, a file of 256 MiB: a file system on a disk, not in memory
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

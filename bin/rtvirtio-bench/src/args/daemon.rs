@@ -41,7 +41,7 @@ pub struct BenchDaemonArgs {
     /// Seed of moments and months
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -75,7 +75,7 @@ pub struct BenchDaemonDayArgs {
     /// Write the picture into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

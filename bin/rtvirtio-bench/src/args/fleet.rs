@@ -20,7 +20,7 @@ pub struct BenchFleetArgs {
     /// Seed of hosts and contracts
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -37,8 +37,8 @@ pub struct BenchFleetClusterArgs {
     /// Repetitions, each with a new cluster
     #[arg(long, default_value_t = 5)]
     pub repeat: usize,
-    /// What starts the VMs: processes of ocf:heartbeat:anything, or domains of each node's libvirt
-    /// by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
+    /// Resource agent of the VMs: processes of ocf:heartbeat:anything, or domains of each node's
+    /// libvirt by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
     /// ocf:rtvirtio:VirtualDomain
     #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
     pub vms: ClusterVmsName,
@@ -52,7 +52,7 @@ pub struct BenchFleetClusterArgs {
     /// `rtvirtio-pacemaker`, instead of the one next to this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

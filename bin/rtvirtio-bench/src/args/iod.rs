@@ -26,7 +26,7 @@ pub struct BenchIodArgs {
     /// Leave out the comparison with qemu-storage-daemon, and the regulator
     #[arg(long)]
     pub no_peer: bool,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -45,10 +45,10 @@ impl BenchIodArgs {
 /// `rtvirtio-bench iod-attach`.
 #[derive(Args, Debug)]
 pub struct BenchIodAttachArgs {
-    /// How many disks come and go in turn
+    /// Number of disks added and removed in turn
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub disks: u32,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -66,13 +66,13 @@ pub struct BenchIodCrashArgs {
     /// removed afterwards
     #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
     pub device: String,
-    /// How often the domain is killed
+    /// Number of kills of the domain
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub kills: usize,
     /// Seed of the moments
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -114,7 +114,7 @@ pub struct BenchIodStartupArgs {
     /// Pieces at the device under the domain's reservations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub window: u32,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

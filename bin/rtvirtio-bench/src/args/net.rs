@@ -67,13 +67,13 @@ pub struct BenchNetArgs {
     /// Sampled values per second
     #[arg(long, value_name = "N", default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: u32,
-    /// What 99.9 % of the sampled values are to take at most, there, to the disk and back
+    /// Limit for 99.9 % of the sampled values, over the network, to the disk and back
     #[arg(long, value_name = "TIME", default_value = "20ms")]
     pub target: Nanos,
     /// Cases of the simulation
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub cases: usize,
-    /// How often the domain is killed in a round
+    /// Number of kills of the domain per round
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub crashes: usize,
     /// Frames per second that the flooded neighbour gets at most, on the I/O domain
@@ -94,7 +94,7 @@ pub struct BenchNetArgs {
     /// Draws the picture of `--only timeline` into this directory
     #[arg(long, value_name = "DIR", requires = "only")]
     pub svg: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

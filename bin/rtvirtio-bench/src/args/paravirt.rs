@@ -44,7 +44,7 @@ pub struct BenchParavirtArgs {
     /// Write the latencies of both VMs at once as a picture into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

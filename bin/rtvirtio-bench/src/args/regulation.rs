@@ -30,16 +30,16 @@ pub struct BenchRegulationArgs {
     /// The largest rate, in requests or frames per second; each other is half of the one before
     #[arg(long, value_name = "N", default_value_t = TOP)]
     pub top: u64,
-    /// How many rates
+    /// Number of rates
     #[arg(long, value_name = "N", default_value_t = RATES)]
     pub rates: u32,
-    /// How often a victim is measured at each rate of its neighbour
+    /// Measurements of a victim at each rate of its neighbour
     #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeat: u32,
     /// Only this direction; once for each
     #[arg(long = "flow", value_enum, value_name = "NAME")]
     pub flows: Vec<FlowName>,
-    /// What runs next to the flow, once for each; `none` and `memory` without this option
+    /// Load next to the flow, repeatable; `none` and `memory` without this option
     #[arg(long = "load", value_enum, value_name = "NAME")]
     pub loads: Vec<LoadName>,
     /// Measure only the points of these loads and put them to the saved result
@@ -62,7 +62,7 @@ pub struct BenchRegulationArgs {
     /// Write the victim's curve for `rtvirtio plan --traffic --curve`
     #[arg(long, value_name = "FILE")]
     pub curve: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -94,7 +94,7 @@ pub enum LoadName {
     None,
     /// Memory-bound writes on every CPU
     Memory,
-    /// The same, and reads of a second device
+    /// Work in memory, and reads of a second device
     Device,
     /// Memory-bound writes with a CPU budget of a quarter
     Held,

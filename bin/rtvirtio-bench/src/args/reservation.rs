@@ -42,7 +42,7 @@ pub struct BenchReservationArgs {
     /// existing result
     #[arg(long, conflicts_with = "report_only")]
     pub kills: bool,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }
@@ -77,7 +77,7 @@ pub struct BenchKillAtArgs {
     /// Name of the guest
     #[arg(long)]
     pub vm: String,
-    /// Its process
+    /// Process id of the killed action
     #[arg(long)]
     pub pid: u32,
     /// Directory of the journal

@@ -75,7 +75,7 @@ pub struct BenchResponsivenessArgs {
     /// Write the figures as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

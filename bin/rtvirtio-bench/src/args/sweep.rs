@@ -23,7 +23,7 @@ pub struct BenchSweepArgs {
     /// network
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub paper: usize,
-    /// How many of them run two times more, to show how far runs of one condition differ
+    /// Number of conditions run two times more, to show how far runs of one condition differ
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub again: usize,
     /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of

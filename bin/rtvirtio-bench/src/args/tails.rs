@@ -19,7 +19,7 @@ pub struct BenchTailsArgs {
     /// Length of a piece: with 10000 requests and more it needs no estimate
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub piece: Nanos,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

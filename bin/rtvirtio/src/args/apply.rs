@@ -37,7 +37,7 @@ pub struct ApplyArgs {
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Which model predicts
+    /// Model for the prediction
     #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
     pub model: ModelArg,
     /// Targets against the neighbours' rate.
@@ -65,7 +65,7 @@ pub struct RevertArgs {
 pub struct VerifyArgs {
     /// The spec file
     pub spec: PathBuf,
-    /// How long to measure
+    /// Duration of the measurement
     #[arg(long = "for", value_name = "TIME", default_value = "60s")]
     pub length: Nanos,
     /// Write the result file here as well
@@ -85,8 +85,8 @@ pub struct VerifyArgs {
     /// namespace, to the guests, which answer. Once for each network
     #[arg(long = "network-peer", value_name = "[NETWORK=][NAMESPACE/]INTERFACE")]
     pub network_peers: Vec<String>,
-    /// What answers the flows of a VM, or of one flow: a UDP echo (RFC 862) in the guest [port: 7]
-    /// [default: `rtvirtio-guest echo`, started through its agent]
+    /// Echo server for the flows of a VM, or for one flow: a UDP echo (RFC 862) in the guest
+    /// [port: 7] [default: `rtvirtio-guest echo`, started through its agent]
     #[arg(long = "network-echo", value_name = "VM[/FLOW]=ADDRESS[:PORT]", requires = "network_peers")]
     pub network_echoes: Vec<String>,
     /// Run the flows alone, no task of a disk

@@ -11,12 +11,12 @@ pub struct ContractArgs {
     /// service reads, else /etc/rtvirtio/contracts.d
     #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_CONTRACTS_DIR")]
     pub contracts: Option<PathBuf>,
-    /// What is done.
+    /// Action.
     #[command(subcommand)]
     pub command: ContractCommand,
 }
 
-/// What is done with a contract.
+/// Action on a contract.
 #[derive(Subcommand, Debug)]
 pub enum ContractCommand {
     #[command(after_help = "\
@@ -46,7 +46,7 @@ EXAMPLES
     /// Show contracts, and how they stand: as the service says, or where none runs as this command
     /// finds it
     Show {
-        /// One VM; all without it
+        /// VM; all without it
         vm: Option<String>,
     },
     #[command(after_help = "\
@@ -88,17 +88,17 @@ EXAMPLES
   sudo rtvirtio contract plan --json | jq '.proposal.changes'")]
     /// Show the plan that the service holds for the contracts' disks, accept or refuse a new one
     Plan {
-        /// What becomes of the plan that waits; without it, plans are shown
+        /// Decision on the waiting plan; without it, plans are shown
         #[arg(value_enum)]
         answer: Option<PlanAnswer>,
     },
 }
 
-/// What becomes of a plan that waits.
+/// Decision on a waiting plan.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanAnswer {
-    /// It is put in force.
+    /// Put the plan in force.
     Accept,
-    /// It is not, until something else is observed.
+    /// Keep the plan back until the observation changes.
     Refuse,
 }

@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 /// `iod`.
 #[derive(Subcommand, Debug)]
 pub enum IodCommand {
-    /// What each VM gets and was promised: worst cases, misses, rates, tails, (alpha, Delta)
+    /// Promised and observed service of each VM: worst cases, misses, rates, tails, (alpha, Delta)
     #[command(after_help = "\
 EXAMPLES
   rtvirtio iod status

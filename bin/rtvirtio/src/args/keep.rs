@@ -10,10 +10,10 @@ use rtvirtio_units::Nanos;
 pub struct KeepArgs {
     /// The spec whose contracts are in force
     pub spec: PathBuf,
-    /// How often to look for new threads
+    /// Interval between scans for new threads
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     pub every: Nanos,
-    /// How often a budget is split over the threads anew, where the mechanism knows only single
+    /// Interval between splits of a budget over the threads, where the mechanism knows only single
     /// threads (SCHED_DEADLINE)
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub split_every: Nanos,

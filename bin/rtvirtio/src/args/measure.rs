@@ -6,7 +6,7 @@ use rtvirtio_units::Nanos;
 /// `measure`.
 #[derive(Subcommand, Debug)]
 pub enum MeasureCommand {
-    /// How long a command takes to start in a guest, with cold caches
+    /// Start-up time of a command in a guest, with cold caches
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio measure start-up desk --spec desk.toml --command 'xterm -e true'

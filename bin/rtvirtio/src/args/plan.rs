@@ -15,7 +15,7 @@ pub struct ModelArgs {
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Which model predicts
+    /// Model for the prediction
     #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
     pub model: ModelArg,
     /// Start from the kernel's default settings instead of those found on this host
@@ -55,7 +55,7 @@ pub struct PlanArgs {
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
     pub curve: Option<PathBuf>,
-    /// What will hold the limits, for --traffic: io-max, throttle-v1, qemu or io-domain
+    /// Mechanism of the limits, for --traffic: io-max, throttle-v1, qemu or io-domain
     #[arg(long, value_enum, value_name = "NAME", default_value = "io-max", requires = "traffic")]
     pub actuator: ActuatorName,
     /// A VM must get so many requests per second, with no longer gap between two than this time,

@@ -33,7 +33,7 @@ pub struct ProfileArgs {
     /// Flood the device although VMs use it: they are slowed meanwhile
     #[arg(long)]
     pub yes: bool,
-    /// Where to save it instead of the state directory. With --shard: where to save this host's
+    /// File for the profile instead of the state directory. With --shard: file for this host's
     /// share, for `profile merge`
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -94,7 +94,7 @@ learned too. examples/fleet/slurm/ has the job array.")]
 /// `profile merge`.
 #[derive(Args, Debug)]
 pub struct ProfileMergeArgs {
-    /// What `profile DEVICE --sweep TIME --shard I/N -o FILE` wrote
+    /// Shares written by `profile DEVICE --sweep TIME --shard I/N -o FILE`
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// The library's directory
@@ -170,10 +170,10 @@ pub struct ProfileCpuArgs {
     /// Length of each measurement
     #[arg(long = "for", value_name = "TIME", default_value = "5s")]
     pub length: Nanos,
-    /// How often each budget is measured; a demand needs at least two for a confidence
+    /// Measurements of each budget; a demand needs at least two for a confidence
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub repeat: usize,
-    /// Where to save it instead of the state directory
+    /// File for the profile instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

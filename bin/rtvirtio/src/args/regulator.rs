@@ -40,7 +40,7 @@ pub struct RegulatorArgs {
     pub port: PortArgs,
 }
 
-/// Which QoS-400 regulator.
+/// Selection of a QoS-400 regulator.
 #[derive(Args, Debug)]
 pub struct PortArgs {
     /// The system on a chip; without it addresses are offsets in the register block

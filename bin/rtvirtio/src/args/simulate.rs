@@ -13,7 +13,7 @@ pub struct SimulateArgs {
     /// Virtual time
     #[arg(long = "for", value_name = "TIME", default_value = "600s")]
     pub length: Nanos,
-    /// How requests are ordered; several are compared
+    /// Scheduling policy; several are compared
     #[arg(long = "policy", value_enum, default_values_t = [PolicyName::Edf])]
     pub policies: Vec<PolicyName>,
     /// The worst traffic that the plan allows for, instead of what is declared: guests that stand

@@ -19,11 +19,11 @@ pub struct StartsArgs {
     /// BFQ weight of the VM meanwhile
     #[arg(long, value_name = "N", default_value_t = LARGEST_WEIGHT, value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_WEIGHT)))]
     pub weight: u32,
-    /// How long the device waits for the VM's next request meanwhile, in ms (BFQ's slice_idle,
-    /// which is 8 otherwise); what is longer already stays. The longer, the less is left to others
+    /// BFQ's slice_idle of the device for the VM's next request meanwhile, in ms (8 otherwise); a
+    /// longer one stays. The longer, the less is left to others
     #[arg(long, value_name = "MS", default_value_t = SLICE_IDLE, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub slice_idle: u32,
-    /// How long a VM may have it without a break
+    /// Longest preference of a VM without a break
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub budget: Nanos,
     /// A used-up budget is full again after this time

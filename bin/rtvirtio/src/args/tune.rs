@@ -26,14 +26,14 @@ pub struct TuneArgs {
     /// Put the settings back at the end, also when all targets are met
     #[arg(long)]
     pub put_back: bool,
-    /// Where the device cannot carry all declared rates, tune for as many VMs as it can, the most
-    /// urgent first, and hold the others down
+    /// If the device cannot carry all declared rates, tune for as many VMs as it can, the most
+    /// urgent first, and limit the others
     #[arg(long)]
     pub compromise: bool,
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Which model chooses the first trial
+    /// Model that chooses the first trial
     #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
     pub model: ModelArg,
     /// Targets against the neighbours' rate.
