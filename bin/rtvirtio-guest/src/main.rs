@@ -19,7 +19,7 @@ use signal_hook::iterator::Signals;
     version,
     after_help = "EXAMPLES\n  rtvirtio-guest start firefox                          its I/O is favoured while it starts\n  rtvirtio-guest bpf                                    report all real-time tasks, until stopped\n  \
     rtvirtio-guest run --urgent cyclictest -p 80 -D 10    one command, urgent while it runs\n  rtvirtio-guest status                                 \
-    is a page offered, and followed?\n  rtvirtio-guest echo --port 7007                       answers `rtvirtio verify --network-peer` of the host\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
+    state of the urgency page\n  rtvirtio-guest echo --port 7007                       answers `rtvirtio verify --network-peer` of the host\n\nThe host has [vm.urgency] in its spec and runs `rtvirtio keep`."
 )]
 struct Arguments {
     #[command(subcommand)]

@@ -29,7 +29,7 @@ use crate::sandbox::Sandbox;
 #[command(
     name = "rtvirtio-iod",
     version,
-    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     is the file right?\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n\n\
+    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     check the file\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n\n\
     `rtvirtio iod` reads its status, reloads its file, attaches and detaches disks, and stops it.\n\n\
     QEMU connects with\n  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem\n  -chardev socket,id=c0,path=/run/vm0.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0,num-queues=1"
 )]

@@ -184,7 +184,7 @@ fn a_disk_with_a_guest_goes_by_force_only() {
     let reply = iod.reload(false);
     let error = reply["error"].as_str().unwrap();
     assert!(
-        error.contains("disk \"a\" goes, and a guest is attached") && error.contains("--force"),
+        error.contains("disk \"a\" would be removed, and a guest is attached") && error.contains("--force"),
         "{error}"
     );
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));

@@ -237,7 +237,10 @@ fn an_attach_refuses_what_a_start_refuses() {
     }
     wait_for("refused ports are closed", || Resources::of(iod.pid()).descriptors <= descriptors);
     configure(dir.path(), &(base.clone() + &x));
-    assert!(iod.command("reload").contains("port \\\"x\\\" comes, and the domain's process opens no files"));
+    assert!(
+        iod.command("reload")
+            .contains("port \\\"x\\\" would be added, and the domain's process opens no files")
+    );
     assert_eq!(changed(&iod.reload(false)), ["port \"x\": attached"]);
     let mut client = NetClient::connect(&dir.path().join("x")).unwrap();
     until_answered(&mut client, 'x', 0);
@@ -245,7 +248,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     let reply = iod.reload(false);
     let error = reply["error"].as_str().unwrap();
     assert!(
-        error.contains("port \"x\" goes, and a guest is attached") && error.contains("--force"),
+        error.contains("port \"x\" would be removed, and a guest is attached") && error.contains("--force"),
         "{error}"
     );
     until_answered(&mut client, 'x', 1);

@@ -16,7 +16,7 @@ use rtvirtio_units::Nanos;
     after_help = "\
 EXAMPLES
   rtvirtio-pacemaker show site.toml                    which node could promise which contract, and why not
-  sudo rtvirtio-pacemaker publish site.toml            tell the cluster what this node could promise
+  sudo rtvirtio-pacemaker publish site.toml            publish what this node could promise
   sudo rtvirtio-pacemaker constraints site.toml        the rules that would be written, as XML
   sudo rtvirtio-pacemaker constraints site.toml --apply
 

@@ -77,7 +77,7 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     // A file that is broken takes nothing away.
     let good = fs::read(&agent.spec).unwrap();
     fs::write(&agent.spec, "[[vm").unwrap();
-    assert!(agent.ok("monitor").contains("held as applied"));
+    assert!(agent.ok("monitor").contains("in force as applied"));
     fs::write(&agent.spec, good).unwrap();
     // The other programs know of it, and leave it.
     let rtvirtio = |args: &[&str]| {

@@ -71,7 +71,7 @@ pub enum Command {
     #[command(after_help = "\
 EXAMPLES
   rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
-  rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
+  rtvirtio check --guest /run/vm0.qga   also whether this guest passes its I/O priorities to the I/O domain
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
     /// List the VMs that run here, with their disks, and write a first spec for them; nothing in a
@@ -83,7 +83,7 @@ EXAMPLES
   sudo rtvirtio discover --observe 1min --json | jq '.vms[].disks[].activity'
 
 What a VM does is read from QEMU's own counters and latency histograms where its monitor can be reached, else from its cgroup's.
-The histograms are set for the time of the observation and removed at its end. Without sudo only your own VMs can be looked into.")]
+The histograms are set for the time of the observation and removed at its end. Without sudo only your own VMs can be inspected.")]
     Discover(DiscoverArgs),
     /// Measure a device, or with `cpu` a VM, and save its profile, which `predict`, `plan` and
     /// `apply` read
@@ -170,7 +170,7 @@ back, also after a crash of this command.")]
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract set plc plant.toml   the VM plc of the spec, from now on and at every start of it
-  sudo rtvirtio contract show                 all, and how they stand
+  sudo rtvirtio contract show all, with their state
   sudo rtvirtio contract accept plc           where rtvirtiod asks first (`mode = \"ask\"`)
   sudo rtvirtio contract plan                 the plan of their disks that the service holds
   sudo rtvirtio contract remove plc
@@ -207,7 +207,7 @@ EXAMPLES
   sudo rtvirtio status
   sudo rtvirtio status --json | jq '.knobs[] | select(.state != \"in_force\")'
 
-Exit code 3 when a setting is not as applied or cannot be read, when `apply` or `revert` was cut off, and when the I/O domain does not run. Settings that are gone
+Exit code 3 when a setting is not as applied or cannot be read, when `apply` or `revert` was interrupted, and when the I/O domain does not run. Settings that are gone
 with a thread, a VM or a device are counted and are no reason, unless all are.")]
     Status,
     /// Put back every setting as it was before `apply`, and stop the I/O domain; also after a crash
@@ -260,7 +260,7 @@ EXAMPLES
   sudo rtvirtio threads 4711 --watch     a VMM by its process id; threads as they come and go
   rtvirtio threads plant.toml --json | jq '.[].threads[] | select(.control.by == null)'
 
-Threads that nothing holds to a budget are shown as `not under control`.")]
+Threads without a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
     /// Placement of contracts on many hosts, effect of the loss of a host, hardware to buy. Asks
     /// no host, changes nothing

@@ -139,7 +139,7 @@ fn a_domain_keeps_its_contract_through_restarts_of_it_and_of_libvirt() {
     };
     // libvirt's daemon restarts: nothing changes, and the VM is found all the same.
     libvirt.restart();
-    let unheard = |status: &Value| status["problems"].to_string().contains("are not heard");
+    let unheard = |status: &Value| status["problems"].to_string().contains("are not received");
     wait_for("libvirt's events again", || rig.metric("rtvirtio_loop_reporters") == 1.0);
     wait_for("no more about them", || !unheard(&rig.status()));
     let name = rig.status()["vms"][0]["name"].as_str().unwrap().to_owned();

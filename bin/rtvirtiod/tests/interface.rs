@@ -64,7 +64,7 @@ fn state_events_and_metrics_are_served() {
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0\r\n\r\n").unwrap();
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     // In which order the first ones come is not said.
-    let mut wanted = vec!["event: status", "event: observation", "the service began"];
+    let mut wanted = vec!["event: status", "event: observation", "service started"];
     while !wanted.is_empty() {
         let line = lines.next().expect("the stream ended");
         wanted.retain(|text| !line.contains(text));

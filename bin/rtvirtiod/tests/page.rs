@@ -125,7 +125,7 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     rig.start(&["--listen", &address]);
     page.wait("document.getElementById('link').textContent === 'live'");
     page.wait("document.querySelector('#vms tr[data-vm=late]')");
-    let begins = "[...document.querySelectorAll('#events > li')].filter((one) => one.innerText.includes('the service began'))";
+    let begins = "[...document.querySelectorAll('#events > li')].filter((one) => one.innerText.includes('service started'))";
     page.wait(&format!("{begins}.length === 2"));
     let once = "new Set(state.events.map((one) => one.id + one.time)).size === state.events.length";
     assert_eq!(page.eval(once), true, "{}", page.eval("state.events"));
@@ -141,7 +141,7 @@ fn the_page_answers_clicks_and_keys_follows_the_service_and_finds_it_again() {
     let mut page = Browser::open(&format!("file://{}", file.display()), 1100, 900);
     page.wait("document.getElementById('link').textContent.startsWith('a copy of')");
     page.wait("document.querySelectorAll('#vms tbody tr').length === 4");
-    page.wait("document.getElementById('events').textContent.includes('the service began')");
+    page.wait("document.getElementById('events').textContent.includes('service started')");
     page.click("#vms tr[data-vm=plc]");
     page.wait("document.getElementById('detail-body').innerText.includes('none')");
     assert!(page.faults.is_empty(), "{:#?}", page.faults);
@@ -210,7 +210,7 @@ fn the_page_works_inside_cockpit() {
         Browser::open(&format!("http://{address}/cockpit/@localhost/rtvirtio/index.html"), 1100, 900);
     page.wait("document.getElementById('link').textContent === 'live'");
     page.wait("document.querySelector('#vms tr[data-vm=plc]')");
-    page.wait("document.getElementById('events').textContent.includes('the service began')");
+    page.wait("document.getElementById('events').textContent.includes('service started')");
     page.click("#vms tr[data-vm=plc]");
     page.wait("document.getElementById('detail-body').innerText.includes('none')");
     assert_eq!(page.eval("transport.text('copy.html').then((text) => text.includes('id=\"saved\"'))"), true);

@@ -91,7 +91,7 @@ function drawSummary() {
   const host = state.seen?.host;
   for (const [resource, value] of Object.entries(host?.pressure || {})) text += " · " + resource + " pressure " + share(value);
   if (host && typeof host.stolen === "number") text += " · stolen " + share(host.stolen);
-  if (host?.stalls) text += " · host stood still " + share(host.stalls.share);
+  if (host?.stalls) text += " · host stalled " + share(host.stalls.share);
   // Ages are those of when the state came, and of the time since then.
   const silent = state.at === null ? 0 : Date.now() - state.at;
   const looked = Math.max(0, ...status.vms.map((vm) => vm.looked_s ?? 0)) + silent / 1000;
@@ -182,7 +182,7 @@ function histogram(disk, targets, predictions) {
 // What late requests waited for: an estimate, and what it does not cover.
 function late(judged) {
   const of = (n) => share(n / judged.late.told);
-  const disk = judged.late.disk === null ? "standstills of the disk are not known" : of(judged.late.disk) + " in standstills of the disk";
+  const disk = judged.late.disk === null ? "stalls of the disk are not known" : of(judged.late.disk) + " in stalls of the disk";
   const rest = judged.late_unseen ? " (" + judged.late_unseen + ")" : "";
   return `${judged.task} p${judged.percentile}: of ${judged.late.told} late requests about ${of(judged.late.host)} in stalls of the host, ${disk}, ${of(judged.late.other)} for something else${rest}.`;
 }

@@ -171,7 +171,9 @@ impl<H: Host> Daemon<H> {
             Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan);
         if self.memory.waits_for_lock(self.host.now()) {
             let why = "another rtvirtio, such as `profile` or `apply`, holds the lock of the state directory";
-            snapshot.problems.push(format!("settings wait: {why}; until it ends nothing is set or restored"));
+            snapshot
+                .problems
+                .push(format!("settings are delayed: {why}; until it ends nothing is set or restored"));
         }
         snapshot
     }
@@ -242,7 +244,7 @@ impl<H: Host> Daemon<H> {
         let policy = self.config.drift_policy(drift);
         let contested = policy == DriftPolicy::Restore && self.memory.is_contested(name, &drift.path, now);
         let why = match policy {
-            DriftPolicy::Restore if contested => "another program sets it again and again, so it is left",
+            DriftPolicy::Restore if contested => "another program sets it repeatedly, so it is not restored",
             DriftPolicy::Report => "it is left as it is",
             DriftPolicy::Restore | DriftPolicy::Yield => return None,
         };

@@ -69,7 +69,7 @@ pub trait Host {
     /// The contracts, when they have changed since the last call; always at the first.
     fn desired(&mut self) -> Option<Desired>;
 
-    /// Whether nothing that a scan looks at can have changed since the last look, as far as a few
+    /// Whether nothing that a scan looks at can have changed since the last sample, as far as a few
     /// cheap checks tell. A host that cannot tell is always looked at.
     fn rests(&mut self) -> bool {
         false

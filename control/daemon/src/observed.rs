@@ -50,7 +50,7 @@ impl KnobClass {
 }
 
 /// Reason in [`Presence::Unknown`] until the first search for a VM has ended.
-pub const LOOKED_FOR: &str = "it is looked for";
+pub const LOOKED_FOR: &str = "its process is being looked up";
 
 /// Whether a VM runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ impl Outside {
             Self::Threads(1) => Some("1 thread is still outside of it".to_owned()),
             Self::Threads(n) => Some(format!("{n} threads are still outside of it")),
             Self::NotLookedFor => Some(
-                "whether all threads are in it has not been looked at since the service began".to_owned(),
+                "whether all threads are in it has not been checked since the service started".to_owned(),
             ),
         }
     }

@@ -230,7 +230,7 @@ impl<S: Source> Round<S> {
         let mut state = lock(&self.state);
         state.failures += 1;
         if state.problem.as_ref() != Some(&why) {
-            let text = format!("not published in Placement, what stands there stays: {why}");
+            let text = format!("not published in Placement, the inventory there stays: {why}");
             self.tell(EventKind::Failed, text);
         }
         state.problem = Some(why);

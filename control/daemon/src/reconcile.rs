@@ -139,7 +139,7 @@ fn kept(
     let put_back = |why: String| Some(step(name, Action::PutBack { force }, why));
     match &scope.state {
         ScopeState::Whole => {}
-        ScopeState::Cut => return put_back("it was cut off half way".to_owned()),
+        ScopeState::Cut => return put_back("it was interrupted".to_owned()),
         ScopeState::Rebooted => return put_back("the host was restarted since".to_owned()),
         // Nothing is written where it is not known what was there before.
         ScopeState::Unusable(_) => return None,
@@ -166,7 +166,7 @@ fn kept(
     let level = admission.admitted.get(name).copied();
     if let (Some(now), Some(then)) = (level, scope.level) {
         if now != then && (!is_changed || admission.kept.contains_key(name)) {
-            return Some(step(name, Action::Relevel, "other VMs came or went"));
+            return Some(step(name, Action::Relevel, "other VMs were started or stopped"));
         }
     }
     if vm.new_threads {

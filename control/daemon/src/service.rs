@@ -207,7 +207,7 @@ impl ServiceOptions {
     fn words(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         format!(
-            "the service began: mode {}, contracts in {}, socket {}{http}",
+            "service started: mode {}, contracts in {}, socket {}{http}",
             crate::word(&self.config.mode),
             self.places.contracts.display(),
             self.listeners.socket.display()
@@ -277,7 +277,7 @@ impl Service {
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
         let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
         // Before the first scan, an empty list of contracts does not mean that there are none.
-        snapshot.problems.push("the host has not been looked at yet".to_owned());
+        snapshot.problems.push("the host has not been checked yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let _observer = observing::observe(&options, Arc::clone(&shared))?;

@@ -184,12 +184,12 @@ impl Snapshot {
             vm.looked_s = age.map(|age| age.as_secs_f64());
             if let (true, Some(age)) = (is_stale, age) {
                 vm.state = VmState::Unknown;
-                vm.why = Some(format!("it has not been looked at for {} s", age.as_secs()));
+                vm.why = Some(format!("last checked {} s ago", age.as_secs()));
             }
         }
         if let (true, Some(age)) = (is_stale, age) {
             let why = "the service waits for the kernel, or has too little CPU time";
-            self.problems.push(format!("the host has not been looked at for {} s: {why}", age.as_secs()));
+            self.problems.push(format!("the host was last checked {} s ago: {why}", age.as_secs()));
         }
         self
     }
@@ -274,7 +274,7 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
 /// Reason why the settings in force for a VM are not those of its contract now.
 pub(crate) fn kept_words(is_changed: bool, why: &str) -> String {
     let what = if is_changed { "its contract was changed, and the new one" } else { "its contract" };
-    format!("{what} cannot be had: {why}; what is in force stays until the VM ends")
+    format!("{what} cannot be met: {why}; the settings in force stay until the VM ends")
 }
 
 fn contracted(

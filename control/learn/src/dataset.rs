@@ -333,7 +333,7 @@ impl Point {
         }
         for r in &self.results {
             if !r.rate.0.is_finite() || unpack(&r.hist).is_none() {
-                return Err("a rate or histogram that cannot be".to_owned());
+                return Err("an impossible rate or histogram".to_owned());
             }
             if r.p9999_awake.is_some_and(|awake| awake > r.p9999) {
                 return Err("a tail that is longer without the host's stalls than with them".to_owned());

@@ -81,7 +81,7 @@ pub enum LibraryError {
     },
     /// The device has no model, and no name for its kind is given.
     #[error(
-        "the kernel knows no model of {device}, so nothing tells its kind: name it with --kind, the same on every host"
+        "the kernel knows no model of {device}, so its kind is not known: name it with --kind, the same on every host"
     )]
     NoModel {
         /// Name of the device.

@@ -335,7 +335,7 @@ impl<'a> Sweep<'a> {
                     design.truncate(missing);
                     design
                 } else {
-                    bar.set_message(&format!("learning {name}: where is the model least sure?"));
+                    bar.set_message(&format!("learning {name}: choosing the next run"));
                     self.least_sure(n as u64)?
                 };
                 waiting.reverse();

@@ -287,7 +287,7 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
             // The applied contract stays in force whatever the file has become.
             (Err(e), before) => {
                 progress.warn(&format!(
-                    "{}: held as applied: {}",
+                    "{}: in force as applied: {}",
                     p.resource,
                     rtvirtio_workflow::one_line(&e)
                 ));
@@ -301,7 +301,8 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
         Standing::None => Ok(Ocf::NotRunning),
         // Applying again would take the contract away from a VM that has it.
         Standing::Unknown(what) => {
-            progress.warn(&format!("{}: held as applied, but not all of it is seen: {what}", p.resource));
+            progress
+                .warn(&format!("{}: in force as applied, but not all of it can be read: {what}", p.resource));
             Ok(Ocf::Success)
         }
         Standing::Differs(what) => {

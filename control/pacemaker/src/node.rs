@@ -172,7 +172,7 @@ fn on_slow_disk(of: &ClusterContract, slow: &SlowDisks) -> Option<String> {
         let Device::Path(path) = &part.spec.device else { return None };
         let times = slow.get(&path.display().to_string())?;
         Some(format!(
-            "{} takes {times:.0} times as long as when it was measured: look for what ails it, or measure it again",
+            "{} takes {times:.0} times as long as when it was measured: find the cause, or measure it again",
             path.display()
         ))
     })

@@ -82,7 +82,7 @@ pub(crate) fn doubts(run: &Run) -> Vec<String> {
 fn stolen_time(run: &Run) -> Option<String> {
     let share = run.noise?.stolen.filter(|&share| share >= STOLEN)?;
     Some(format!(
-        "this machine is a guest itself, and its hypervisor gave {:.0} % of its CPU time to others (steal in /proc/stat): what runs on it stood still meanwhile, emulated \
+        "this machine is a guest itself, and its hypervisor gave {:.0} % of its CPU time to others (steal in /proc/stat): what runs on it was stalled meanwhile, emulated \
          guests most of all; measure again in a quieter hour",
         100.0 * share
     ))
@@ -102,7 +102,7 @@ fn host_stalls(run: &Run) -> Option<String> {
     (matters(run, noise.max_ns) || much.is_some()).then(|| {
         let much = much.map_or_else(String::new, |share| {
             format!(
-                "; a CPU stood still for {:.0} % of the time, too much for tails without that to be given",
+                "; a CPU was stalled for {:.0} % of the time, too much for tails without that to be given",
                 100.0 * share
             )
         });

@@ -65,12 +65,12 @@ impl fmt::Display for Acting {
             ),
             Journal::Lost => write!(
                 f,
-                "settings act that were journaled in {state}, and their journal is lost: bring the directory back (a \
+                "settings act that were journaled in {state}, and their journal is lost: restore the directory (a \
                  backup, a mount) and `rtvirtio revert`; or set them back by hand and remove {note}; a restart of the \
                  host ends them too"
             ),
             Journal::Unknown { why } => {
-                write!(f, "settings of {state} may act, which cannot be told: {why} (noted in {note})")
+                write!(f, "settings of {state} may act, which cannot be determined: {why} (noted in {note})")
             }
         }
     }

@@ -260,7 +260,7 @@ fn needs<'a>(
             let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
             bail!(
                 System,
-                "vm {}: no mechanism of this kernel can hold its contract: {}",
+                "vm {}: no mechanism of this kernel can enforce its contract: {}",
                 vm.name,
                 why.join("; ")
             );

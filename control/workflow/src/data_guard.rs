@@ -63,7 +63,7 @@ pub fn refuse_under_vms(path: &Path, stack: &Stack, length: Duration) -> Result<
     bail!(
         Guarded,
         "VMs have {path} in use: {}. The measurement floods it with reads, up to 32 at a time, for {:.0} s and changes its elevator meanwhile, which \
-         slows them. Measure with --gentle (at most 4 reads at a time, the elevator as it is), or at a quiet hour with --yes",
+         slows them. Measure with --gentle (at most 4 reads at a time, the elevator as it is), or at a time of low load with --yes",
         names.join(", "),
         length.as_secs_f64(),
         path = path.display()

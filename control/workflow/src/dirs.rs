@@ -118,5 +118,5 @@ pub(crate) fn write_before_journal(dir: &StateDir, name: &str, content: &[u8]) -
 /// # Errors
 /// When that is unknown, as without permission: this is not absence.
 pub fn is_there(path: &Path) -> Result<bool> {
-    path.try_exists().with_context(|| format!("cannot look at {}: run it with sudo?", path.display()))
+    path.try_exists().with_context(|| format!("cannot inspect {}: run it with sudo?", path.display()))
 }

@@ -34,7 +34,7 @@ pub struct Discovery {
     pub schema: String,
     /// Virtual machines, sorted by name.
     pub vms: Vec<FoundVm>,
-    /// Processes that may be VMMs and cannot be looked into.
+    /// Processes that may be VMMs and cannot be inspected.
     pub unreadable: Vec<Unreadable>,
     /// URI of libvirt's daemon; `None` is [`LibvirtDomain::DEFAULT_URI`].
     pub uri: Option<String>,

@@ -118,7 +118,7 @@ impl Config {
             Domain::Ended if self.is_the_applied(dirs) => true,
             Domain::Ended => bail!(
                 InForce,
-                "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio apply {}` starts it again as it was, with all that was attached; `rtvirtio revert` forgets it",
+                "an I/O domain is applied already, but does not run (see {LOG} in the state directory): `rtvirtio apply {}` starts it again as it was, with all that was attached; `rtvirtio revert` forgets it",
                 process::config_path(&dirs.state).display()
             ),
         };
@@ -257,7 +257,7 @@ fn applied(dirs: &Dirs) -> Result<File> {
 
 /// Fails where a guest is attached, or where that is unknown.
 fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
-    let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
+    let unknown = "which guests the I/O domain serves is not known, and their I/O would hang: correct that, or `rtvirtio revert --stop-domain`";
     let control = match process::control(&dirs.state).context(unknown)? {
         Some(control) => control,
         None => applied(dirs).context(unknown)?.control,

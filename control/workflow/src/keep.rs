@@ -137,7 +137,7 @@ pub fn keep(
             if sought.is_empty() && kept.is_empty() {
                 bail!(
                     NotRunning,
-                    "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply SPEC`"
+                    "no VM with a CPU contract runs: start it, revert, and `rtvirtio apply SPEC`"
                 );
             }
         }

@@ -119,7 +119,7 @@ fn is_known_by(group: &OurGroup, file: &str) -> bool {
 
 /// Settings that act, and that no journal here has.
 fn elsewhere(dirs: &Dirs) -> Vec<Finding> {
-    let remedy = "as said; until then no plan can be applied here";
+    let remedy = "as described; until then no plan can be applied here";
     let one = |of: &Acting| match of.journal {
         Journal::Lost => Finding::fail(ACTING, of.to_string(), ACTING_WHY, remedy),
         Journal::There | Journal::Unknown { .. } => {

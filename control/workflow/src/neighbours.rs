@@ -96,7 +96,7 @@ pub fn choose(
     ensure_on_one_device(host, &found)?;
     if host.vms().iter().any(|vm| !vm.nics.is_empty()) {
         progress.warn(
-            "no limits for networks are chosen, and targets of flows are not looked at: `rtvirtio plan SPEC --domain` has their bounds with the `traffic.rx` and `traffic.tx` that you give",
+            "no limits for networks are chosen, and targets of flows are not considered: `rtvirtio plan SPEC --domain` has their bounds with the `traffic.rx` and `traffic.tx` that you give",
         );
     }
     if found.is_empty() { Err(nothing.into()) } else { Ok(found) }

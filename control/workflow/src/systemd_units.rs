@@ -26,7 +26,7 @@ fn text(found: &[Unkept]) -> Option<String> {
     }
     let mut all = Vec::new();
     if !lost.is_empty() {
-        all.push(format!("what systemd was not told of goes: {lost}"));
+        all.push(format!("settings unknown to systemd are lost: {lost}"));
     }
     if !rounded.is_empty() {
         all.push(format!("systemd keeps whole percents: {rounded}"));
@@ -71,7 +71,7 @@ mod tests {
         std::fs::create_dir_all(root.at("/run/systemd/system")).unwrap();
         let said = warning(&writes, &root).unwrap().unwrap();
         for file in ["cpu.max", "io.bfq.weight"] {
-            let named = format!("{file} of rtvirtio-test-none.scope goes (");
+            let named = format!("{file} of rtvirtio-test-none.scope is lost (");
             assert_eq!(said.matches(&named).count(), 1, "{said}");
         }
         assert_eq!(warning(&writes[3..], &root).unwrap(), None);
@@ -82,7 +82,7 @@ mod tests {
         let found = |why| Unkept { file: "cpu.max".to_owned(), unit: "plc.scope".to_owned(), why };
         let said = text(&[found(Why::Rounded("13000 100000".to_owned()))]).unwrap();
         assert!(said.contains("keeps whole percents: cpu.max of plc.scope becomes `13000 100000`"), "{said}");
-        assert!(!said.contains("goes"), "{said}");
+        assert!(!said.contains("lost"), "{said}");
         assert_eq!(text(&[]), None);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn unreached(error: VmmError, socket: &Path) -> Error {
     match kind {
         Some(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Error::new(
             Kind::NotRunning,
-            format!("it does not run: no QEMU listens on {socket}: start it, or mend `qmp` of the spec"),
+            format!("it does not run: no QEMU listens on {socket}: start it, or correct `qmp` of the spec"),
         ),
         Some(ErrorKind::PermissionDenied) => {
             Error::new(Kind::System, format!("its monitor {socket} is of another user: run it with sudo"))

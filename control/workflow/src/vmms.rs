@@ -42,7 +42,7 @@ impl fmt::Display for Vmm {
 }
 
 /// The VMMs that have a device, a disk below it, a part of these, a device on top of them or a file
-/// on any of these open, or may have it, as they cannot be looked into.
+/// on any of these open, or may have it, as they cannot be inspected.
 ///
 /// # Errors
 /// When `/proc` cannot be read. Processes that end meanwhile are none.

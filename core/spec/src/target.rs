@@ -46,7 +46,7 @@ fn read_list(report: &mut Report<'_>, value: &DeValue<'_>, span: Span) -> Option
         return None;
     }
     if items.len() > MAX_TARGETS {
-        let help = "keep those that matter: a target at one percentile bounds all lower ones";
+        let help = "keep the needed ones: a target at one percentile bounds all lower ones";
         report.add(span, format!("a task has at most {MAX_TARGETS} targets"), help);
         return None;
     }

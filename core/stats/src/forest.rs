@@ -230,7 +230,7 @@ impl Forest {
             || self.targets.iter().any(|t| t.abs() > WEIGHT_MAX)
             || !self.ranges.iter().flatten().all(|v| v.is_finite())
         {
-            return bad("a number that cannot be");
+            return bad("an impossible number");
         }
         if self.targets.windows(2).any(|w| w[0] > w[1]) {
             return bad("its targets are not in order");

@@ -77,7 +77,7 @@ impl VictimCurve {
                 || !run.limit.as_ref().is_none_or(limited)
         };
         let at = self.runs.iter().position(bad)?;
-        Some(format!("run {} of it has a number that cannot be", at + 1))
+        Some(format!("run {} of it has an impossible number", at + 1))
     }
 
     /// Model for limits between the measured ones.

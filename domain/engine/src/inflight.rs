@@ -93,7 +93,7 @@ impl Region {
         }
         let sealed = rustix::fs::fcntl_get_seals(&file);
         if !sealed.is_ok_and(|s| s.contains(rustix::fs::SealFlags::SHRINK)) {
-            return Err(InflightError::Map("the memory can be cut off while it is in use".into()));
+            return Err(InflightError::Map("the memory can be truncated while it is in use".into()));
         }
         let file_len = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
         if offset.checked_add(needed as u64).is_none_or(|end| end > file_len) {

@@ -54,7 +54,7 @@ pub enum MemoryError {
     FileSystem(i64),
     /// A file that can be truncated, after which an access ends the process.
     #[error(
-        "guest memory can be cut off while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>)"
+        "guest memory can be truncated while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>)"
     )]
     Unsealed,
     /// Huge pages of an untrusted QEMU.

@@ -25,7 +25,7 @@ pub enum ReloadError {
     },
     /// Disks and ports that no process has opened for the I/O domain.
     #[error(
-        "nothing is changed: {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        "nothing is changed: {} would be added, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
         names.join(", ")
     )]
     NotPassed {
@@ -34,7 +34,7 @@ pub enum ReloadError {
     },
     /// Guests are attached to disks or ports that would be detached.
     #[error(
-        "nothing is changed: {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
+        "nothing is changed: {} would be removed, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
          ever, and its link is down",
         names.join(", ")
     )]
@@ -80,7 +80,7 @@ pub enum ReloadError {
     /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
     /// slow.
     #[error(
-        "{what} does not go: what it has under way has not ended after {seconds} s. Its guest is cut off; all others are as they were. Try again"
+        "{what} is not removed: its requests in flight have not completed after {seconds} s. Its guest is disconnected; all others are unchanged. Try again"
     )]
     Draining {
         /// Kind and name of the disk or port.

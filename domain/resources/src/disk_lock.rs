@@ -81,7 +81,7 @@ impl DiskLock {
 
     fn try_acquire(path: &Path, wanted: DiskUse) -> Result<Result<Self, Busy>, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
-        let meta = std::fs::metadata(path).map_err(io("cannot look at it"))?;
+        let meta = std::fs::metadata(path).map_err(io("cannot inspect it"))?;
         let is_block = meta.file_type().is_block_device();
         if !is_block && !meta.is_file() {
             return Err(BackingError::Kind { path: path.to_owned() });
@@ -113,7 +113,7 @@ impl DiskLock {
         if !holders.is_empty() {
             return Ok(Err(Busy::Kernel(holders)));
         }
-        let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
+        let identity = identity(&file.metadata().map_err(io("cannot inspect it"))?);
         Ok(Ok(Self { path: path.to_owned(), file, held: Some(wanted), identity }))
     }
 
@@ -123,7 +123,7 @@ impl DiskLock {
         // disk
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = opened.map_err(io("cannot open"))?;
-        let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
+        let identity = identity(&file.metadata().map_err(io("cannot inspect it"))?);
         Ok(Self { path: path.to_owned(), file, held: None, identity })
     }
 

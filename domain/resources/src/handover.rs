@@ -240,7 +240,7 @@ impl PassedDisk {
             return Err(failed(BackingError::Replaced { path: path.clone() }));
         }
         let ids = file.metadata().and_then(|f| Ok((identity(&f), identity(&lock.metadata()?))));
-        let (id, locked) = ids.map_err(io("cannot look at it")).map_err(failed)?;
+        let (id, locked) = ids.map_err(io("cannot inspect it")).map_err(failed)?;
         if id != locked {
             return Err(failed(BackingError::Replaced { path: path.clone() }));
         }
@@ -249,7 +249,7 @@ impl PassedDisk {
         let backing = Backing::with_geometry(&BackingConfig::from(disk), file, geometry).map_err(failed)?;
         let held = facts.lock.map(|l| DiskUse { read_only: l.read_only, shared: l.shared });
         let lock = held.map(|held| DiskLock::adopt(path, lock, held)).transpose();
-        let lock = lock.map_err(io("cannot look at it")).map_err(failed)?;
+        let lock = lock.map_err(io("cannot inspect it")).map_err(failed)?;
         let socket = AdoptedSocket { path: disk.socket.clone(), socket };
         Ok(AdoptedDisk { backing, lock, socket })
     }

@@ -83,7 +83,7 @@ impl Reverted {
                 let path = &o.path;
                 match &o.fate {
                     Fate::Conflict { found } => {
-                        Some(format!("{path} was changed by someone else to `{found}`"))
+                        Some(format!("{path} was changed by another program to `{found}`"))
                     }
                     Fate::Blocked { by } => Some(format!("{path} was left because of {by}")),
                     Fate::Failed { error } => Some(format!("{path}: {error}")),

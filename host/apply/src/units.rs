@@ -64,7 +64,7 @@ pub enum Why {
 impl fmt::Display for Unkept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {
-            Why::NotGiven(why) => write!(f, "{} of {} goes ({why})", self.file, self.unit),
+            Why::NotGiven(why) => write!(f, "{} of {} is lost ({why})", self.file, self.unit),
             Why::Rounded(value) => write!(f, "{} of {} becomes `{value}`", self.file, self.unit),
         }
     }

@@ -198,7 +198,7 @@ fn a_conflict_can_be_left_forced_or_accepted() {
         if policy == OnConflict::Report {
             let fates: Vec<_> = reverted.outcomes.iter().map(|o| &o.fate).collect();
             assert!(matches!(fates[..2], [Fate::Blocked { .. }, Fate::Conflict { .. }]), "{fates:?}");
-            assert!(reverted.summary().contains("slice_idle was changed by someone else to `5`"));
+            assert!(reverted.summary().contains("slice_idle was changed by another program to `5`"));
         }
     }
 }

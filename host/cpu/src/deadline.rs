@@ -32,7 +32,7 @@ pub(crate) fn deadline(
                     "thread {} ({}) may run on CPUs {} only, and a deadline thread must be allowed on all of its root domain",
                     t.tid, t.role, t.affinity
                 ),
-                "take the pinning away, or make these CPUs a partition of cgroup v2 (in the VM's group or one above it: write the CPUs to \
+                "remove the pinning, or make these CPUs a partition of cgroup v2 (in the VM's group or one above it: write the CPUs to \
                  cpuset.cpus, then `root` to cpuset.cpus.partition)",
             ));
         }

@@ -24,7 +24,7 @@ pub enum CpuError {
         remedy: String,
     },
     /// No mechanism of this kernel can hold the contract.
-    #[error("{vm}: no mechanism of this kernel can hold its contract: {why}; {remedy}")]
+    #[error("{vm}: no mechanism of this kernel can enforce its contract: {why}; {remedy}")]
     NoBackend {
         /// Name of the VM.
         vm: String,
@@ -34,7 +34,7 @@ pub enum CpuError {
         remedy: String,
     },
     /// The mechanism cannot hold this VM's threads.
-    #[error("{vm}: {backend} cannot hold its threads: {why}; {remedy}")]
+    #[error("{vm}: {backend} cannot limit its threads: {why}; {remedy}")]
     CannotHold {
         /// Name of the VM.
         vm: String,
@@ -54,7 +54,7 @@ pub enum CpuError {
     /// No thread of one of its processes is known to run vCPUs: the guest would run outside of the
     /// contract.
     #[error(
-        "{vm}: which of the {threads} threads of process {pid} ({name}) run its vCPUs is not known, so no contract can hold them: name the VM by \
+        "{vm}: which of the {threads} threads of process {pid} ({name}) run its vCPUs is not known, so no contract can limit them: name the VM by \
          `qmp` or `domain`, or start QEMU with `-name NAME,debug-threads=on`"
     )]
     NoVcpu {

@@ -322,7 +322,7 @@ fn exclusive(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
 }
 
 fn open_exclusively(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
-    let meta = std::fs::metadata(path).map_err(failed(path, "look at it"))?;
+    let meta = std::fs::metadata(path).map_err(failed(path, "inspect it"))?;
     // Without O_CREAT, O_EXCL claims a block device: a mount or another claim is refused (open(2)).
     let flags = if meta.file_type().is_block_device() { libc::O_EXCL } else { 0 };
     // For reading: closing a block device that was open for writing makes udev probe it.

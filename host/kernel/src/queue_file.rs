@@ -56,8 +56,8 @@ pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
     may_use(root, path)?;
     if let Some(requests) = stands_still(root, path, LOOK) {
         let text = format!(
-            "the disk has {requests} requests in flight and has completed none for {} s, so the kernel would hold \
-             whoever changes this until it does: see to the disk, and try again",
+            "the disk has {requests} requests in flight and has completed none for {} s, so the kernel would block \
+             the writer of this setting until it does: check the disk, and try again",
             LOOK.as_secs()
         );
         return Err(io::Error::new(io::ErrorKind::TimedOut, text));
@@ -79,7 +79,7 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
     }
     leave_behind(root, path, pid);
     let text = format!(
-        "the kernel has not taken `{value}` within {} s, and takes it when the disk has completed its requests: see to \
+        "the kernel has not taken `{value}` within {} s, and takes it when the disk has completed its requests: check \
          the disk, then `rtvirtio revert`",
         limit.as_secs()
     );

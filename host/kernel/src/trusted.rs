@@ -42,13 +42,13 @@ pub enum Refusal {
         kind: &'static str,
     },
     /// A symbolic link, where none is followed.
-    #[error("it is a symbolic link, and none is followed here: look where it leads, and remove it")]
+    #[error("it is a symbolic link, and none is followed here: check its target, and remove it")]
     Link,
     /// A file that has another name too.
-    #[error("it is a hard link to another file: look which one it is, and remove it")]
+    #[error("it is a hard link to another file: check which one, and remove it")]
     HardLink,
     /// A file of another user.
-    #[error("it belongs to user {uid}: look at it, and remove it or give it to this user")]
+    #[error("it belongs to user {uid}: check it, and remove it or give it to this user")]
     Owner {
         /// User id of the owner.
         uid: u32,

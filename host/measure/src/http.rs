@@ -100,7 +100,7 @@ impl Request {
                     let end = head.windows(4).position(|w| w == b"\r\n\r\n");
                     body = end.map(|end| head.len() - end - 4);
                     if body.is_none() && head.len() > LONGEST_HEAD {
-                        return Err(bad(format!("{} answers with a head that does not end", self.url)));
+                        return Err(bad(format!("{} answers with a header that does not end", self.url)));
                     }
                 }
             }

@@ -66,7 +66,7 @@ pub fn start(
         Some(port) => say(port, Word::Start { id, wanted }),
     };
     if let Err(why) = &said {
-        note(&format!("the host is not told: {why}"));
+        note(&format!("the host is not notified: {why}"));
     }
     let mut command = Command::new(program);
     command.args(args);
@@ -96,7 +96,7 @@ pub fn start(
     }
     if let (Ok(()), Some(port)) = (&said, &port) {
         if let Err(why) = say(port, Word::End { id }) {
-            note(&format!("the host is not told that it has started: {why}"));
+            note(&format!("the host is not notified of the end of the start: {why}"));
         }
     }
     let (mut child, ended) = ended.map_err(ReporterError::io("start", program.as_str()))?;
@@ -139,7 +139,7 @@ fn say(port: &Path, word: Word) -> Result<(), String> {
         }
     };
     file.write_all(word.to_string().as_bytes()).map_err(|e| match e.kind() {
-        io::ErrorKind::WouldBlock => format!("nobody on the host listens at {}", port.display()),
+        io::ErrorKind::WouldBlock => format!("no process on the host listens at {}", port.display()),
         _ => format!("{}: {e}", port.display()),
     })
 }

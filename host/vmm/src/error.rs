@@ -50,7 +50,7 @@ pub enum VmmError {
         waited: Duration,
     },
     /// The other side closed the connection: QEMU ended, or ends.
-    #[error("{peer}: {operation}: connection closed; the virtual machine has ended or dropped us")]
+    #[error("{peer}: {operation}: connection closed; the virtual machine has ended or closed the connection")]
     Closed {
         /// Name of the other side and its socket.
         peer: String,
@@ -68,7 +68,7 @@ pub enum VmmError {
         limit: usize,
     },
     /// The other side sent more items than are examined.
-    #[error("{peer}: {operation}: more than {limit} {what}; the connection is given up")]
+    #[error("{peer}: {operation}: more than {limit} {what}; the connection is closed")]
     TooMany {
         /// Name of the other side and its socket.
         peer: String,

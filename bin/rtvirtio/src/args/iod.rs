@@ -21,11 +21,11 @@ The JSON's fields: docs/reference/json.md.")]
     /// go, policy, window, weights, reservations, caps, priorities
     #[command(after_help = "\
 A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
-A disk or port that goes while a guest is attached to it is refused without --force.
+Removal of a disk or port with an attached guest is refused without --force.
 
 EXAMPLES
   rtvirtio iod reload
-  rtvirtio iod reload --dry-run                          which disks and ports would come and go?
+  rtvirtio iod reload --dry-run                          which disks and ports would be added or removed?
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodReloadArgs),
     /// Serve another disk or port: add its table to the configuration file, and reload
@@ -80,7 +80,7 @@ EXAMPLES
 EXAMPLES
   rtvirtio iod trace --for 10s
   rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
-  rtvirtio iod trace --dropped                            frames not passed on and requests refused, and why
+  rtvirtio iod trace --dropped                            dropped frames and refused requests, with reasons
   rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
 
 One listener at a time. With --json one object a line. What came faster than this program reads is counted at the end.")]

@@ -76,7 +76,7 @@ EXAMPLES
                                           a VMM by its process id
 
 A contract of each budget is applied and put back, journaled: `rtvirtio revert` does it after a crash. Meanwhile the VM gets less CPU time than it
-is used to. Make the load from another machine, or it competes with the VM for the CPUs. The same command goes on where it was stopped.")]
+is used to. Make the load from another machine, or it competes with the VM for the CPUs. The same command resumes where it was stopped.")]
     Cpu(Box<ProfileCpuArgs>),
     /// Make one entry of a library from the shares of hosts with one kind of device, or report why
     /// they do not belong together

@@ -131,7 +131,7 @@ fn text(findings: &[Finding]) -> String {
     }
     let count = |level| findings.iter().filter(|f| f.level == level).count();
     out.push_str(&format!(
-        "{} ok, {} to improve, {} in the way\n",
+        "{} ok, {} warnings, {} failures\n",
         count(Level::Ok),
         count(Level::Warn),
         count(Level::Fail)

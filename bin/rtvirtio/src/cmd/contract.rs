@@ -48,7 +48,9 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
                     false
                 });
                 if !is_gone {
-                    ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says what is left"));
+                    ui.step(&format!(
+                        "rtvirtiod is processing it: `rtvirtio contract show {vm}` shows what is left"
+                    ));
                 }
             }
             if !place.runs {
@@ -151,7 +153,7 @@ fn set(
         })
     });
     if place.service.is_some() && stands.is_none() {
-        ui.step(&format!("rtvirtiod is at it: `rtvirtio contract show {vm}` says how it stands"));
+        ui.step(&format!("rtvirtiod is processing it: `rtvirtio contract show {vm}` shows its state"));
     }
     if !place.runs {
         ui.step(NOT_KEPT);
@@ -186,7 +188,7 @@ fn fits(
     }
     let places = Places { dirs: global.dirs(), contracts, specs: Vec::new() };
     fit(&places, &config, vm, &new)
-        .map_err(|why| anyhow::anyhow!("whether the contract of {vm} fits cannot be told: {why}"))
+        .map_err(|why| anyhow::anyhow!("whether the contract of {vm} fits cannot be determined: {why}"))
 }
 
 fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -213,9 +215,9 @@ fn elsewhere(global: &Global) -> anyhow::Result<Option<String>> {
     Ok(rtvirtio_daemon::running(&global.dirs())?.map(|service| {
         let words = service.words();
         if service.is_elsewhere(&run) {
-            format!("{words} keeps the contracts of this state directory: ask it with that --run-dir")
+            format!("{words} manages the contracts of this state directory: use its --run-dir")
         } else {
-            format!("{words} runs and does not listen: it begins or ends, try again")
+            format!("{words} runs but does not listen: it is starting or stopping, try again")
         }
     }))
 }

@@ -35,7 +35,7 @@ pub fn run(args: &DiscoverArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let mut found = discover(&Root::default(), args.uri.as_deref())?;
     for one in &found.unreadable {
         ui.warn(&format!(
-            "process {} ({}) cannot be looked into: {}{}",
+            "process {} ({}) cannot be inspected: {}{}",
             one.pid,
             one.program,
             one.why,
@@ -47,7 +47,7 @@ pub fn run(args: &DiscoverArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             ui.step("no virtual machine runs here: no QEMU, Cloud Hypervisor, Firecracker or crosvm")
         }
         (true, hidden) => ui.step(&format!(
-            "no virtual machine was seen, but {hidden} {} cannot be looked into",
+            "no virtual machine was seen, but {hidden} {} cannot be inspected",
             if hidden == 1 { "process" } else { "processes" }
         )),
         (false, _) => {}

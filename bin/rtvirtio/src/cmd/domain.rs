@@ -68,7 +68,7 @@ pub fn status_text(status: &DomainStatus) -> String {
     if status.pids.is_empty() {
         let config = status.config.as_ref().map(|config| terminal(&config.display().to_string(), false));
         return format!(
-            "I/O domain: applied, but NOT RUNNING, and its guests wait: `rtvirtio apply {}` starts it again as it was; its last words are in {LOG} beside that file\n",
+            "I/O domain: applied, but NOT RUNNING, and its guests wait: `rtvirtio apply {}` starts it again as it was; its last log lines are in {LOG} next to that file\n",
             config.unwrap_or_default()
         );
     }

@@ -66,7 +66,9 @@ fn until_cancelled<T: Send + 'static>(
         match answer.recv_timeout(LOOK) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the fleet's numbers could not be had"),
+            Err(RecvTimeoutError::Disconnected) => {
+                anyhow::bail!("the fleet's capacity could not be computed")
+            }
         }
     }
 }

@@ -83,5 +83,5 @@ fn preview(found: &Preview) -> String {
         + &line("would come", "port", &found.attach_ports)
         + &line("would go", "disk", &found.detach)
         + &line("would go", "port", &found.detach_ports);
-    if lines.is_empty() { "no disk would come or go, and no port\n".into() } else { lines }
+    if lines.is_empty() { "no disk or port would be added or removed\n".into() } else { lines }
 }

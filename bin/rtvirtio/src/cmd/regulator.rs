@@ -89,7 +89,7 @@ fn text(vm: &VmRegulators, style: &Style) -> String {
                 }
             }
             Outcome::Refused { actuator, direction, why } => {
-                let head = format!("{} by {actuator}: cannot be", direction.name());
+                let head = format!("{} by {actuator}: not possible", direction.name());
                 let _ = writeln!(out, "\n{}: {}", style.paint(&head, Paint::Bad), terminal(why, style.ascii));
             }
         }

@@ -62,7 +62,7 @@ pub fn shown(vm: &VmSnapshot, seen: &Result<ObservedTargets, String>) -> String 
     let targets = match seen {
         Err(why) => Err(why.clone()),
         Ok(seen) => match seen.vms.get(&vm.name) {
-            None => Err("it does not run, or was not looked at yet".to_owned()),
+            None => Err("not running, or not checked yet".to_owned()),
             Some(of) if of.targets.is_empty() => {
                 Err(of.disks_unseen.clone().unwrap_or_else(|| "no request was seen yet".to_owned()))
             }

@@ -41,7 +41,7 @@ fn show(event: &StartEvent, ui: &Ui) -> rtvirtio_workflow::Result<()> {
         What::Raised => "something starts: raised".to_owned(),
         What::Lowered(all) => {
             format!(
-                "put back; {} starts so far, {} refused, {} cut by the budget",
+                "put back; {} starts so far, {} refused, {} ended by the budget",
                 all.starts, all.refused, all.cut
             )
         }

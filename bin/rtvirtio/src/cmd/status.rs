@@ -137,7 +137,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
                     other_service.as_ref().map(rtvirtio_daemon::RunningService::words).unwrap_or_default();
                 let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
                 format!(
-                    "{words} keeps the contracts of this state directory: ask it with that --run-dir\n  contracts in force: {kept}\n"
+                    "{words} manages the contracts of this state directory: use its --run-dir\n  contracts in force: {kept}\n"
                 )
             }
             (None, None) if kept.is_empty() => String::new(),

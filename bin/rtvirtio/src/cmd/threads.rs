@@ -66,7 +66,7 @@ pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         }
         if let Some(main) = main_loop_without_vcpus(&threads) {
             ui.warn(&format!(
-                "{}: which threads of process {} run its vCPUs is not known, so no contract can hold them: name the VM by `qmp` or `domain`, or start QEMU \
+                "{}: which threads of process {} run its vCPUs is not known, so no contract can limit them: name the VM by `qmp` or `domain`, or start QEMU \
                  with `-name NAME,debug-threads=on`",
                 vm.name, main.pid
             ));
@@ -200,7 +200,7 @@ fn watch(
                 Err(e) => {
                     let why = e.to_string();
                     if failed.as_ref() != Some(&why) {
-                        ui.warn(&format!("{vm}: not looked at: {why}"));
+                        ui.warn(&format!("{vm}: not inspected: {why}"));
                     }
                     *failed = Some(why);
                     continue;

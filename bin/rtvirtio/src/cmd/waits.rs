@@ -28,7 +28,7 @@ pub fn text(seen: &WaitsObservation) -> String {
     }
     if rows.is_empty() && seen.unseen.is_empty() {
         out.push_str(
-            "nothing is seen yet: rtvirtiod looks every `observe` (10 s) at the VMs of contracts that run\n",
+            "nothing is seen yet: rtvirtiod samples the running VMs of contracts every `observe` (10 s)\n",
         );
     }
     for why in &seen.unseen {

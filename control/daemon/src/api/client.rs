@@ -54,7 +54,7 @@ pub enum ClientError {
     },
     /// A service runs, and does not listen.
     #[error(
-        "rtvirtiod runs, and does not listen on {socket}: it begins or ends, or the socket was removed: `systemctl restart rtvirtiod`"
+        "rtvirtiod runs but does not listen on {socket}: it is starting or stopping, or the socket was removed: `systemctl restart rtvirtiod`"
     )]
     Deaf {
         /// Path of the socket.

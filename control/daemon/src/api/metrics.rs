@@ -49,7 +49,7 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         "Comparisons of every setting that these events asked for.",
         counted(&counters.report_compares),
     )?;
-    gauge("rtvirtio_loop_reporters", "libvirt daemons and monitors whose events are heard.", &[])?
+    gauge("rtvirtio_loop_reporters", "libvirt daemons and monitors whose events are received.", &[])?
         .with_label_values::<&str>(&[])
         .set(counted(&counters.reporters));
     counter("rtvirtio_settings_written_total", "Settings that were written.", counted(&counters.changes))?;
@@ -61,14 +61,14 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         .set(snapshot.faults.len() as f64);
     let state = gauge(
         "rtvirtio_contract_state",
-        "How the contract of a VM stands: 1 for its state.",
+        "State of a VM's contract: 1 for the current one.",
         &["vm", "state"],
     )?;
     let drift =
         gauge("rtvirtio_contract_drift_settings", "Settings that another program has changed.", &["vm"])?;
     let looked = gauge(
         "rtvirtio_contract_looked_seconds",
-        "How long ago the service has looked at a VM and its contract.",
+        "Age of the last check of a VM and its contract.",
         &["vm"],
     )?;
     for vm in &snapshot.vms {
@@ -80,7 +80,7 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
     }
     let plan = gauge(
         "rtvirtio_plan_state",
-        "How the plan of the contracts' disks stands: 1 for its state; none without `[plan]`.",
+        "State of the plan of the contracts' disks: 1 for the current one; none without `[plan]`.",
         &["state"],
     )?;
     let unplanned = gauge(
@@ -113,7 +113,7 @@ fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         gauge("rtvirtio_target_predicted_seconds", "Latency that the plan in force predicts.", labels)?;
     let bound = gauge(
         "rtvirtio_target_bound_seconds",
-        "What a target's latency stays below as predicted, with the host's own stalls; only of models that were learned on this host.",
+        "Predicted upper bound of a target's latency, with the host's own stalls; only of models that were learned on this host.",
         labels,
     )?;
     let seconds = |time: Nanos| time.0 as f64 / 1e9;
@@ -130,9 +130,14 @@ fn predicted(of: &PlanSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
 /// Gauges of what is published to OpenStack's Placement.
 fn published(of: &PlacementSnapshot, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let is_up = of.problem.is_none() && of.published.is_some();
-    let up = gauge("rtvirtio_placement_up", "Whether Placement has what this host can promise now.", &[])?;
+    let up =
+        gauge("rtvirtio_placement_up", "1 while Placement has the current inventory of this host.", &[])?;
     up.with_label_values::<&str>(&[]).set(if is_up { 1.0 } else { 0.0 });
-    let at = gauge("rtvirtio_placement_published_timestamp_seconds", "When Placement last had it.", &[])?;
+    let at = gauge(
+        "rtvirtio_placement_published_timestamp_seconds",
+        "Time of the last publication in Placement.",
+        &[],
+    )?;
     if let Some(time) = of.published.as_ref().and_then(|t| t.parse::<jiff::Timestamp>().ok()) {
         at.with_label_values::<&str>(&[]).set(time.as_second() as f64);
     }
@@ -170,7 +175,8 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         "Time that a VM's threads were ready and waited for a CPU, per second.",
         &["vm"],
     )?;
-    let hits = gauge("rtvirtio_vm_quota_hits_per_second", "How often a quota stopped a VM.", &["vm"])?;
+    let hits =
+        gauge("rtvirtio_vm_quota_hits_per_second", "Number of times that a quota throttled a VM.", &["vm"])?;
     let memory = gauge(
         "rtvirtio_vm_memory_bytes_per_second",
         "Bytes that a VM's threads moved to and from memory; none where the CPU does not show it for the VM.",
@@ -183,17 +189,14 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     )?;
     let limiter_hits = gauge(
         "rtvirtio_limiter_hits_per_second",
-        "How often a limiter has held something of a VM up; only limiters that count it.",
+        "Number of times that a limiter delayed a VM; only limiters that count it.",
         &["vm", "kind", "limiter"],
     )?;
-    let limiter_used = gauge(
-        "rtvirtio_limiter_used_ratio",
-        "What a VM used of a limit, as a share of it.",
-        &["vm", "kind", "limiter"],
-    )?;
+    let limiter_used =
+        gauge("rtvirtio_limiter_used_ratio", "Used share of a limit of a VM.", &["vm", "kind", "limiter"])?;
     let late = gauge(
         "rtvirtio_target_late_ratio",
-        "Share of a target's late requests by what they waited for, an estimate: stalls of the host, of the disk, or neither.",
+        "Share of a target's late requests by cause, an estimate: stalls of the host, of the disk, or neither.",
         &["vm", "task", "percentile", "cause"],
     )?;
     let waits = gauge(
@@ -212,7 +215,7 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
     uncovered(seen, gauge)?;
     let looked = gauge(
         "rtvirtio_vm_observed_seconds",
-        "How long ago a VM's load and targets were looked at.",
+        "Age of the last observation of a VM's load and targets.",
         &["vm"],
     )?;
     for (vm, of) in &seen.vms {
@@ -303,7 +306,7 @@ fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()>
     }
     let known = gauge(
         "rtvirtio_uncovered_known",
-        "Whether it is known on what no setting in force acts: 0 where no metric of it means nothing.",
+        "1 if uncovered I/O is known; with 0 a missing metric of it means nothing.",
         &[],
     )?;
     let is_known = seen.uncovered.unseen.is_none() && seen.uncovered.looked_s.is_some();
@@ -315,7 +318,7 @@ fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()>
 fn stalls(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
     let host = gauge(
         "rtvirtio_host_stalled_ratio",
-        "Share of the time in which some CPU of the host stood still; watched while requests with targets come.",
+        "Share of the time in which some CPU of the host was stalled; monitored while requests with targets arrive.",
         &[],
     )?;
     if let Some(stalls) = &seen.host.stalls {

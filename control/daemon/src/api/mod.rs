@@ -128,7 +128,7 @@ fn bind(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => {
-            let why = "it is there, and no socket: look what it is, and remove it";
+            let why = "it exists and is no socket: check what it is, and remove it";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}

@@ -205,7 +205,7 @@ pub(super) struct Placed<I> {
 }
 
 fn gave_way() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "another connection needs the place")
+    io::Error::new(io::ErrorKind::ConnectionAborted, "closed in favour of another connection")
 }
 
 impl<I> Placed<I> {
@@ -250,7 +250,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Placed<I> {
                 this.deadline.as_mut().reset(until);
             }
             if this.deadline.as_mut().poll(context).is_ready() {
-                let why = "the head of a request did not come in time";
+                let why = "the header of a request did not arrive in time";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
             }
         }

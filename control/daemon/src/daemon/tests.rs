@@ -239,8 +239,8 @@ fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
     assert!(aged(10).is_whole() && aged(10).vms[0].looked_s == Some(10.0));
     assert_eq!(states(11), [crate::VmState::Unknown; 2]);
     let old = aged(11);
-    assert!(!old.is_whole() && old.problems[0].contains("has not been looked at for 11 s"), "{old:?}");
-    assert_eq!(old.vms[0].why.as_deref(), Some("it has not been looked at for 11 s"));
+    assert!(!old.is_whole() && old.problems[0].contains("was last checked 11 s ago"), "{old:?}");
+    assert_eq!(old.vms[0].why.as_deref(), Some("it was last checked 11 s ago"));
     let never = daemon.snapshot().aged(None, limit);
     assert_eq!(never.vms[0].looked_s, None);
 }

@@ -68,7 +68,10 @@ impl Stream {
                 match monitor.listener().map_err(words)? {
                     Some(pid) if pids.contains(&pid) => Ok(Self::Monitor(monitor)),
                     Some(pid) => Err(format!("{} is process {pid}'s, not the VM's", socket.display())),
-                    None => Err(format!("whose socket {} is cannot be seen from here", socket.display())),
+                    None => Err(format!(
+                        "the owner of socket {} cannot be determined from here",
+                        socket.display()
+                    )),
                 }
             }
         }
@@ -181,7 +184,7 @@ impl Reports {
                 Reporter::Libvirt(uri) => format!("events of libvirt's domains at {uri}"),
                 Reporter::Monitor { socket, .. } => format!("events of the monitor {}", socket.display()),
             };
-            Some(format!("{of} are not heard, so scans alone find what happens there: {why}"))
+            Some(format!("{of} are not received, so only scans find changes there: {why}"))
         };
         self.listeners.iter().filter_map(one).collect()
     }

@@ -124,7 +124,7 @@ impl Domains {
         while let Ok(answer) = self.answers.try_recv() {
             self.is_asked = false;
             let unwritten = answer.unwritten;
-            self.problem = unwritten.map(|e| format!("how contracts stand is not in every domain: {e}"));
+            self.problem = unwritten.map(|e| format!("the state of contracts is not in every domain: {e}"));
             match answer.contracts {
                 Ok(found) => is_new |= self.contracts.take(found),
                 Err(e) => {

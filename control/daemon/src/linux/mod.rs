@@ -89,7 +89,7 @@ pub struct LinuxHost {
     listed: Option<Listed>,
     applied: Applied,
     plan: PlanPart,
-    /// Whether contracts have changed since the last look.
+    /// Whether contracts have changed since the last sample.
     contracts_changed: bool,
     /// Whether the last comparison could list the VMs for which something is in force.
     scopes_are_known: bool,
@@ -235,7 +235,7 @@ impl LinuxHost {
             tracked.take_up(&self.root);
             let looked =
                 tracked.look_for_threads(&self.root, &admission.admitted.probe, &self.kernel_threads);
-            failed.extend(looked.err().map(|e| format!("threads of {name} cannot be looked at: {e:#}")));
+            failed.extend(looked.err().map(|e| format!("threads of {name} cannot be inspected: {e:#}")));
         }
         failed.into_iter().for_each(|why| self.problem(why));
     }

@@ -82,7 +82,7 @@ impl PlanPart {
         self.seen = Some(seen);
     }
 
-    /// Whether an observation came, or the plan has to be read, since the last look.
+    /// Whether an observation came, or the plan has to be read, since the last sample.
     pub fn has_news(&self) -> bool {
         self.stale || (self.is_wanted && self.seen.is_some())
     }

@@ -25,7 +25,7 @@ pub(super) struct Listed {
 }
 
 impl LinuxHost {
-    /// Whether a process or thread may have come since the last look, by `/proc/loadavg`.
+    /// Whether a process or thread may have come since the last sample, by `/proc/loadavg`.
     pub(super) fn may_have_new_tasks(&mut self, now: Instant) -> bool {
         // Read before they are listed: what comes meanwhile is found at the next look.
         let last = process::last_created(&self.root).ok();
@@ -43,7 +43,7 @@ impl LinuxHost {
         self.listed.is_some_and(|listed| Some(listed.last) == last && listed.twice && is_fresh(listed))
     }
 
-    /// Whether nothing can have changed since the last look: no task was created, no process of a
+    /// Whether nothing can have changed since the last sample: no task was created, no process of a
     /// VM is gone, nothing was found or is due. A zombie of a VM is seen by an event, or with the
     /// next comparison.
     pub(super) fn is_at_rest(&self, now: Instant) -> bool {

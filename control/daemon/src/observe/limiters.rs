@@ -71,7 +71,7 @@ pub(super) struct Looked<'a> {
     pub domain: &'a [&'a DiskHistograms],
 }
 
-const FIRST: &str = "counted from the next look on";
+const FIRST: &str = "counted from the next sample on";
 
 impl LimiterCounters {
     /// Reads every limiter that acts on a VM.
@@ -233,8 +233,7 @@ fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation>
     if hits_per_s.is_none() && vm.cpu.is_none() {
         return None;
     }
-    let why =
-        "a real-time budget and SCHED_DEADLINE have no counter, and a quota is counted from the next look on";
+    let why = "a real-time budget and SCHED_DEADLINE have no counter, and a quota is counted from the next sample on";
     Some(LimiterObservation {
         kind: LimiterKind::CpuQuota,
         name: "CPU time".to_owned(),

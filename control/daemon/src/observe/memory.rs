@@ -48,7 +48,7 @@ impl MemoryWindow {
         let (now, before) = match (&self.now, &self.before, &self.unseen) {
             (_, _, Some(why)) => return unseen(why),
             (Some(now), Some(before), None) => (now, before),
-            _ => return unseen("not known yet: this is the first look"),
+            _ => return unseen("not known yet: this is the first sample"),
         };
         let threads: BTreeSet<u32> =
             processes.iter().flat_map(|process| task::tids(root, process.pid).unwrap_or_default()).collect();

@@ -57,7 +57,7 @@ impl Observation {
             vm.looked_s = Some(age.as_secs_f64());
             if age > limit {
                 vm.targets.clear();
-                vm.disks_unseen = Some(format!("it has not been looked at for {} s", age.as_secs()));
+                vm.disks_unseen = Some(format!("last checked {} s ago", age.as_secs()));
             }
         }
         self

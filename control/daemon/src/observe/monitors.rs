@@ -153,7 +153,7 @@ impl Asked {
             (Some(since), None) => waits(since),
             (Some(since), Some(why)) => format!("{}; before: {why}", waits(since)),
             (None, Some(why)) => why.clone(),
-            (None, None) => "it is asked with the next look".to_owned(),
+            (None, None) => "it is queried with the next sample".to_owned(),
         }
     }
 }

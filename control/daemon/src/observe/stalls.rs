@@ -65,7 +65,7 @@ impl StallWatch {
     pub fn take(&mut self) -> Stalls {
         let disks = std::mem::take(&mut self.disks);
         let Some((begin, probe)) = self.probe.take() else {
-            let unseen = "nothing with a target has sent requests since the last look".to_owned();
+            let unseen = "nothing with a target has sent requests since the last sample".to_owned();
             return Stalls { unseen: Some(unseen), ..Stalls::default() };
         };
         let (noise, stalls) = probe.finish();
@@ -80,9 +80,9 @@ impl StallWatch {
             StallsObservation { count, share: total.0 as f64 / 1e9 / seconds, longest_ns: noise.max_ns }
         });
         let why = if noise.realtime {
-            "some CPU stood still for more than a twentieth of the time, or could not be watched"
+            "some CPU was stalled for more than a twentieth of the time, or could not be monitored"
         } else {
-            "probes under SCHED_FIFO are not to be had: the service's cgroup has no real-time budget"
+            "probes under SCHED_FIFO are not available: the service's cgroup has no real-time budget"
         };
         let unseen = host.is_none().then(|| why.to_owned());
         Stalls { host, unseen, disks, seconds }
@@ -119,6 +119,6 @@ mod tests {
         if let Some(stood) = seen.of_host() {
             assert!(stood.total.0 as f64 <= seen.seconds * 1e9);
         }
-        assert!(watch.take().unseen.unwrap().contains("since the last look"));
+        assert!(watch.take().unseen.unwrap().contains("since the last sample"));
     }
 }

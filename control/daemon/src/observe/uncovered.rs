@@ -56,11 +56,10 @@ impl UncoveredObservation {
         let age = self.at.map(|at| now.saturating_duration_since(at));
         self.looked_s = age.filter(|_| self.has_looked).map(|age| age.as_secs_f64());
         if !self.has_looked {
-            self.unseen = Some("it has not been looked at yet".to_owned());
+            self.unseen = Some("it has not been checked yet".to_owned());
         }
         if let Some(age) = age.filter(|age| *age > every.max(LEAST_EVERY) + LONGEST_LOOK) {
-            let why =
-                format!("it has not been looked at for {} s: a file system may not answer", age.as_secs());
+            let why = format!("last checked {} s ago: a file system may not answer", age.as_secs());
             self.unseen = Some(match self.unseen.take().filter(|_| self.has_looked) {
                 Some(before) => format!("{why}; before: {before}"),
                 None => why,
@@ -109,13 +108,13 @@ mod tests {
         let fresh = seen.clone().aged(at + Duration::from_secs(19), every);
         assert_eq!((fresh.unseen, fresh.looked_s), (None, Some(19.0)));
         let old = seen.aged(at + Duration::from_secs(21), every);
-        assert!(old.unseen.unwrap().contains("not been looked at for 21 s"));
+        assert!(old.unseen.unwrap().contains("last checked 21 s ago"));
         let never = UncoveredObservation::default().aged(at, every);
         assert_eq!((never.looked_s, never.unseen.is_some()), (None, true));
         let begun = UncoveredObservation { at: Some(at), ..UncoveredObservation::default() };
         let begun = begun.aged(at + Duration::from_secs(3), every);
         assert_eq!(begun.looked_s, None);
-        assert_eq!(begun.unseen.unwrap(), "it has not been looked at yet");
+        assert_eq!(begun.unseen.unwrap(), "it has not been checked yet");
     }
 
     #[test]

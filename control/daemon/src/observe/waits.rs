@@ -145,7 +145,7 @@ fn groups(
     let cgroups = match Cgroups::detect(root) {
         Ok(cgroups) => cgroups,
         Err(e) => {
-            unseen.push(format!("what VMs have of disks: {e}"));
+            unseen.push(format!("shares of VMs of disks: {e}"));
             return None;
         }
     };
@@ -161,7 +161,7 @@ fn groups(
     if !bad.is_empty() {
         let names: Vec<&str> = bad.keys().map(String::as_str).collect();
         unseen.push(format!(
-            "{}: no cgroup of their own, so what they have of disks is not told apart",
+            "{}: no cgroup of their own, so their shares of disks cannot be distinguished",
             names.join(", ")
         ));
     }
@@ -174,7 +174,10 @@ impl DeviceWindow {
         let Some((cgroups, groups)) = groups else { return Ok(Vec::new()) };
         let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
         let profile = load_profile(&spec, None, dirs).map_err(|e| match e.kind() {
-            Kind::NotMeasured => format!("it is not measured, so whose requests took how much of it is not told: `rtvirtio profile {}`", rtvirtio_text::shell_path(path)),
+            Kind::NotMeasured => format!(
+                "it is not measured, so its time cannot be split by VM: `rtvirtio profile {}`",
+                rtvirtio_text::shell_path(path)
+            ),
             _ => format!("{e:#}"),
         })?;
         let service = service(&profile).map_err(|e| e.to_string())?;

@@ -223,9 +223,9 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
         let late_unseen = if causes.told >= exceedances {
             None
         } else if causes.told == 0 {
-            Some("nothing watched the host while they came".to_owned())
+            Some("the host was not monitored while they arrived".to_owned())
         } else {
-            Some(format!("the host was watched while {} of {exceedances} came", causes.told))
+            Some(format!("the host was monitored while {} of {exceedances} arrived", causes.told))
         };
         TargetObservation {
             task: task.name.clone(),
@@ -298,8 +298,8 @@ fn waited_ns(first: &Counters, last: &Counters, latency_ns: u64) -> u64 {
 fn words(causes: &LateCauses) -> String {
     let share = |n: u64| 100.0 * n as f64 / causes.told.max(1) as f64;
     let disk = causes.disk.map_or_else(
-        || "whether the disk stood still is not known".to_owned(),
-        |n| format!("{:.0} % in standstills of the disk", share(n)),
+        || "whether the disk stalled is not known".to_owned(),
+        |n| format!("{:.0} % in stalls of the disk", share(n)),
     );
     format!("of the late ones about {:.0} % in stalls of the host, {disk}", share(causes.host))
 }
@@ -444,7 +444,7 @@ mod tests {
             (Verdict::Missed, 50, 21, Some(11), 18)
         );
         assert!(
-            judged.why.contains("of the late ones about 42 % in stalls of the host, 22 % in standstills"),
+            judged.why.contains("of the late ones about 42 % in stalls of the host, 22 % in stalls"),
             "{}",
             judged.why
         );

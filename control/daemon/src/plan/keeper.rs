@@ -92,7 +92,7 @@ impl PlanKeeper {
             let put_back = |why: &str| step(PLAN, Action::PutBack { force }, why);
             match &plan.state {
                 ScopeState::Unusable(_) => return Vec::new(),
-                ScopeState::Cut => steps.push(put_back("it was cut off half way")),
+                ScopeState::Cut => steps.push(put_back("it was interrupted")),
                 ScopeState::Rebooted => steps.push(put_back("the host was restarted since")),
                 ScopeState::Whole if !is_wanted => steps.push(put_back("no plan is to be held any more")),
                 ScopeState::Whole => {}

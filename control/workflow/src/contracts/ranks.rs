@@ -30,7 +30,7 @@ fn notes(all: &mut [Contracted]) {
         let takes = interference_us(one.contract, &others);
         if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
             one.notes.push(format!(
-                "in a bad moment the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
+                "in the worst case the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
                  period of {}, and a part of its budget comes in the next one; give it a shorter period than theirs",
                 Nanos(takes * 1000),
                 Nanos(one.contract.period_us() * 1000)
@@ -44,7 +44,7 @@ fn notes(all: &mut [Contracted]) {
             .filter(|_| one.backend != Backend::Deadline);
         if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
             one.notes.push(
-                "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
+                "AIO workers are ordinary threads, which the budget does not limit: an answer that waits for one of them may come later than said (use `aio=native` or \
                  io_uring)"
                     .to_owned(),
             );

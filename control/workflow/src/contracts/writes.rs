@@ -145,7 +145,7 @@ pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
             progress.step(&words(vm, found));
         }
         let strength = format!("{:?}", s.strength).to_lowercase();
-        progress.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
+        progress.step(&format!("{vm}: its CPU contract is enforced by {} ({strength})", s.backend));
         for note in &s.notes {
             progress.step(&format!("{vm}: {note}"));
         }

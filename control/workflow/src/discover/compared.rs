@@ -27,16 +27,16 @@ pub fn compare(found: &mut Discovery, dirs: &Dirs, progress: &dyn Progress) {
     let profile_of = |spec: &Spec| match load_profile(spec, None, dirs) {
         Ok(profile) => Some(profile),
         Err(e) if e.kind() == Kind::NotMeasured => {
-            progress.step(&format!("what was seen is not held against a prediction: {e:#}"));
+            progress.step(&format!("the observation is not compared with a prediction: {e:#}"));
             None
         }
         Err(e) => {
-            progress.warn(&format!("what was seen is not held against a prediction: {e:#}"));
+            progress.warn(&format!("the observation is not compared with a prediction: {e:#}"));
             None
         }
     };
     if let Err(e) = with(found, &profile_of) {
-        progress.warn(&format!("what was seen is not held against a prediction: {e:#}"));
+        progress.warn(&format!("the observation is not compared with a prediction: {e:#}"));
     }
 }
 

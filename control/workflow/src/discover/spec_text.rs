@@ -48,7 +48,7 @@ pub fn spec_text(discovery: &Discovery, generated: &str) -> String {
         let rests = observed && !busy(discovery, device);
         let mute = if rests { "# " } else { "" };
         if rests {
-            let _ = write!(out, "\n# {} was at rest.", device.name);
+            let _ = write!(out, "\n# {} was idle.", device.name);
         }
         let section = if many { "[[device]]" } else { "[device]" };
         let _ = writeln!(out, "\n{mute}{section}");
@@ -146,7 +146,7 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
     }
     *out += &text;
     if tasks == 0 {
-        let why = if observed { "It was at rest." } else { "What it does is not known." };
+        let why = if observed { "It was idle." } else { "What it does is not known." };
         let _ = writeln!(
             out,
             "\n# {why} Say what it is to do, and remove the marks:\n# [[vm.task]]\n# name = \"cycle\"\n# op = \"read\"\n\

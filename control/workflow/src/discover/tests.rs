@@ -123,7 +123,7 @@ fn disks_on_two_devices_are_named_and_what_rests_stays_a_comment() {
     assert_eq!(spec.vms().len(), 1, "{text}");
     assert!(text.contains("\"reads-log-2\""), "two disks of one name: {text}");
     assert!(text.contains("# [[vm]]") && text.contains("# name = \"rests\""), "{text}");
-    assert!(text.contains("sdc was at rest"), "{text}");
+    assert!(text.contains("sdc was idle"), "{text}");
 }
 
 /// The number that a note proposes.

@@ -103,7 +103,7 @@ pub fn reload(control: &Path, force: bool) -> Result<Changes> {
     if !attach.is_empty() || !attach_ports.is_empty() {
         for (names, what, most) in [(&attach, "disks", MOST_DISKS), (&attach_ports, "ports", MOST_PORTS)] {
             if names.len() > most {
-                bail!(Argument, "{} {what} come at once; attach at most {most}", names.len());
+                bail!(Argument, "{} {what} would be added at once; attach at most {most}", names.len());
             }
         }
         let file = File::load(&config)?;

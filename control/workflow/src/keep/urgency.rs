@@ -198,7 +198,7 @@ impl Follower {
                 Err(e) => {
                     // What stands there is old by now.
                     let _ = std::fs::remove_file(dirs.run.join(STATUS_FILE));
-                    let why = format!("how the VMs stand is not shown: {e:#}");
+                    let why = format!("the state of the VMs is not shown: {e:#}");
                     if self.unwritten.as_ref() != Some(&why) {
                         progress.warn(&why);
                         self.unwritten = Some(why);

@@ -189,7 +189,7 @@ pub fn facts(host: &HostSpec) -> HostFacts {
     HostFacts {
         kernel: crate::kernel_release(),
         cpus: crate::cpus(),
-        vmm: "not looked at".to_owned(),
+        vmm: "not inspected".to_owned(),
         accelerator: String::new(),
         device: format!("network {}", networks.join(", ")),
     }

@@ -23,10 +23,10 @@ pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>
         return Err(format!("{} features instead of {WIDTH}", forest.ranges.len()));
     }
     if forest.targets.iter().any(|ln| ln.abs() > LN_MOST) {
-        return Err("a latency that cannot be".to_owned());
+        return Err("an impossible latency".to_owned());
     }
     if forest.secondary_targets.iter().any(|share| !lost.contains(share)) {
-        return Err("a loss of rate that cannot be".to_owned());
+        return Err("an impossible loss of rate".to_owned());
     }
     Ok(())
 }
@@ -34,7 +34,7 @@ pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>
 /// Checks a calibrated score, as read from a file.
 pub(super) fn check_bound(bound: &Quantile) -> Result<(), String> {
     if bound.score.abs() > LN_MOST {
-        return Err("a score that cannot be".to_owned());
+        return Err("an impossible score".to_owned());
     }
     bound.check().map_err(|e| e.to_string())
 }

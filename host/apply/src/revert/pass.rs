@@ -339,7 +339,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             match inspect(entry, true, self.machine) {
                 State::Old | State::Gone(_) => {}
                 State::Ours(found) | State::Foreign(found) => {
-                    let error = format!("`{old}` was written again and again, but it shows `{found}`");
+                    let error = format!("`{old}` was written repeatedly, but it shows `{found}`");
                     self.fail(entry, Fate::Failed { error });
                 }
                 State::Unreadable(error) => self.fail(entry, Fate::Failed { error }),

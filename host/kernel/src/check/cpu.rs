@@ -92,8 +92,7 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
 }
 
 fn preemption(root: &Root, found: &mut Vec<Finding>) {
-    const WHY: &str =
-        "without PREEMPT_RT a kernel section can hold up a VM's thread; matters for targets below about 1 ms";
+    const WHY: &str = "without PREEMPT_RT a kernel section can hold up a VM's thread; relevant for targets below about 1 ms";
     found.push(match root.read_optional("/sys/kernel/realtime") {
         Ok(text) => {
             let rt = text.is_some_and(|t| t == "1");
@@ -199,8 +198,7 @@ fn smt(root: &Root, found: &mut Vec<Finding>) {
 
 fn memlock(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "memlock";
-    const WHY: &str =
-        "QEMU with mem-lock=on needs the limit to cover the guest's memory, else a page fault joins the tail";
+    const WHY: &str = "QEMU with mem-lock=on needs the limit to cover the guest's memory, else a page fault adds to the tail";
     match process::memlock_limit(root, None) {
         Err(e) => found.push(Finding::unknown(ID, &e, WHY)),
         Ok(limit) => {

@@ -108,7 +108,7 @@ impl MemoryLook {
         let groups = self.own_groups(threads)?;
         if before.own_groups(threads).as_ref() != Ok(&groups) {
             return Err(
-                "not known yet: its threads have come into their group since the last look".to_owned()
+                "not known yet: its threads have come into their group since the last sample".to_owned()
             );
         }
         let total = |look: &Self, group: &str| {

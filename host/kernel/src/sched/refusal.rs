@@ -40,7 +40,7 @@ pub fn explain(root: &Root, pid: u32, tid: u32, wanted: &Attr, source: io::Error
         Some(Errno::SRCH) => ("it has ended".to_owned(), "look at the threads again".to_owned()),
         Some(Errno::BUSY) => (
             "the kernel has no deadline bandwidth left (sched_rt_runtime_us less all reservations and the fair server)".to_owned(),
-            "make the budget smaller or the period longer, or take another reservation away. Where none is left: other programs lose \
+            "make the budget smaller or the period longer, or remove another reservation. Where none is left: other programs lose \
              bandwidth of threads that are asleep while their reservation is taken away, and a change of the CPU sets finds it again"
                 .to_owned(),
         ),

@@ -112,7 +112,8 @@ pub fn parse_json(bytes: &[u8]) -> Result<Vec<JobStats>, MeasureError> {
     };
     let Some(start) = start else {
         let head = String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).trim().to_owned();
-        let reason = if head.is_empty() { "it is empty".to_owned() } else { format!("it says {head:?}") };
+        let reason =
+            if head.is_empty() { "it is empty".to_owned() } else { format!("its header is {head:?}") };
         return Err(MeasureError::Json { reason });
     };
     let output: Output =

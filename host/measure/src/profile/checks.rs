@@ -44,7 +44,7 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
         }
         if (b.p50.0 as f64) < a.p50.0 as f64 * (1.0 - NOISE.max(a.spread).max(b.spread)) {
             doubts.push(format!(
-                "{series}: median latency falls from {} at depth {} to {} at depth {}: the device or a CPU was asleep",
+                "{series}: median latency falls from {} at depth {} to {} at depth {}: the device or a CPU was in a sleep state",
                 a.p50, a.depth, b.p50, b.depth
             ));
         }
@@ -72,7 +72,7 @@ pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
     let deeper = f64::from(b.depth) / f64::from(a.depth.max(1));
     (b.p9999.0 as f64 > HELD_UP * deeper * a.p9999.0 as f64).then(|| {
         format!(
-            "{series}: one request in 10 000 took {} at depth {} and {} at depth {}: something stood still; what is predicted next to VMs without a limit rests on that, so measure again",
+            "{series}: one request in 10 000 took {} at depth {} and {} at depth {}: something stalled; predictions next to VMs without a limit rest on that, so measure again",
             a.p9999, a.depth, b.p9999, b.depth
         )
     })

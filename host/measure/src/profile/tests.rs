@@ -66,7 +66,7 @@ fn each_check_finds_its_fault() {
     // A standstill of 5 ms with 32 in flight.
     only(
         with(5, point([80_000.0, 81_600.0, 79_200.0], (400_000, 29_968), (5_000_000, 32))),
-        "at depth 32: something stood still",
+        "at depth 32: something stalled",
     );
 }
 

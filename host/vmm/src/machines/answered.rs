@@ -70,7 +70,7 @@ fn descriptors(pid: u32) -> PathBuf {
 }
 
 fn no_answer(pid: u32) -> HostError {
-    let why = "a file that it has open does not answer: does it lie on a server that is away?";
+    let why = "an open file of it does not respond: is its server unreachable?";
     HostError::Read { path: descriptors(pid), source: io::Error::new(io::ErrorKind::TimedOut, why) }
 }
 

@@ -145,7 +145,7 @@ fn port(port: &PortStatus, s: &mut String) {
     let drops: Vec<String> =
         drops.map(|(reason, count)| format!("{} {count}", name(&reason.replace('_', " ")))).collect();
     if !drops.is_empty() {
-        let _ = writeln!(s, "{INDENT}not passed on: {}", drops.join(", "));
+        let _ = writeln!(s, "{INDENT}dropped: {}", drops.join(", "));
     }
     if let Some(throttled @ 1..) = port.throttled {
         let waited = time(port.throttled_ns);
@@ -155,7 +155,7 @@ fn port(port: &PortStatus, s: &mut String) {
         );
     }
     let backoffs = |n: &str| {
-        format!("waited {n} times for up to 1ms: its kicks brought nothing, or its frames were refused")
+        format!("waited {n} times for up to 1ms: its kicks announced no frames, or its frames were refused")
     };
     unless_zero(port.backoffs, backoffs, s);
     let notes = Notes {
@@ -241,7 +241,7 @@ fn disk(vm: &DiskStatus, s: &mut String) {
         broken: vm.broken,
     };
     notes.write("the disk", s);
-    let why = vm.last_error.as_ref().map(|why| format!(" (the last one: {})", terminal(why, false)));
+    let why = vm.last_error.as_ref().map(|why| format!(" (last: {})", terminal(why, false)));
     unless_zero(vm.errors, |n| format!("errors: {n}{}", why.unwrap_or_default()), s);
     unless_zero(vm.malformed, |n| format!("malformed: {n}"), s);
     for (reason, n) in vm.refused_requests.iter().filter(|(_, n)| **n > 0) {

@@ -60,7 +60,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
             other => other?,
         }
         if let Some(End { events, dropped }) = end {
-            ui.step(&format!("{events} requests and frames, {dropped} more were not caught up with"));
+            ui.step(&format!("{events} requests and frames, {dropped} more were lost"));
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -132,7 +132,7 @@ fn row(e: &Event<'_>, since: u64) -> String {
     }
     let outcome = match (e.fate.as_deref(), e.refused.as_deref(), e.status) {
         (Some("passed"), ..) | (None, None, Some(0)) => String::new(),
-        (Some(fate), ..) => format!("  not passed on: {}", fate.replace('_', " ")),
+        (Some(fate), ..) => format!("  dropped: {}", fate.replace('_', " ")),
         (None, Some(why), _) => format!("  refused: {}", why.replace('_', " ")),
         (None, None, Some(2)) => "  not supported".to_owned(),
         (None, None, Some(_)) => "  I/O error".to_owned(),
@@ -183,6 +183,6 @@ mod tests {
         .unwrap();
         assert!(row(&frame, 0).ends_with("22us  reserved"), "{}", row(&frame, 0));
         frame.fate = Some("no_buffer".into());
-        assert!(row(&frame, 0).ends_with("not passed on: no buffer"));
+        assert!(row(&frame, 0).ends_with("dropped: no buffer"));
     }
 }

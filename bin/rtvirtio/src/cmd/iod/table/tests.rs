@@ -143,7 +143,7 @@ fn ports_are_shown_with_what_was_dropped() {
     let line = text.lines().find(|l| l.contains("reserve")).unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(words, ["plc", "reserve", "10.0Mbit/s", "3000B", "2ms", "1.4ms", "900us", "0", "9"]);
-    assert!(text.contains("not passed on: spoofed 3\n") && text.contains(PORT_LEGEND), "{text}");
+    assert!(text.contains("dropped: spoofed 3\n") && text.contains(PORT_LEGEND), "{text}");
     assert!(text.contains("cpu_budget 7 times, and waited for 40ms in all\n"), "{text}");
     assert!(text.contains("waited 2 times for up to 1ms"), "{text}");
 }
@@ -160,7 +160,7 @@ fn the_last_refusal_and_every_column_are_explained() {
     let reasons = [("outside_memory", 204), ("outside_disk", 0), ("of_a_newer_kind", 5)];
     seen.vms[0].refused_requests = reasons.map(|(reason, n)| (reason.to_owned(), n)).into();
     let text = status(&seen);
-    assert!(text.contains("errors: 2 (the last one: No space left on device"), "{text}");
+    assert!(text.contains("errors: 2 (last: No space left on device"), "{text}");
     assert!(text.contains("refused: 204 requests outside of the memory that QEMU has shared"), "{text}");
     assert!(text.contains("refused: 5 requests (of a newer kind)"), "{text}");
     assert!(!text.contains("beyond the end"), "{text}");
