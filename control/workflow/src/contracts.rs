@@ -27,7 +27,7 @@ use crate::started;
 
 use ranks::rank;
 pub use writes::{explain, words, writes_of_one};
-pub(crate) use writes::{room_for, room_of, writes, writes_in_room};
+pub(crate) use writes::{room_for, room_of, writes};
 
 /// The settings of one VM's contract.
 #[derive(Serialize)]

@@ -96,7 +96,7 @@ mod tests {
             put(&root, path, text);
         }
         window.look(&root);
-        assert!(window.of(&root, &processes).unseen.unwrap().contains("first look"));
+        assert!(window.of(&root, &processes).unseen.unwrap().contains("first sample"));
         put(&root, "/sys/fs/resctrl/plc/mon_data/mon_L3_00/mbm_total_bytes", "9000\n");
         window.look(&root);
         let seen = window.of(&root, &processes);
