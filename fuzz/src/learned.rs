@@ -7,17 +7,15 @@
 use std::sync::{Arc, OnceLock};
 
 use rtvirtio_model::learned::{
-    GuestModel, HOST_MODEL_SCHEMA, HostModel, NAMES, NonIdlingModel, PAPER_WIDTH, Regime, WIDTH, features,
+    GuestModel, HOST_MODEL_SCHEMA, HostModel, NAMES, NonIdlingModel, Regime, WIDTH, features,
 };
 use rtvirtio_model::{
-    Bfq, Coefficients, Config, Elevator, Forecast, GuestPoint, ModelKind, Profile, UpperBasis, VmConfig,
-    model,
+    Bfq, Config, Elevator, Forecast, GuestPoint, ModelKind, Profile, UpperBasis, VmConfig, model,
 };
 use rtvirtio_spec::Spec;
+use rtvirtio_stats::Rows;
 use rtvirtio_stats::conformal::Quantile;
-use rtvirtio_stats::ensemble::{Ensemble, EnsembleOptions};
 use rtvirtio_stats::forest::{Forest, ForestOptions};
-use rtvirtio_stats::mlp::{Rows, TrainOptions};
 use rtvirtio_units::{Iops, Nanos};
 
 use super::json;
@@ -61,9 +59,6 @@ fn forest(seed: u64) -> Forest {
 
 fn whole() -> HostModel {
     let profile: Profile = serde_json::from_str(PROFILE).expect("a profile");
-    let train = TrainOptions { epochs: 3, ..TrainOptions::default() };
-    let options = EnsembleOptions { hidden: vec![3, 2], folds: 2, train, ..EnsembleOptions::default() };
-    let (paper, _) = Ensemble::fit(&rows(PAPER_WIDTH, 4), &groups(), &options).expect("networks");
     let bound = Quantile { score: 0.4, miss: 0.1, groups: 40, rows: 90 };
     let guest =
         GuestPoint { kind: "qemu-kvm".to_owned(), point: profile.read[0].clone(), cpu_per_request: 2e-5 };
@@ -85,8 +80,6 @@ fn whole() -> HostModel {
             host_stalls: Some(Nanos(50_000)),
         }),
         host_stalls: Some(Nanos(1_000_000)),
-        paper: Some(paper),
-        analytical: Some(Coefficients::TABLE_III),
         guests: Some(GuestModel { guest, points: 12, rows: ROWS, forest: forest(3), high: 0.7, bound }),
     }
 }
@@ -96,14 +89,7 @@ pub fn documents() -> &'static [String; 2] {
     static MADE: OnceLock<[String; 2]> = OnceLock::new();
     MADE.get_or_init(|| {
         let whole = whole();
-        let least = HostModel {
-            non_idling: None,
-            host_stalls: None,
-            paper: None,
-            analytical: None,
-            guests: None,
-            ..whole.clone()
-        };
+        let least = HostModel { non_idling: None, host_stalls: None, guests: None, ..whole.clone() };
         [whole, least].map(|m| serde_json::to_string(&m).expect("JSON"))
     })
 }
@@ -150,12 +136,10 @@ pub fn play(data: &[u8]) {
     let choice = data.iter().map(|b| usize::from(*b)).sum::<usize>();
     let spec = &specs()[choice % 2];
     let config = &configs(spec)[choice / 2 % 3];
-    for kind in [ModelKind::Bound, ModelKind::Mlp, ModelKind::Analytical] {
-        let model = model(kind, Some(&read)).expect("a model");
-        match model.forecast(&here, spec, config) {
-            Ok(forecasts) => answered(&forecasts, spec, kind),
-            Err(e) => assert!(!e.to_string().is_empty()),
-        }
+    let model = model(ModelKind::Bound, Some(&read)).expect("a model");
+    match model.forecast(&here, spec, config) {
+        Ok(forecasts) => answered(&forecasts, spec),
+        Err(e) => assert!(!e.to_string().is_empty()),
     }
     if let Ok((rows, _)) = features(&read.profile, spec, config, read.seconds) {
         for row in rows {
@@ -166,19 +150,17 @@ pub fn play(data: &[u8]) {
     }
 }
 
-fn answered(forecasts: &[Forecast], spec: &Spec, kind: ModelKind) {
+fn answered(forecasts: &[Forecast], spec: &Spec) {
     assert_eq!(forecasts.len(), spec.tasks().count());
     for f in forecasts {
         assert!((0.0..=1.0).contains(&f.rate_kept), "{f:?}");
-        assert_eq!(f.upper.is_some(), kind == ModelKind::Bound);
-        if let Some(upper) = &f.upper {
-            assert!(
-                upper.latency_ns >= f.latency_ns || upper.latency_ns.0 > 1 << 53,
-                "a bound below what is expected: {f:?}"
-            );
-            assert!(upper.confidence.0 > 0.0 && upper.confidence.0 < 1.0);
-            assert_eq!(upper.basis == UpperBasis::Extrapolated, !upper.outside.is_empty());
-            assert!(f.promised() >= f.judged());
-        }
+        let upper = f.upper.as_ref().expect("a bound");
+        assert!(
+            upper.latency_ns >= f.latency_ns || upper.latency_ns.0 > 1 << 53,
+            "a bound below what is expected: {f:?}"
+        );
+        assert!(upper.confidence.0 > 0.0 && upper.confidence.0 < 1.0);
+        assert_eq!(upper.basis == UpperBasis::Extrapolated, !upper.outside.is_empty());
+        assert!(f.promised() >= f.judged());
     }
 }

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rayon::prelude::*;
-use rtvirtio_learn::accuracy::FOLDS;
 use rtvirtio_learn::dataset::Dataset;
 use rtvirtio_learn::train::{MISS, TrainError};
+use rtvirtio_paper::PaperModels;
 use rtvirtio_workflow::{Progress, model_choice};
 
+use crate::accuracy::judge::FOLDS;
 use crate::accuracy::{self, AccuracyOptions};
 use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
@@ -118,8 +119,10 @@ fn of_dataset(
     if let Some(device) = name.strip_prefix(contention::PREFIX) {
         let model = dir.join(format!("{device}.model.json"));
         let data = Dataset::load(path)?;
-        let learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
-        return Ok(contention::report(learned.as_ref(), &data, progress)?.with_suffix(device));
+        let model = Some(model.as_path()).filter(|m| m.exists());
+        let models = (model_choice::read_if(model)?, PaperModels::read_if(model)?);
+        let models = (models.0.as_ref(), &models.1);
+        return Ok(contention::report(models, &data, progress)?.with_suffix(device));
     }
     let guests = dir.join(format!("{name}{IN_GUESTS}.{DATASET}"));
     let judged = |miss| {

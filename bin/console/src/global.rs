@@ -1,8 +1,11 @@
 //! Options of every command.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, Args, Command, ValueEnum};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::model_choice::ModelName;
@@ -84,10 +87,6 @@ pub enum ModelArg {
     Auto,
     /// Ours: BFQ's slices and queueing at the device
     Slice,
-    /// The RT-VirtIO paper's equations (1)-(5)
-    Analytical,
-    /// The paper's network, fitted on this host by `profile --sweep`
-    Mlp,
     /// Learned on this host by `profile --sweep`, with an upper bound
     Bound,
 }
@@ -97,9 +96,29 @@ impl From<ModelArg> for ModelName {
         match arg {
             ModelArg::Auto => Self::Auto,
             ModelArg::Slice => Self::Slice,
-            ModelArg::Analytical => Self::Analytical,
-            ModelArg::Mlp => Self::Mlp,
             ModelArg::Bound => Self::Bound,
         }
+    }
+}
+
+/// Parser of [`ModelArg`] that knows where the paper's models went.
+#[derive(Clone, Debug)]
+pub struct ModelParser;
+
+impl TypedValueParser for ModelParser {
+    type Value = ModelArg;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<ModelArg, clap::Error> {
+        if let Some(name @ ("analytical" | "mlp")) = value.to_str() {
+            let words = format!(
+                "the RT-VirtIO paper's model `{name}` plans no host: `rtvirtio-bench cases` and `rtvirtio-bench accuracy` compare it; use `--model slice` or `--model bound`\n"
+            );
+            return Err(clap::Error::raw(ErrorKind::InvalidValue, words).with_cmd(cmd));
+        }
+        EnumValueParser::<ModelArg>::new().parse_ref(cmd, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(ModelArg::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
     }
 }

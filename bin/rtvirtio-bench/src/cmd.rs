@@ -21,6 +21,7 @@ use rtvirtio_experiments::{
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
+use rtvirtio_paper::PaperModels;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
@@ -143,7 +144,8 @@ fn write_specs(dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
 
 fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let options = args.options();
-    let learned = model_choice::read_if(args.runs.model.as_deref())?;
+    let model = args.runs.model.as_deref();
+    let (learned, paper) = (model_choice::read_if(model)?, PaperModels::read_if(model)?);
     if !args.runs.report_only {
         options.check()?;
         check_page(args.runs.html.as_deref())?;
@@ -152,7 +154,8 @@ fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyho
     }
     let data = Dataset::load(&options.path())?;
     let title = format!("rtvirtio: contention on {}", data.header.host.device);
-    let report = contention::report(learned.as_ref(), &data, ui)?.with_suffix(device_name(&args.runs.device));
+    let report = contention::report((learned.as_ref(), &paper), &data, ui)?
+        .with_suffix(device_name(&args.runs.device));
     print(report, &title, args.runs.html.as_deref(), ui)
 }
 

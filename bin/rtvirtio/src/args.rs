@@ -104,9 +104,9 @@ first. While VMs have the device, or an image on it, open, it is refused without
     /// Predict every task's tail latency under the settings in force, and show where the time goes
     #[command(after_help = "\
 EXAMPLES
-  rtvirtio predict plant.toml                     under the settings found on this host
-  rtvirtio predict plant.toml --defaults          under the kernel's default BFQ settings
-  rtvirtio predict plant.toml --model analytical  by the RT-VirtIO paper's equations")]
+  rtvirtio predict plant.toml                under the settings found on this host
+  rtvirtio predict plant.toml --defaults     under the kernel's default BFQ settings
+  rtvirtio predict plant.toml --model slice  by the formulas, although a model was learned")]
     Predict(PredictArgs),
     /// Choose settings that meet every target, or report which cannot be met and why. Changes
     /// nothing
@@ -114,7 +114,7 @@ EXAMPLES
 EXAMPLES
   rtvirtio plan plant.toml                     show the plan
   rtvirtio plan plant.toml -o plant.plan       and save it for `apply`
-  rtvirtio plan plant.toml --model analytical  search with the RT-VirtIO paper's model
+  rtvirtio plan plant.toml --model bound       search with the bound that was learned on this host
   rtvirtio plan plant.toml --margin 20         leave VMs without targets more of the device
   rtvirtio plan plant.toml --domain --disk vm0=/dev/vg0/vm0 --disk vm1=/dev/vg0/vm1 -o iod.toml
                                                plan the I/O domain instead: reservations with bounds

@@ -78,6 +78,32 @@ fn a_mistake_in_the_command_line_has_a_code_of_its_own() {
 }
 
 #[test]
+fn the_papers_models_are_no_models_of_the_product_and_the_error_says_where_they_are() {
+    let site = Site::new();
+    for command in ["predict", "plan", "apply", "tune"] {
+        for model in ["analytical", "mlp"] {
+            let out = site.output(&[command, "x.toml", "--model", model]);
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(64), "{command}: {said}");
+            assert!(said.contains("rtvirtio-bench cases") && said.contains("--model slice"), "{said}");
+        }
+        let out = site.output(&[command, "x.toml", "--model", "other"]);
+        assert!(text(&out.stderr).contains("[possible values: auto, slice, bound]"), "{}", text(&out.stderr));
+        let help = site.output(&["help", command]);
+        assert!(text(&help.stdout).contains("slice"), "{command}");
+        assert!(!text(&help.stdout).contains("analytical"), "{command}");
+    }
+    // A plan of an older version is no file that goes wrong later.
+    let path = site.dir.path().join("old.plan");
+    let old = plan_of("rtvirtio.plan.v1").replace("\"model\":\"slice\"", "\"model\":\"analytical\"");
+    std::fs::write(&path, old).unwrap();
+    let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
+    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stderr);
+    assert!(said.contains("make one with `rtvirtio plan") && said.contains("analytical"), "{said}");
+}
+
+#[test]
 fn a_plan_file_of_another_form_is_refused() {
     let site = Site::new();
     let path = site.dir.path().join("x.plan");

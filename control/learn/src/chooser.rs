@@ -13,9 +13,6 @@ use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 /// Candidates that the forest rates.
 const POOL: usize = 240;
 
-/// Epochs of the paper's network; its forecasts are not used here.
-const EPOCHS: usize = 1;
-
 /// Rotation of regimes while there are too few non-idling conditions for a bound of their own:
 /// three of four are non-idling, as most plans are.
 const NON_IDLING_FIRST: [Regime; 8] = [
@@ -42,7 +39,7 @@ pub fn least_sure(
     n: usize,
     seed: u64,
 ) -> Result<Vec<Condition>, TrainError> {
-    let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
+    let settings = TrainSettings { seed, ..TrainSettings::default() };
     let seconds = points.first().map_or(10.0, |p| p.seconds);
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;

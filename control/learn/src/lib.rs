@@ -7,24 +7,16 @@
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
 //! - [`sweep`]: a whole sweep in a given time.
 //! - [`library`]: merged measurements of many hosts for one kind of device.
-//! - [`train`], [`coefficients`]: from runs to a model.
-//! - [`accuracy`], [`rates`], [`repeat`]: accuracy on runs that the model has not learned from.
+//! - [`train`]: from runs to a model.
 
-pub mod accuracy;
 pub mod chooser;
-pub mod coefficients;
 pub mod condition;
-pub mod coverage;
 pub mod dataset;
 pub mod design;
-pub mod held_out;
 pub mod library;
 pub mod load;
-pub mod minimize;
 pub mod on_device;
 pub mod process_vms;
-pub mod rates;
-pub mod repeat;
 pub mod rig;
 pub mod run;
 pub mod runs;

@@ -81,7 +81,7 @@ pub fn follow(point: &mut Point, spread: f64, random: &mut Random) {
 /// Settings of a fit that is fast enough for a test.
 #[must_use]
 pub fn quick() -> TrainSettings {
-    TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
+    TrainSettings { trees: 60, ..TrainSettings::default() }
 }
 
 /// Outcome of a task whose `n` requests all took the same time.

@@ -1,17 +1,13 @@
 //! Fits a host model to measured runs.
 
-use rtvirtio_model::learned::{
-    HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
-};
+use rtvirtio_model::learned::{HOST_MODEL_SCHEMA, HostModel, NAMES, Regime, WIDTH, features};
 use rtvirtio_model::{ModelError, Profile};
 use rtvirtio_stats::conformal::{ConformalError, Quantile, calibrate};
-use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
-use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
+use rtvirtio_stats::{Rows, RowsError};
 use rtvirtio_units::Nanos;
 
-use crate::coefficients::fitted;
-use crate::condition::{conditions, lost, paper_domain};
+use crate::condition::{conditions, lost};
 use crate::dataset::Point;
 
 mod guests;
@@ -33,10 +29,6 @@ pub const FEWEST: usize = fewest(MISS);
 pub const fn fewest(miss: f64) -> usize {
     (1.2 / miss + 0.5) as usize
 }
-
-/// Fewest conditions like the paper's for its network: with fewer, each of the five networks has
-/// almost no data.
-const FEWEST_OF_PAPER: usize = 20;
 
 /// Errors of fitting a model.
 #[derive(Debug, thiserror::Error)]
@@ -102,12 +94,9 @@ pub enum TrainError {
     /// The forest cannot be fitted.
     #[error(transparent)]
     Forest(#[from] ForestError),
-    /// The networks cannot be fitted.
-    #[error(transparent)]
-    Ensemble(#[from] EnsembleError),
     /// A row of features is invalid.
     #[error(transparent)]
-    Row(#[from] MlpError),
+    Row(#[from] RowsError),
     /// The bound cannot be calibrated.
     #[error(transparent)]
     Conformal(#[from] ConformalError),
@@ -123,8 +112,6 @@ pub struct Row {
     pub condition: usize,
     /// Features of the forest.
     pub x: [f64; WIDTH],
-    /// Features of the paper's network.
-    pub paper: [f64; PAPER_WIDTH],
     /// Regime of the run.
     pub regime: Regime,
     /// Measured tail, s: less the host's own stalls where they are known.
@@ -133,8 +120,6 @@ pub struct Row {
     pub with_host: Option<f64>,
     /// Share of the declared rate that was lost.
     pub lost: f64,
-    /// Whether the run varies only in inputs of the paper's network.
-    pub paper_domain: bool,
 }
 
 /// Rows of the tasks with a rate: those without one have no target to meet.
@@ -151,7 +136,6 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
         let (spec, config) = inputs(point);
         let (x, _) = features(profile, &spec, &config, point.seconds)
             .map_err(|source| TrainError::Point { id: point.id.clone(), source })?;
-        let paper = paper_features(&spec, &config);
         let regime = Regime::of(&spec, &config);
         for (task, (_, stream, outcome)) in point.tasks().enumerate() {
             let Some(lost) = lost(stream, outcome) else { continue };
@@ -159,12 +143,10 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
                 point: i,
                 condition: condition_of[i],
                 x: x[task],
-                paper: paper[task],
                 regime,
                 actual: outcome.tail().as_secs_f64().max(1e-6),
                 with_host: outcome.p9999_awake.map(|_| outcome.p9999.as_secs_f64().max(1e-6)),
                 lost,
-                paper_domain: paper_domain(point),
             });
         }
     }
@@ -176,8 +158,6 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
 pub struct TrainSettings {
     /// Number of trees of the forest.
     pub trees: usize,
-    /// Limit of epochs of the networks.
-    pub epochs: usize,
     /// Seed of all random choices.
     pub seed: u64,
     /// Share of runs that may lie above the bound.
@@ -186,7 +166,7 @@ pub struct TrainSettings {
 
 impl Default for TrainSettings {
     fn default() -> Self {
-        Self { trees: 150, epochs: 200, seed: 1, miss: MISS }
+        Self { trees: 150, seed: 1, miss: MISS }
     }
 }
 
@@ -254,8 +234,6 @@ pub fn fit(
         bound,
         host_stalls,
         non_idling,
-        paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
-        analytical: fitted(points, profile).ok(),
         guests: None,
     })
 }
@@ -322,49 +300,6 @@ fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, Confo
     let scores: Vec<f64> = rows.iter().zip(starts).map(|(r, start)| r.actual.ln() - start).collect();
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     calibrate(&scores, &groups, miss)
-}
-
-/// The paper's network: its raw features, mean squared error of the latency itself, on runs like
-/// the paper's. `None` with too few of them for the folds.
-///
-/// # Errors
-/// [`TrainError`].
-pub fn fit_paper(
-    rows: &[Row],
-    options: &EnsembleOptions,
-) -> Result<Option<(Ensemble, FitReport)>, TrainError> {
-    let mut table = Rows::new(PAPER_WIDTH);
-    let mut groups = Vec::new();
-    for r in rows.iter().filter(|r| r.paper_domain) {
-        table.push(&r.paper, r.actual, 1.0)?;
-        groups.push(r.condition);
-    }
-    if groups.iter().collect::<std::collections::BTreeSet<_>>().len() < FEWEST_OF_PAPER {
-        return Ok(None);
-    }
-    match Ensemble::fit(&table, &groups, options) {
-        Ok(fitted) => Ok(Some(fitted)),
-        Err(EnsembleError::Folds { .. }) => Ok(None),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Options of networks of the paper's shape.
-#[must_use]
-pub fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
-    EnsembleOptions {
-        hidden: vec![15, 15],
-        train: TrainOptions {
-            loss,
-            epochs: settings.epochs,
-            weight_decay: 1e-3,
-            seed: settings.seed,
-            ..TrainOptions::default()
-        },
-        clamp: true,
-        margin: 0.1,
-        ..EnsembleOptions::default()
-    }
 }
 
 /// Row weights that give every run the same total weight.

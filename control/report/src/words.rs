@@ -106,9 +106,7 @@ pub(crate) fn side(s: Side) -> &'static str {
 /// Name of the model with a short description.
 pub(crate) fn model(m: ModelKind) -> &'static str {
     match m {
-        ModelKind::Analytical => "analytical model (RT-VirtIO, equations 1 to 5)",
         ModelKind::Slice => "slice model (BFQ's slices and queueing at the device)",
-        ModelKind::Mlp => "network of the RT-VirtIO paper, fitted on this host",
         ModelKind::Bound => "learned on this host, with an upper bound",
     }
 }

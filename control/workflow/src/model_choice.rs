@@ -19,10 +19,6 @@ pub enum ModelName {
     Auto,
     /// BFQ's slices and queueing at the device.
     Slice,
-    /// The RT-VirtIO paper's equations (1)-(5).
-    Analytical,
-    /// The paper's network, fitted on this host.
-    Mlp,
     /// Learned on this host, with an upper bound.
     Bound,
 }
@@ -51,26 +47,15 @@ impl ModelChoice {
         dirs: &Dirs,
         progress: &dyn Progress,
     ) -> Result<Self> {
-        let kind = match name {
-            ModelName::Slice => return Ok(Self::formula(ModelKind::Slice)),
-            ModelName::Analytical => ModelKind::Analytical,
-            ModelName::Mlp => ModelKind::Mlp,
-            ModelName::Bound | ModelName::Auto => ModelKind::Bound,
-        };
+        if name == ModelName::Slice {
+            return Ok(Self::formula(ModelKind::Slice));
+        }
         if name == ModelName::Auto && spec.tasks().any(|(_, task)| task.at_once() > 1) {
             progress.step("requests come at once, which no learned model knows: the slice model predicts");
             return Ok(Self::formula(ModelKind::Slice));
         }
         match (load(spec, profile, dirs), name) {
-            // The equations have coefficients of their own.
-            (Ok(None), ModelName::Analytical) => Ok(Self::formula(kind)),
-            (Err(e), ModelName::Analytical) => {
-                progress.warn(&format!(
-                    "the coefficients are those of Table III, as the learned model is not used: {e:#}"
-                ));
-                Ok(Self::formula(kind))
-            }
-            (Ok(Some(model)), _) => Ok(Self { kind, learned: Some(Arc::new(model)) }),
+            (Ok(Some(model)), _) => Ok(Self { kind: ModelKind::Bound, learned: Some(Arc::new(model)) }),
             (Ok(None), ModelName::Auto) => Ok(Self::formula(ModelKind::Slice)),
             (Err(e), ModelName::Auto) => {
                 progress.warn(&format!("the learned model is not used: {e:#}"));
@@ -84,10 +69,6 @@ impl ModelChoice {
     /// The options of a search.
     pub fn options(&self, start: Config) -> PlanOptions {
         match (self.kind, &self.learned) {
-            (ModelKind::Analytical, learned) => {
-                PlanOptions { learned: learned.clone(), ..PlanOptions::paper(start) }
-            }
-            (ModelKind::Mlp, Some(learned)) => PlanOptions::paper_mlp(start, Arc::clone(learned)),
             (ModelKind::Bound, Some(learned)) => PlanOptions::bound(start, Arc::clone(learned)),
             _ => PlanOptions::new(start),
         }

@@ -15,7 +15,7 @@ use crate::guest::{CpuLoad, overhead, overhead_statistic};
 use crate::load::{flows, is_guest};
 use crate::tail_model::{check_bursts, check_config, check_syncs};
 use crate::terms::{Sum, Terms};
-use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
+use crate::types::{Bfq, Config, Elevator, Forecast, Profile, Side};
 use crate::{ModelError, TailModel};
 
 /// Two readings of E(SI), the effect of `slice_idle` on throughput.
@@ -139,10 +139,6 @@ impl Tier<'_> {
 }
 
 impl TailModel for Analytical {
-    fn kind(&self) -> ModelKind {
-        ModelKind::Analytical
-    }
-
     fn forecast_tasks(
         &self,
         profile: &Profile,

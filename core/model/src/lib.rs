@@ -1,6 +1,7 @@
-//! Tail-latency models: the paper's analytical model and the slice model.
+//! Tail-latency models: the slice model and the model that is learned on a host.
 //!
-//! Both read the same three inputs (a measured [`Profile`], the declared
+//! The equations of the RT-VirtIO paper are among the features of the learned model; planning with
+//! them is an experiment. All read the same three inputs (a measured [`Profile`], the declared
 //! [`Spec`](rtvirtio_spec::Spec) and a [`Config`] of knobs) and answer with one [`Forecast`] per
 //! task in spec order. They are pure: no I/O, no clock, no randomness. The formulas and their
 //! sources are in `docs/explanation/models.md`.
@@ -29,24 +30,14 @@ pub use slice::{Slice, SliceSearch, weights_act};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 
-/// The model of a kind: the formulas with the coefficients they ship with, or the model that was
-/// learned on this host.
+/// The model of a kind: the slice model, or the one that was learned on this host.
 ///
 /// # Errors
 /// [`ModelError::NotLearned`] for a learned kind without a learned model.
 pub fn model(kind: ModelKind, learned: Option<&Arc<HostModel>>) -> Result<Box<dyn TailModel>, ModelError> {
-    let needed = || learned.cloned().ok_or(ModelError::NotLearned);
     Ok(match kind {
-        ModelKind::Analytical => {
-            // The paper fits its coefficients on the host that it plans for; Table III is of the
-            // authors' host.
-            let fitted = learned.and_then(|l| l.analytical);
-            let coefficients = fitted.unwrap_or(Coefficients::TABLE_III);
-            Box::new(Analytical { coefficients, ..Analytical::default() })
-        }
         ModelKind::Slice => Box::new(Slice),
-        ModelKind::Mlp => Box::new(Learned::paper(needed()?)),
-        ModelKind::Bound => Box::new(Learned::bound(needed()?)),
+        ModelKind::Bound => Box::new(Learned::bound(learned.cloned().ok_or(ModelError::NotLearned)?)),
     })
 }
 

@@ -18,7 +18,7 @@ use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
 use crate::tail_model::{by_goal, check_config, check_syncs, further_targets};
 use crate::terms::{Sum, Terms, Total};
-use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
+use crate::types::{Brief, Config, Elevator, Forecast, Profile, Side};
 use crate::{ModelError, TailModel};
 
 use phases::{Share, Unchecked, recovered, without_bursts};
@@ -56,10 +56,6 @@ pub fn weights_act(spec: &Spec, config: &Config) -> bool {
 }
 
 impl TailModel for Slice {
-    fn kind(&self) -> ModelKind {
-        ModelKind::Slice
-    }
-
     fn forecast_tasks(
         &self,
         profile: &Profile,

@@ -3,7 +3,7 @@
 use rtvirtio_spec::{Spec, Task};
 use rtvirtio_units::Percentile;
 
-use crate::types::{Config, Forecast, ModelKind, Profile};
+use crate::types::{Config, Forecast, Profile};
 
 /// Errors of a prediction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,18 +43,10 @@ pub enum ModelError {
     /// A learned model was asked for and none is there.
     #[error("no model was learned for this device yet: run `rtvirtio profile DEVICE --sweep 20m` first")]
     NotLearned,
-    /// The learned model has no network of the paper's form.
-    #[error(
-        "the learned model has too few runs of the kind that the RT-VirtIO paper measured for its network: `rtvirtio-bench sweep --paper N` measures them"
-    )]
-    NoNetwork,
 }
 
 /// A model of tail latency.
 pub trait TailModel {
-    /// Kind of the model, for reports.
-    fn kind(&self) -> ModelKind;
-
     /// Forecasts for each task at the percentile of its first target, in spec order.
     ///
     /// # Errors

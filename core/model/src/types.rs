@@ -260,16 +260,12 @@ pub struct Bfq {
     pub strict_guarantees: bool,
 }
 
-/// Models that can make a prediction.
+/// Models that a plan may rest on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelKind {
-    /// Equations (1)-(5) and Table III of the RT-VirtIO paper.
-    Analytical,
     /// Our model of BFQ's slices and of queueing at the device.
     Slice,
-    /// The RT-VirtIO paper's network, fitted on this host's measured runs.
-    Mlp,
     /// Forests learned on this host, with a calibrated upper bound.
     Bound,
 }
@@ -289,6 +285,20 @@ pub struct Forecast {
     /// formulas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Upper>,
+}
+
+impl Forecast {
+    /// The forecast scaled to another latency: its terms keep their proportions, so that they still
+    /// show where the time goes.
+    #[must_use]
+    pub fn scaled_to(mut self, latency: Nanos) -> Self {
+        let factor = latency.0 as f64 / (self.latency_ns.0 as f64).max(1.0);
+        for term in &mut self.terms {
+            term.latency_ns = Nanos((term.latency_ns.0 as f64 * factor) as u64);
+        }
+        self.latency_ns = latency;
+        self
+    }
 }
 
 /// A [`Forecast`] without its terms.

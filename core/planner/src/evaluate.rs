@@ -146,7 +146,7 @@ impl<'a> Problem<'a> {
 
 /// A configuration and its result for a problem.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub struct Outcome {
     pub(crate) config: Config,
     /// Number of targets missed.
     pub(crate) missed: u32,
@@ -166,6 +166,12 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Number of targets missed.
+    #[must_use]
+    pub fn missed(&self) -> u32 {
+        self.missed
+    }
+
     /// The greatest is best: fewer misses of the most urgent VM first, then of the next; then more
     /// margin, in steps, up to [`Outcome::enough`]; then fewer changes; then looser caps; then
     /// margin to the last bit.
@@ -248,19 +254,30 @@ impl<'a> Evaluator<'a> {
     ) -> Result<Self, ModelError> {
         let slice = match options.model {
             ModelKind::Slice => Some(SliceSearch::new(profile, spec)?),
-            _ => None,
+            ModelKind::Bound => None,
         };
-        Ok(Self {
+        let model = model(options.model, options.learned.as_ref())?;
+        Ok(Self { slice, ..Self::by(model, profile, spec, options) })
+    }
+
+    /// Evaluator with a model from elsewhere.
+    pub(crate) fn by(
+        model: Box<dyn TailModel>,
+        profile: &'a Profile,
+        spec: &'a Spec,
+        options: &PlanOptions,
+    ) -> Self {
+        Self {
             profile,
             spec,
-            model: model(options.model, options.learned.as_ref())?,
-            slice,
+            model,
+            slice: None,
             placements: options.placements.clone(),
             seen: FxHashMap::default(),
             evaluated: 0,
             budget: options.budget,
             refusal: None,
-        })
+        }
     }
 
     pub(crate) fn evaluated(&self) -> u64 {

@@ -17,6 +17,7 @@ mod plan;
 pub mod replan;
 mod scheme;
 mod search;
+pub mod strategy;
 mod throttled;
 pub mod tune;
 mod types;

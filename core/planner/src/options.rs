@@ -22,7 +22,7 @@ const ENOUGH_OF_BOUND: f64 = 0.25;
 pub struct PlanOptions {
     /// Kind of the predicting model; it also decides the scheme.
     pub model: ModelKind,
-    /// Model that was learned on this host; [`ModelKind::Mlp`] and [`ModelKind::Bound`] need it.
+    /// Model that was learned on this host; [`ModelKind::Bound`] needs it.
     pub learned: Option<Arc<HostModel>>,
     /// Knobs and values that may be used.
     pub space: Space,
@@ -61,38 +61,21 @@ pub struct Space {
     pub guests: bool,
 }
 
-impl Space {
-    /// The paper's Table II: BFQ, `slice_idle` {1,2,4,6,8} ms, `timeout_sync` {32,64,124} ms,
-    /// weights 50 to 700.
-    #[must_use]
-    pub fn paper() -> Self {
-        Self {
-            elevators: vec![Elevator::Bfq],
-            slice_idle: [1, 2, 4, 6, 8].map(Nanos::from_millis).to_vec(),
-            timeout_sync: [32, 64, 124].map(Nanos::from_millis).to_vec(),
-            max_budget: Vec::new(),
-            low_latency: true,
-            weights: vec![50, 100, 150, 250, 300, 500, 700],
-            caps: false,
-            guests: false,
-        }
-    }
-}
-
 impl Default for Space {
-    /// The paper's space and more: no idling, shorter slices and budgets, the other elevators,
-    /// caps, guests. Weights as in the paper, although the kernel takes 1 to 1000: against a flood
-    /// 700 to 1 keeps a tail of 1 ms for a minute, but not for five (`docs/explanation/models.md`,
-    /// Where it is weak).
+    /// The RT-VirtIO paper's Table II and more: no idling, shorter slices and budgets, the other
+    /// elevators, caps, guests. Weights as in the paper, although the kernel takes 1 to 1000:
+    /// against a flood 700 to 1 keeps a tail of 1 ms for a minute, but not for five
+    /// (`docs/explanation/models.md`, Where it is weak).
     fn default() -> Self {
         Self {
             elevators: vec![Elevator::Bfq, Elevator::None, Elevator::MqDeadline, Elevator::Kyber],
             slice_idle: [0, 1, 2, 4, 6, 8].map(Nanos::from_millis).to_vec(),
             timeout_sync: [8, 16, 32, 64, 124].map(Nanos::from_millis).to_vec(),
             max_budget: vec![None, Some(Bytes::from_kib(512)), Some(Bytes::from_kib(2048))],
+            low_latency: true,
+            weights: vec![50, 100, 150, 250, 300, 500, 700],
             caps: true,
             guests: true,
-            ..Self::paper()
         }
     }
 }
@@ -112,18 +95,6 @@ impl PlanOptions {
             enough: None,
             budget: 50_000,
         }
-    }
-
-    /// The paper's search: its model in its space.
-    #[must_use]
-    pub fn paper(start: Config) -> Self {
-        Self { model: ModelKind::Analytical, space: Space::paper(), ..Self::new(start) }
-    }
-
-    /// The paper's search with its network, fitted on this host.
-    #[must_use]
-    pub fn paper_mlp(start: Config, learned: Arc<HostModel>) -> Self {
-        Self { model: ModelKind::Mlp, learned: Some(learned), ..Self::paper(start) }
     }
 
     /// Our search on the upper bound over the whole space. No safety margin: the bound has its own.

@@ -14,8 +14,7 @@ use crate::{PlanError, PlanOptions, explain, infeasible, search};
 /// in force.
 ///
 /// The same input always gives the same plan. The model decides the search and the scheme, see
-/// [`scheme_of`](crate::scheme_of): the paper's local search for the paper's models (equations,
-/// network), ours for the slice model and the learned bound. Without any target the plan is empty.
+/// [`scheme_of`](crate::scheme_of). Without any target the plan is empty.
 ///
 /// # Errors
 /// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers

@@ -6,8 +6,6 @@ use rtvirtio_model::ModelKind;
 #[must_use]
 pub fn scheme_of(model: ModelKind) -> &'static str {
     match model {
-        ModelKind::Analytical => "rt-virtio-analytical",
-        ModelKind::Mlp => "rt-virtio-mlp",
         ModelKind::Slice => "slice",
         ModelKind::Bound => "bound",
     }
@@ -35,8 +33,7 @@ mod tests {
 
     #[test]
     fn every_model_has_a_display_name() {
-        let models = [ModelKind::Analytical, ModelKind::Mlp, ModelKind::Slice, ModelKind::Bound];
-        for id in models.map(scheme_of) {
+        for id in [ModelKind::Slice, ModelKind::Bound].map(scheme_of) {
             assert_ne!(scheme_name(id), id);
         }
         assert_eq!(scheme_name("by-hand"), "by-hand");

@@ -1,10 +1,9 @@
-//! The searches: the paper's and ours, and their common parts.
+//! The searches, and their common parts.
 
 mod bound;
 mod climb;
 #[cfg(test)]
 mod gain_tests;
-mod paper;
 mod slice;
 mod triage;
 mod weights;
@@ -13,6 +12,7 @@ use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
 use rtvirtio_units::Iops;
 
 pub(crate) use bound::{SAFETY, diverse};
+pub(crate) use climb::climb;
 pub(crate) use triage::{ENOUGH as ENOUGH_GIVEN_UP, asked, released};
 
 use crate::PlanError;
@@ -33,34 +33,23 @@ const RATE_LOST: f64 = 0.001;
 /// before Linux 6.11 blk-throttle lets through less than limits below this.
 const LEAST_CAP: f64 = 10.0;
 
-/// Most moves of the paper's local search with its network: enough to cross all levels of all knobs
-/// of a few VMs.
-const MLP_STEPS: usize = 40;
-
 /// The best configuration found, without settings that gain nothing.
 pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Outcome, PlanError> {
-    let start = evaluator.outcome(problem, problem.options.start.clone());
-    // A start that the model does not cover is no error; an invalid one is.
-    if let (None, Some(e @ (ModelError::BadConfig(_) | ModelError::BadProfile { .. }))) =
-        (&start, evaluator.refusal())
-    {
-        return Err(PlanError::Model(e.clone()));
-    }
+    let start = started(problem, evaluator)?;
     let found = if problem.targets.iter().all(Option::is_none) {
         start
     } else {
         let found = match problem.options.model {
             ModelKind::Slice => {
                 let by_slice = |evaluator: &mut Evaluator<'_>| {
-                    slice::search(problem, evaluator, start).map(|best| tidy(problem, evaluator, best))
+                    slice::search(problem, evaluator, start)
+                        .map(|best| tidy(problem, evaluator, best, WITHIN_ERROR))
                 };
                 return triage::search(problem, evaluator, by_slice).ok_or_else(|| nothing(evaluator));
             }
-            ModelKind::Analytical => paper::search(problem, evaluator, start),
-            ModelKind::Mlp => climb::from_start(problem, evaluator, start, MLP_STEPS),
             ModelKind::Bound => bound::search(problem, evaluator, start),
         };
-        let found = found.map(|best| tidy(problem, evaluator, best));
+        let found = found.map(|best| tidy(problem, evaluator, best, WITHIN_ERROR));
         match found {
             // Where the only question is whether bounds can meet the targets, this is the answer.
             Some(best)
@@ -74,8 +63,23 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
     found.ok_or_else(|| nothing(evaluator))
 }
 
+/// The configuration in force, judged; `None` where the model does not cover it, which is no error;
+/// an invalid one is.
+pub(crate) fn started(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+) -> Result<Option<Outcome>, PlanError> {
+    let start = evaluator.outcome(problem, problem.options.start.clone());
+    match (start, evaluator.refusal()) {
+        (None, Some(e @ (ModelError::BadConfig(_) | ModelError::BadProfile { .. }))) => {
+            Err(PlanError::Model(e.clone()))
+        }
+        (start, _) => Ok(start),
+    }
+}
+
 /// Error when no configuration was found.
-fn nothing(evaluator: &Evaluator<'_>) -> PlanError {
+pub(crate) fn nothing(evaluator: &Evaluator<'_>) -> PlanError {
     match evaluator.refusal() {
         Some(e) => PlanError::Model(e.clone()),
         None => PlanError::BadOptions("the space holds no configuration that the model covers".to_owned()),
@@ -132,19 +136,19 @@ fn whole_cap(rate: f64) -> Iops {
 }
 
 /// Whether weights may be set.
-fn weights_allowed(problem: &Problem<'_>) -> bool {
+pub(crate) fn weights_allowed(problem: &Problem<'_>) -> bool {
     problem.options.placements.any_weights_compare() && !problem.options.space.weights.is_empty()
 }
 
 /// BFQ tunables that are in force before the plan writes any: those of the start, or the kernel's
 /// defaults when BFQ is newly selected.
-fn initial_bfq(start: &Config) -> Bfq {
+pub(crate) fn initial_bfq(start: &Config) -> Bfq {
     if start.elevator == Elevator::Bfq { start.bfq } else { Bfq::default() }
 }
 
 /// Removes settings that cannot act in `config` and adds required ones: weights need idling BFQ,
 /// and where they differ weight raising must be off or it overrides them.
-fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
+pub(crate) fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
     let start = &problem.options.start;
     let acts = weights_act(problem.spec, &config);
     if config.elevator != Elevator::Bfq {
@@ -178,7 +182,7 @@ fn weighed(problem: &Problem<'_>) -> Vec<usize> {
 }
 
 /// Evaluates a configuration and keeps it when it is better.
-fn consider(
+pub(crate) fn consider(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
     best: &mut Option<Outcome>,
@@ -193,13 +197,15 @@ fn consider(
 }
 
 /// Removes, one by one, every setting without which the same targets are met with noticeably the
-/// same margin.
-fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
+/// same margin. A setting must also make the worst prediction shorter by the share `error`.
+pub(crate) fn tidy(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    mut best: Outcome,
+    error: f64,
+) -> Outcome {
     // The margin is 1 - latency / target.
-    let within_error = match problem.options.model {
-        ModelKind::Slice | ModelKind::Bound => WITHIN_ERROR * (1.0 - best.margin).max(0.0),
-        ModelKind::Analytical | ModelKind::Mlp => 0.0,
-    };
+    let within_error = error * (1.0 - best.margin).max(0.0);
     let floor = best.margin - WORTH.max(within_error);
     let rates = rates_kept(problem, evaluator, &best);
     loop {

@@ -203,34 +203,28 @@ fn a_cap_that_starves_a_vm_with_targets_is_lifted() {
 
 #[test]
 fn an_infeasible_spec_names_conflict_and_a_relaxation_that_really_fits() {
-    for model in [ModelKind::Slice, ModelKind::Analytical] {
-        let mut s = fig7();
-        // Below the guest's own noise floor, and below what the analytical model can reach.
-        s.vms[0].tasks[0].targets =
-            vec![Target { percentile: Percentile::P9999, latency: Nanos::from_micros(900) }];
-        let mut options = PlanOptions::new(start(&s));
-        options.model = model;
-        if model == ModelKind::Analytical {
-            options.space = Space::paper();
-        }
-        let p = plan(&s, &profile(), &options).unwrap();
-        assert!(!p.feasible);
-        let why = p.infeasible.unwrap();
-        assert!(why.sacrificed.contains(&"vm0".to_owned()), "{why:?}");
-        assert_eq!(why.conflict, ["vm0/light"], "it alone cannot be met");
-        assert!(why.reason.contains("vm0/light"));
-        assert!(!why.relaxation.is_empty());
-        let mut relaxed = s.clone();
-        for r in &why.relaxation {
-            assert!(r.fits_ns > r.declared_ns);
-            let vm = relaxed.vms.iter_mut().find(|v| v.name == r.vm).unwrap();
-            let t = vm.tasks.iter_mut().find(|t| t.name == r.task).unwrap();
-            t.targets = vec![Target { percentile: Percentile::P9999, latency: r.fits_ns }];
-        }
-        let again = plan(&relaxed, &profile(), &options).unwrap();
-        assert!(again.feasible, "{model:?}: {:?} then {:?}", why, again.infeasible);
-        assert_meets(&again, 0.2);
+    let mut s = fig7();
+    // Below the guest's own noise floor.
+    s.vms[0].tasks[0].targets =
+        vec![Target { percentile: Percentile::P9999, latency: Nanos::from_micros(900) }];
+    let options = PlanOptions::new(start(&s));
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert!(!p.feasible);
+    let why = p.infeasible.unwrap();
+    assert!(why.sacrificed.contains(&"vm0".to_owned()), "{why:?}");
+    assert_eq!(why.conflict, ["vm0/light"], "it alone cannot be met");
+    assert!(why.reason.contains("vm0/light"));
+    assert!(!why.relaxation.is_empty());
+    let mut relaxed = s.clone();
+    for r in &why.relaxation {
+        assert!(r.fits_ns > r.declared_ns);
+        let vm = relaxed.vms.iter_mut().find(|v| v.name == r.vm).unwrap();
+        let t = vm.tasks.iter_mut().find(|t| t.name == r.task).unwrap();
+        t.targets = vec![Target { percentile: Percentile::P9999, latency: r.fits_ns }];
     }
+    let again = plan(&relaxed, &profile(), &options).unwrap();
+    assert!(again.feasible, "{:?} then {:?}", why, again.infeasible);
+    assert_meets(&again, 0.2);
 }
 
 #[test]
@@ -271,53 +265,12 @@ fn rates_beyond_the_device_have_no_relaxation() {
 }
 
 #[test]
-fn the_papers_scheme_stays_in_its_space_and_stops_when_met() {
-    let s = spec(LabKind::Process, &vec![vec![task("light", 100.0, Some(2_000))]; 3]);
-    let options = PlanOptions::paper(start(&s));
-    let p = plan(&s, &profile(), &options).unwrap();
-    assert_eq!((p.scheme.as_str(), p.model), ("rt-virtio-analytical", ModelKind::Analytical));
-    assert_meets(&p, 0.2);
-    for k in knobs(&p) {
-        assert!(
-            matches!(
-                k,
-                Knob::HostBfq(BfqTunable::SliceIdle | BfqTunable::TimeoutSync | BfqTunable::LowLatency)
-                    | Knob::VmWeight { .. }
-            ),
-            "{k:?}"
-        );
-    }
-    // Everything met already: nothing to set.
-    let easy = spec(LabKind::Process, &vec![vec![task("light", 100.0, Some(60_000))]; 3]);
-    assert!(plan(&easy, &profile(), &PlanOptions::paper(start(&easy))).unwrap().settings.is_empty());
-}
-
-#[test]
-fn the_papers_scheme_gives_the_urgent_vm_more_weight() {
-    let heavy = |t| vec![task("heavy", 1_500.0, Some(t))];
-    let s = spec(LabKind::Process, &[heavy(4_000), heavy(2_300), heavy(4_000)]);
-    let options = PlanOptions::paper(start(&s));
-    let p = plan(&s, &profile(), &options).unwrap();
-    let c = p.config(&s, &options.start).unwrap();
-    assert_meets(&p, 0.2);
-    assert!(c.vms[1].weight > c.vms[0].weight, "{c:?}");
-    assert!(!c.bfq.low_latency);
-}
-
-#[test]
 fn a_host_without_bfq_can_be_planned_for() {
     let s = fig7();
     let mut from = start(&s);
     from.elevator = Elevator::None;
-    for options in [PlanOptions::new(from.clone()), PlanOptions::paper(from.clone())] {
-        let p = plan(&s, &profile(), &options).unwrap();
-        assert_eq!(p.config(&s, &from).unwrap().vms.len(), 3);
-    }
-    // The analytical model covers nothing where BFQ is not available.
-    let mut options = PlanOptions::paper(from);
-    options.space.elevators = Vec::new();
-    let e = plan(&s, &profile(), &options).unwrap_err();
-    assert!(matches!(e, PlanError::Model(rtvirtio_model::ModelError::NotCovered { .. })), "{e}");
+    let p = plan(&s, &profile(), &PlanOptions::new(from.clone())).unwrap();
+    assert_eq!(p.config(&s, &from).unwrap().vms.len(), 3);
 }
 
 #[test]
@@ -436,7 +389,7 @@ fn tiny_space(no_idling: bool) -> Space {
         weights: vec![50, 100, 300, 700],
         caps: false,
         guests: false,
-        ..Space::paper()
+        ..Space::default()
     }
 }
 

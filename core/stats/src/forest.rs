@@ -15,8 +15,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Random;
-use crate::mlp::Rows;
+use crate::{Random, Rows};
 
 mod grow;
 #[cfg(test)]

@@ -4,16 +4,16 @@
 
 pub mod conformal;
 pub mod design;
-pub mod ensemble;
 pub mod forest;
 mod interval;
 mod latencies;
-pub mod mlp;
 pub mod pot;
 mod rng;
+mod rows;
 mod summary;
 
 pub use interval::{Interval, normal_quantile};
 pub use latencies::{LONGEST, Latencies};
 pub use rng::Random;
+pub use rows::{Rows, RowsError, check_finite};
 pub use summary::Summary;

@@ -2,10 +2,10 @@
 //! with intervals, and the variance that the model does not explain.
 //!
 //! Intervals come from refitting on conditions drawn with replacement: tasks of one run are alike,
-//! and so are runs of one condition. The fit itself is [`rtvirtio_learn::coefficients`].
+//! and so are runs of one condition. The fit itself is [`rtvirtio_paper::coefficients`].
 
-use rtvirtio_learn::coefficients::{LIMITS, NAMES, PaperRuns, START, at_limit, of_the_paper};
 use rtvirtio_model::{Coefficients, Profile};
+use rtvirtio_paper::coefficients::{LIMITS, NAMES, PaperRuns, START, at_limit, of_the_paper};
 use rtvirtio_stats::Random;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use rtvirtio_learn::condition::conditions;
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::statistic::median;
 
-pub use rtvirtio_learn::coefficients::{CalibrateError, fitted};
+pub use rtvirtio_paper::coefficients::{CalibrateError, fitted};
 
 /// Refits for the intervals, the fewest with which the smallest and the largest are a 95 %
 /// interval.

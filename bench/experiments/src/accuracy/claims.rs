@@ -1,7 +1,7 @@
 //! Claims on accuracy.
 
-use rtvirtio_learn::accuracy::{Accuracy, Group, NonIdling, enough};
-use rtvirtio_learn::rates::Rates;
+use super::judge::{Accuracy, Group, NonIdling, enough};
+use super::rates::Rates;
 use rtvirtio_learn::train::MISS;
 
 use crate::claims::Claim;

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::judge::{Accuracy, HeldOut, Models, judge};
 use crate::claims::Claim;
-use rtvirtio_learn::accuracy::{Accuracy, HeldOut, judge};
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::train::{TrainError, TrainSettings, fit_guests, median};
 use rtvirtio_model::learned::GuestModel;
@@ -23,18 +23,19 @@ impl FromGuests {
     /// `unseen` are models of process VMs with the guests' runs of conditions that each has not
     /// seen; it learns from all others of `runs`.
     pub fn of(
-        unseen: &[(Arc<HostModel>, Vec<Point>)],
+        unseen: &[(Models, Vec<Point>)],
         (runs, profile): (&[Point], &Profile),
         settings: &TrainSettings,
     ) -> Result<Self, TrainError> {
-        let with_guests = |(model, test): &(Arc<HostModel>, Vec<Point>)| {
+        let with_guests = |(models, test): &(Models, Vec<Point>)| {
             let is_new = |run: &&Point| !test.iter().any(|t| t.does_the_same(run));
             let other_runs: Vec<Point> = runs.iter().filter(is_new).cloned().collect();
-            let guests = fit_guests(&other_runs, model, profile.guest.as_ref(), settings)?;
-            Ok((Arc::new(HostModel { guests: Some(guests), ..HostModel::clone(model) }), test.clone()))
+            let guests = fit_guests(&other_runs, &models.host, profile.guest.as_ref(), settings)?;
+            let host = Arc::new(HostModel { guests: Some(guests), ..HostModel::clone(&models.host) });
+            Ok((Models { host, paper: models.paper.clone() }, test.clone()))
         };
         let judged = unseen.iter().map(with_guests).collect::<Result<Vec<_>, TrainError>>()?;
-        let parts = || judged.iter().filter_map(|(model, _)| model.guests.as_ref());
+        let parts = || judged.iter().filter_map(|(models, _)| models.host.guests.as_ref());
         Ok(Self {
             accuracy: judge(&judged, profile)?,
             from: parts().map(|g| g.points).min().unwrap_or(0),

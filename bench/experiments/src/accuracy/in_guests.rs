@@ -2,14 +2,13 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::guest_pairs::{self, GuestRatio, Pair, guest_ratios};
 use super::guests_page;
+use super::judge::{Accuracy, HeldOut, Models, judge};
 use crate::cases::passes::keeps_rate;
 use crate::claims::Claim;
 use crate::page::Section;
-use rtvirtio_learn::accuracy::{Accuracy, HeldOut, judge};
 use rtvirtio_learn::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_learn::train::{TrainError, TrainSettings, fit_guests};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -66,16 +65,16 @@ impl InGuests {
     /// process VMs, of the dataset `processes`.
     pub fn of(
         guests: Runs,
-        judged: &[(Arc<HostModel>, Vec<Point>)],
+        judged: &[(Models, Vec<Point>)],
         parts: &[(Vec<Point>, Vec<Point>)],
         (processes, all): (&Dataset, &[Point]),
         settings: &TrainSettings,
     ) -> anyhow::Result<Self> {
         let Runs { path, host, profile, points: runs } = guests;
-        let models: Vec<(Arc<HostModel>, &[Point])> = judged
+        let models: Vec<(Models, &[Point])> = judged
             .iter()
             .zip(parts)
-            .map(|((model, _), (train, _))| (Arc::clone(model), train.as_slice()))
+            .map(|((model, _), (train, _))| (model.clone(), train.as_slice()))
             .collect();
         let unseen = guest_pairs::unseen(&models, &runs);
         anyhow::ensure!(

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rtvirtio_learn::repeat::Repeatability;
+use super::repeat::Repeatability;
 
 use super::networks::Networks;
 use crate::claims::Claim;

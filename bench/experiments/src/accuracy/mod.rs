@@ -2,13 +2,18 @@
 
 pub mod calibrate;
 mod claims;
+mod coverage;
 mod from_guests;
 pub mod guest_pairs;
 mod guests_page;
+pub mod held_out;
 mod in_guests;
+pub mod judge;
 mod limits;
 pub mod networks;
 mod page;
+pub mod rates;
+pub mod repeat;
 pub mod sizes;
 mod sizes_page;
 mod text;
@@ -18,13 +23,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use calibrate::calibrate;
-use rtvirtio_learn::accuracy::{Accuracy, folds, judge, learning_curve};
+use judge::{Accuracy, Models, folds, judge, learning_curve};
+use repeat::repeatability;
 use rtvirtio_learn::dataset::{Dataset, Point, SWEEP};
-use rtvirtio_learn::repeat::repeatability;
 use rtvirtio_learn::run::as_result;
-use rtvirtio_learn::train::{TrainSettings, comparable, fit};
+use rtvirtio_learn::train::{TrainSettings, comparable};
 use rtvirtio_measure::Run;
 use rtvirtio_model::Profile;
+use rtvirtio_paper::network::EPOCHS;
 use rtvirtio_units::Nanos;
 use sizes::loss_by_size;
 
@@ -81,9 +87,9 @@ pub fn report(
         points.len()
     ));
     let fitted = |(train, test): &(Vec<Point>, Vec<Point>)| {
-        fit(train, profile, &generated(), &settings).map(|model| (Arc::new(model), test.clone()))
+        Models::fit(train, profile, &generated(), &settings).map(|models| (models, test.clone()))
     };
-    let judged = parts.iter().map(fitted).collect::<Result<Vec<_>, _>>()?;
+    let judged = parts.iter().map(fitted).collect::<anyhow::Result<Vec<_>>>()?;
     let accuracy = judge(&judged, profile)?;
     let guests = guests.map(|g| InGuests::of(g, &judged, &parts, (&data, &all), &settings)).transpose()?;
     // The learning curve and the networks use the first split only.
@@ -96,14 +102,14 @@ pub fn report(
         .filter(|p| points.iter().all(|known| known.id != p.id) && !train.iter().any(|t| t.repeats(p)))
         .cloned()
         .collect();
-    let accuracy = accuracy.as_measured_with(Arc::clone(&model), &unknown, profile)?;
+    let accuracy = accuracy.as_measured_with(&model, &unknown, profile)?;
     let lengths: Vec<usize> = SIZES.into_iter().filter(|n| *n < train.len()).chain([train.len()]).collect();
     let curve = learning_curve(&train, &test, profile, &lengths, &settings)?;
     let limits = Limits {
         repeat: repeatability(&points),
         networks: networks::evaluate(&train, &test, profile, &settings)?,
     };
-    let sizes = loss_by_size(&points, profile, &settings)?;
+    let sizes = loss_by_size(&points, options.seed, EPOCHS)?;
     let mut report =
         ExperimentReport { text: text::accuracy(device, &accuracy, &curve), ..ExperimentReport::new(&data) };
     report.text.push_str(&limits.text());
@@ -148,7 +154,8 @@ fn save_model(
     settings: &TrainSettings,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let mut model = fit(points, profile, &generated(), settings)?;
+    let Models { host, paper } = Models::fit(points, profile, &generated(), settings)?;
+    let mut model = Arc::unwrap_or_clone(host);
     if let Some(guests) = guests {
         if let Some(warning) = guests.other_host_warning() {
             progress.warn(&warning);
@@ -168,7 +175,7 @@ fn save_model(
     if model.guests.is_none() {
         model_choice::keep_aside(out, progress)?;
     }
-    write_file(out, &serde_json::to_vec(&model)?)?;
+    write_file(out, &paper.to_json(&model)?)?;
     progress.step(&format!("saved {}", out.display()));
     Ok(())
 }

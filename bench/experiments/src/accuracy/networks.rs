@@ -6,13 +6,15 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_model::learned::WIDTH;
+use rtvirtio_stats::Rows;
 use rtvirtio_stats::conformal::calibrate;
-use rtvirtio_stats::ensemble::{Ensemble, Scratch};
-use rtvirtio_stats::mlp::{Loss, Rows};
 use serde::Serialize;
 
 use rtvirtio_learn::dataset::Point;
-use rtvirtio_learn::train::{TrainError, TrainSettings, equal_runs, median, networks, rows};
+use rtvirtio_learn::train::{TrainSettings, equal_runs, median, rows};
+use rtvirtio_paper::ensemble::{Ensemble, Scratch};
+use rtvirtio_paper::mlp::Loss;
+use rtvirtio_paper::network::{self, EPOCHS};
 
 /// Quantile of the upper network.
 const HIGH: f64 = 0.95;
@@ -33,20 +35,23 @@ pub struct Networks {
 /// Fits on some points and judges on the others.
 ///
 /// # Errors
-/// [`TrainError`].
+/// Runs that cannot be read, and networks that cannot be fitted.
 pub fn evaluate(
     train: &[Point],
     test: &[Point],
     profile: &Profile,
     settings: &TrainSettings,
-) -> Result<Networks, TrainError> {
+) -> anyhow::Result<Networks> {
     let (known, unseen) = (rows(train, profile)?, rows(test, profile)?);
     let groups: Vec<usize> = known.iter().map(|r| r.condition).collect();
     let mut table = Rows::new(WIDTH);
     for (row, weight) in known.iter().zip(equal_runs(&groups)) {
         table.push(&row.x, row.actual.ln() - row.x[0], weight)?;
     }
-    let fit = |quantile| Ensemble::fit(&table, &groups, &networks(settings, Loss::Pinball { quantile }));
+    let fit = |quantile| {
+        let options = network::options(EPOCHS, settings.seed, Loss::Pinball { quantile });
+        Ensemble::fit(&table, &groups, &options)
+    };
     let ((middle, _), (high, report)) = (fit(0.5)?, fit(HIGH)?);
     let off = known.iter().zip(&report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h);
     let score = calibrate(&off.collect::<Vec<f64>>(), &groups, settings.miss)?.score;

@@ -1,8 +1,8 @@
 //! Accuracy of models and bound, and the number of runs that it takes: the paper's Figs. 5 and 6.
 
 use super::calibrate::Calibration;
+use super::judge::{Accuracy, HeldOut};
 use crate::page::{Plot, Section, Table};
-use rtvirtio_learn::accuracy::{Accuracy, HeldOut};
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 
 use crate::page::xy::{axis, plot, series, table};

@@ -1,12 +1,10 @@
 //! Size that the paper's network needs: its Fig. 3, loss over layers and neurons.
 
-use rtvirtio_model::Profile;
-use rtvirtio_stats::ensemble::EnsembleOptions;
-use rtvirtio_stats::mlp::Loss;
-use serde::Serialize;
-
 use rtvirtio_learn::dataset::Point;
-use rtvirtio_learn::train::{TrainError, TrainSettings, fit_paper, networks, rows};
+use rtvirtio_paper::ensemble::{EnsembleError, EnsembleOptions};
+use rtvirtio_paper::mlp::Loss;
+use rtvirtio_paper::network::{self, fit, rows};
+use serde::Serialize;
 
 /// Numbers of hidden layers that are tried.
 const LAYERS: [usize; 3] = [1, 2, 3];
@@ -30,20 +28,16 @@ pub struct Size {
 /// The loss of each size on the runs of the paper's kind; empty with too few of them for the folds.
 ///
 /// # Errors
-/// [`TrainError`].
-pub fn loss_by_size(
-    points: &[Point],
-    profile: &Profile,
-    settings: &TrainSettings,
-) -> Result<Vec<Size>, TrainError> {
-    let rows = rows(points, profile)?;
-    let actual: Vec<f64> = rows.iter().filter(|r| r.paper_domain).map(|r| r.actual).collect();
-    let n = actual.len();
+/// [`EnsembleError`].
+pub fn loss_by_size(points: &[Point], seed: u64, epochs: usize) -> Result<Vec<Size>, EnsembleError> {
+    let rows = rows(points);
+    let n = rows.len();
     let mut out = Vec::new();
     for (layers, neurons) in LAYERS.into_iter().flat_map(|l| NEURONS.map(|n| (l, n))) {
-        let options = EnsembleOptions { hidden: vec![neurons; layers], ..networks(settings, Loss::Squared) };
-        let Some((_, report)) = fit_paper(&rows, &options)? else { return Ok(Vec::new()) };
-        let errors = actual.iter().zip(&report.out_of_fold).map(|(a, p)| (a - p) * (a - p));
+        let options = network::options(epochs, seed, Loss::Squared);
+        let options = EnsembleOptions { hidden: vec![neurons; layers], ..options };
+        let Some((_, report)) = fit(&rows, &options)? else { return Ok(Vec::new()) };
+        let errors = rows.iter().zip(&report.out_of_fold).map(|(r, p)| (r.actual - p) * (r.actual - p));
         out.push(Size { layers, neurons, n, loss: errors.sum::<f64>() / n as f64 });
     }
     Ok(out)
@@ -51,7 +45,7 @@ pub fn loss_by_size(
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_learn::synthetic::{limits, profile, quick, synthetic_runs};
+    use rtvirtio_learn::synthetic::{limits, synthetic_runs};
     use rtvirtio_units::Nanos;
 
     use super::*;
@@ -60,8 +54,7 @@ mod tests {
 
     #[test]
     fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
-        let settings = TrainSettings { epochs: 60, ..quick() };
-        assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
+        assert_eq!(loss_by_size(&[], 1, 60).unwrap(), [], "no runs, no folds");
         let like = synthetic_runs(1, 0.0, 6).remove(0);
         let points: Vec<Point> = paper_conditions(80, &limits(), 6)
             .into_iter()
@@ -74,7 +67,7 @@ mod tests {
                 Point { knobs: c.knobs, vms: c.vms, results, ..like.clone() }
             })
             .collect();
-        let sizes = loss_by_size(&points, &profile(), &settings).unwrap();
+        let sizes = loss_by_size(&points, 1, 60).unwrap();
         let loss = |layers, neurons| {
             sizes.iter().find(|s| (s.layers, s.neurons) == (layers, neurons)).map(|s| s.loss).unwrap()
         };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rtvirtio_learn::accuracy::Accuracy;
+use super::judge::Accuracy;
 
 use super::calibrate::Calibration;
 use super::claims::rates;

@@ -11,6 +11,7 @@ use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::stage::Treatment;
 use rtvirtio_model::{Config, Forecast, HostModel, Learned, ModelError, TailModel};
+use rtvirtio_paper::PaperModels;
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
@@ -138,6 +139,7 @@ struct CaseRunner<'a> {
     baseline: Config,
     space: Space,
     learned: Option<Arc<HostModel>>,
+    paper: PaperModels,
     progress: &'a dyn Progress,
 }
 
@@ -149,7 +151,8 @@ impl<'a> CaseRunner<'a> {
         path: &Path,
         progress: &'a dyn Progress,
     ) -> anyhow::Result<Self> {
-        let learned = read_if(options.runs.model.as_deref())?;
+        let model = options.runs.model.as_deref();
+        let (learned, paper) = (read_if(model)?, PaperModels::read_if(model)?);
         let profile = profile(&options.runs, learned.as_deref(), &bed.device.spec)?;
         let basis = (profile, learned.as_deref());
         let mut runs = bed.runs(path, command(options), options.length, basis, other_host(&options.runs))?;
@@ -160,7 +163,7 @@ impl<'a> CaseRunner<'a> {
         let mut space = Space { guests: false, ..Space::default() };
         let offered = bed.elevators()?;
         space.elevators.retain(|e| offered.contains(e));
-        Ok(Self { options, bed, runs, baseline: bed.baseline()?, space, learned, progress })
+        Ok(Self { options, bed, runs, baseline: bed.baseline()?, space, learned, paper, progress })
     }
 
     /// Runs all repetitions of all chosen cases.
@@ -197,12 +200,13 @@ impl<'a> CaseRunner<'a> {
                 baseline: &baseline,
                 space: &self.space,
                 learned: self.learned.as_ref(),
+                paper: &self.paper,
                 enough: self.options.enough,
             };
             match scheme.treat(&basis) {
                 Ok(treatment) => add(&mut treatments, scheme.name(), treatment),
                 // A scheme without its model is left out; the report names it.
-                Err(PlanError::Model(ModelError::NotLearned | ModelError::NoNetwork)) => {}
+                Err(PlanError::Model(ModelError::NotLearned)) => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -297,6 +301,7 @@ impl<'a> CaseRunner<'a> {
             baseline,
             space: &self.space,
             learned: self.learned.as_ref(),
+            paper: &self.paper,
             enough: self.options.enough,
         };
         let options = planned.options(&basis)?;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_model::{Config, HostModel, Profile};
+use rtvirtio_paper::PaperModels;
+use rtvirtio_paper::search::{by_equations, by_network};
 use rtvirtio_planner::{Placements, PlanError, PlanOptions, Space, plan};
 use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Iops, Nanos, Ratio};
@@ -23,6 +25,8 @@ pub struct Basis<'a> {
     pub space: &'a Space,
     /// The model learned on this host.
     pub learned: Option<&'a Arc<HostModel>>,
+    /// The paper's models, fitted on this host.
+    pub paper: &'a PaperModels,
     /// [`PlanOptions::enough`] of our schemes.
     pub enough: Option<Ratio>,
 }
@@ -172,8 +176,12 @@ impl Scheme for Planned {
 
     fn treat(&self, basis: &Basis<'_>) -> Result<Treatment, PlanError> {
         let options = self.options(basis)?;
-        let planned = plan(basis.spec, basis.profile, &options)?;
-        Ok(Treatment::knobs(planned.config(basis.spec, basis.baseline)?))
+        let Basis { spec, profile, .. } = *basis;
+        Ok(Treatment::knobs(match self {
+            Self::RtVirtioAnalytical => by_equations(spec, profile, &options, basis.paper)?,
+            Self::RtVirtioMlp => by_network(spec, profile, &options, basis.paper)?,
+            Self::Slice | Self::Bound => plan(spec, profile, &options)?.config(spec, basis.baseline)?,
+        }))
     }
 }
 
@@ -191,10 +199,7 @@ impl Planned {
             ..options
         };
         let mut options = match self {
-            Self::RtVirtioAnalytical => {
-                PlanOptions { learned: basis.learned.cloned(), ..PlanOptions::paper(start) }
-            }
-            Self::RtVirtioMlp => PlanOptions::paper_mlp(start, learned()?),
+            Self::RtVirtioAnalytical | Self::RtVirtioMlp => rtvirtio_paper::search::options(start),
             Self::Slice => ours(PlanOptions::new(start)),
             Self::Bound => ours(PlanOptions::bound(start, learned()?)),
         };

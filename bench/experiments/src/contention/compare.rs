@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use rtvirtio_learn::load::spec;
-use rtvirtio_model::{Forecast, HostModel, Learned, ModelKind, Profile, TailModel, model};
+use rtvirtio_model::{Analytical, Forecast, HostModel, Learned, Profile, TailModel};
+use rtvirtio_paper::PaperModels;
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
@@ -25,7 +26,12 @@ pub struct Compared {
 }
 
 /// A row with the predictions of every model that covers it.
-pub fn compare(setup: &Setup, row: Row, profile: &Profile, learned: Option<&Arc<HostModel>>) -> Compared {
+pub fn compare(
+    setup: &Setup,
+    row: Row,
+    profile: &Profile,
+    (learned, paper): (Option<&Arc<HostModel>>, &PaperModels),
+) -> Compared {
     let device = Device::Twin { profile: "any".to_owned(), size: Bytes(1 << 30) };
     let (spec, config) = (spec(&setup.vms, device, LabKind::Process), setup.knobs.config());
     let task = row.task;
@@ -34,9 +40,10 @@ pub fn compare(setup: &Setup, row: Row, profile: &Profile, learned: Option<&Arc<
     };
     let ms = |f: Option<Forecast>| f.map(|f| f.latency_ns.as_millis_f64());
     let ours = learned.and_then(|m| of(&Learned::bound(Arc::clone(m))));
+    let equations = Analytical { coefficients: paper.coefficients(), ..Analytical::default() };
     Compared {
-        analytical: ms(model(ModelKind::Analytical, learned).ok().and_then(|m| of(&*m))),
-        mlp: ms(learned.and_then(|m| of(&Learned::paper(Arc::clone(m))))),
+        analytical: ms(of(&equations)),
+        mlp: ms(paper.network().and_then(|m| of(&m))),
         upper: ours.as_ref().map(|f| f.judged().as_millis_f64()),
         expected: ms(ours),
         row,

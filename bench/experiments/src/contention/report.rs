@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rtvirtio_learn::dataset::Dataset;
 use rtvirtio_learn::run::as_result;
 use rtvirtio_model::HostModel;
+use rtvirtio_paper::PaperModels;
 use rtvirtio_workflow::Progress;
 
 use super::compare::{Compared, compare};
@@ -13,12 +14,12 @@ use super::{Figure, Growth, Row, growth, page, rows, setups};
 use crate::claims::Claim;
 use crate::report::ExperimentReport;
 
-/// The report of a dataset, with the predictions of a learned model.
+/// The report of a dataset, with the predictions of a learned model and of the paper's.
 ///
 /// # Errors
 /// A dataset without a profile or without runs.
 pub fn report(
-    learned: Option<&Arc<HostModel>>,
+    (learned, paper): (Option<&Arc<HostModel>>, &PaperModels),
     data: &Dataset,
     progress: &dyn Progress,
 ) -> anyhow::Result<ExperimentReport> {
@@ -31,17 +32,18 @@ pub fn report(
             model.fits(profile).inspect_err(|e| progress.warn(&format!("predictions are left out: {e}")));
         fits.is_ok()
     });
+    let paper = if learned.is_some() { paper.clone() } else { PaperModels::default() };
     let mut compared = Vec::new();
     for setup in setups() {
         for row in rows(&setup, &data.points) {
             if !row.tail.ms.is_empty() {
-                compared.push(compare(&setup, row, profile, learned));
+                compared.push(compare(&setup, row, profile, (learned, &paper)));
             }
         }
     }
     anyhow::ensure!(!compared.is_empty(), "nothing is measured yet");
     let mut report = ExperimentReport::new(data);
-    let fitted = learned.is_some_and(|m| m.analytical.is_some());
+    let fitted = paper.fitted_coefficients().is_some();
     let coefficients = if fitted { "fitted on this host" } else { "of the paper's Table III" };
     report.lead.push(format!("The paper's equations with coefficients {coefficients}."));
     Ok(ExperimentReport {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rtvirtio_experiments::accuracy::AccuracyOptions;
-use rtvirtio_learn::accuracy::FOLDS;
+use rtvirtio_experiments::accuracy::judge::FOLDS;
 
 /// `rtvirtio-bench accuracy`.
 #[derive(Args, Debug)]

@@ -196,33 +196,13 @@ impl Stage<'_> {
 
         let file =
             ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
-        let notes = self.notes(spec, &profile, &config, &file)?;
+        let notes = Self::notes(&file);
         let shortage = free.ok().and_then(|free| cpu_shortage(&profile, file.runs.last()?, free));
         Ok(DemoResult { file, plan, profile, first: shortage.into_iter().collect(), notes, page })
     }
 
-    fn notes(
-        &self,
-        spec: &rtvirtio_spec::Spec,
-        profile: &Profile,
-        config: &rtvirtio_model::Config,
-        file: &ResultFile,
-    ) -> anyhow::Result<Vec<String>> {
+    fn notes(file: &ResultFile) -> Vec<String> {
         let mut notes = Vec::new();
-        // The paper's model applies to the run under the kernel's defaults.
-        let paper = outlook(
-            spec,
-            profile,
-            &ModelChoice::formula(ModelKind::Analytical),
-            config,
-            &Placements::default(),
-        )?;
-        let predictions: Vec<String> =
-            paper.iter().map(|t| format!("{}/{} {}", t.vm, t.task, t.forecast.latency_ns)).collect();
-        notes.push(format!(
-            "For default BFQ the RT-VirtIO paper's equations (1)-(5), with its own coefficients, predict: {}.",
-            predictions.join(", ")
-        ));
         if file.runs.iter().any(|r| r.kind == VmKind::Qemu) && file.host.accelerator == "tcg" {
             notes.push(
                 "The guests ran under TCG emulation because KVM does not run stock guests on this host: \
@@ -230,7 +210,7 @@ impl Stage<'_> {
                     .to_owned(),
             );
         }
-        Ok(notes)
+        notes
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use rtvirtio_console::{MarginArg, ModelArg};
+use rtvirtio_console::{MarginArg, ModelArg, ModelParser};
 
 use super::ActuatorName;
 
@@ -16,7 +16,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Model for the prediction
-    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    #[arg(long, value_parser = ModelParser, default_value = "auto")]
     pub model: ModelArg,
     /// Start from the kernel's default settings instead of those found on this host
     #[arg(long)]

@@ -61,9 +61,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     under.ended.iter().for_each(|vm| ui.warn(&vm.words()));
     let in_force = devices.sites.first().and_then(|site| under.plan_of(&site.spec.device));
     let name = match in_force.map(|plan| plan.model) {
-        Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
-        Some(ModelKind::Mlp) => ModelName::Mlp,
         Some(ModelKind::Bound) | None => ModelName::Auto,
     };
     let (predicted, profiles) = predict(&devices, name, dirs, ui)?;

@@ -68,7 +68,6 @@ mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::accuracy::judge;
     use crate::synthetic::{profile, quick, synthetic_runs};
     use crate::train::{fit, inputs};
 
@@ -95,26 +94,6 @@ mod tests {
         let model = fit(&synthetic_runs(130, 0.2, 1), &profile(), "", &quick()).unwrap();
         let part = fit_guests(guests, &model, with_guest().guest.as_ref(), &quick()).unwrap();
         HostModel { guests: Some(part), ..model }
-    }
-
-    #[test]
-    fn guests_are_predicted_from_guests_and_processes_as_before() {
-        let model = both(&in_guests(130, 2));
-        let alone = HostModel { guests: None, ..model.clone() };
-        let test = in_guests(60, 7);
-        let of = |model: &HostModel, test: &[Point]| {
-            judge(&[(Arc::new(model.clone()), test.to_vec())], &with_guest()).unwrap()
-        };
-        let (with, without) = (of(&model, &test), of(&alone, &test));
-        assert!(with.scores[0].factor < 2.0, "{:?}", with.scores[0]);
-        assert!(with.scores[0].factor < 0.5 * without.scores[0].factor, "{:?}", without.scores[0]);
-        assert!(with.coverage > 0.95 && without.coverage < with.coverage, "{}", with.coverage);
-        let processes = synthetic_runs(60, 0.2, 7);
-        let says = |model: &HostModel| {
-            let held = of(model, &processes).held;
-            held.iter().map(|h| (h.expected_ms, h.upper_ms)).collect::<Vec<_>>()
-        };
-        assert_eq!(says(&model), says(&alone));
     }
 
     #[test]

@@ -261,34 +261,6 @@ fn row(
     ]
 }
 
-/// The raw inputs of the RT-VirtIO paper's network (its Tables I and II): VM count, tasks, IOPS,
-/// weight, `slice_idle`, `timeout_sync`. For the scheme `rt-virtio-mlp`.
-#[must_use]
-pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
-    let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
-    let offered: f64 = spec.tasks().filter_map(|(_, t)| t.rate).map(|r| r.0).sum();
-    let mut rows = Vec::new();
-    for (vm, c) in spec.vms.iter().zip(&config.vms) {
-        let of_vm = vm.declared_rate().0;
-        for task in &vm.tasks {
-            rows.push([
-                spec.vms.len() as f64,
-                vm.tasks.len() as f64,
-                task.rate.map_or(0.0, |r| r.0),
-                of_vm,
-                offered,
-                f64::from(c.weight) / weights.max(1.0),
-                config.bfq.slice_idle.as_millis_f64(),
-                config.bfq.timeout_sync.as_millis_f64(),
-            ]);
-        }
-    }
-    rows
-}
-
-/// Number of [`paper_features`] per task.
-pub const PAPER_WIDTH: usize = 8;
-
 #[cfg(test)]
 mod tests {
     use super::*;

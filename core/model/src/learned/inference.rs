@@ -11,12 +11,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task, Vm};
-use rtvirtio_stats::ensemble;
 use rtvirtio_stats::forest::{ForestError, Scratch};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 
 use super::estimate::{Estimate, estimate, outside};
-use super::features::{WIDTH, features, paper_features};
+use super::features::{WIDTH, features};
 use super::guests::{self, GuestModel};
 use super::non_idling::NonIdlingModel;
 use super::regime::Regime;
@@ -24,7 +23,7 @@ use super::schema::HostModel;
 use crate::device::{MIN_SLACK, declared_shares, service};
 use crate::load::is_guest;
 use crate::tail_model::check_bursts;
-use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
+use crate::types::{Config, Forecast, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
 /// Factor that widens a bound outside the measured range. Not proven; every report of the bound
@@ -153,56 +152,21 @@ pub fn writes(spec: &Spec) -> bool {
     spec.tasks().any(|(_, task)| task.op.write_share() > 0.0)
 }
 
-/// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's
-/// network.
+/// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound.
 #[derive(Clone, Debug)]
 pub struct Learned {
     model: Arc<HostModel>,
-    kind: ModelKind,
 }
 
 impl Learned {
     /// The expected tail and its upper bound, by the forests.
     #[must_use]
     pub fn bound(model: Arc<HostModel>) -> Self {
-        Self { model, kind: ModelKind::Bound }
-    }
-
-    /// The network of the RT-VirtIO paper, with its features and its loss.
-    #[must_use]
-    pub fn paper(model: Arc<HostModel>) -> Self {
-        Self { model, kind: ModelKind::Mlp }
-    }
-
-    fn forecast_paper(&self, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
-        if config.elevator != Elevator::Bfq {
-            return Err(ModelError::NotCovered {
-                model: "paper's network",
-                what: "a host elevator other than bfq".to_owned(),
-                remedy: "choose bfq or use the bound model",
-            });
-        }
-        let paper = self.model.paper.as_ref().ok_or(ModelError::NoNetwork)?;
-        let slice = crate::Slice.forecast_tasks(&self.model.profile, spec, config)?;
-        let rows = paper_features(spec, config);
-        let mut scratch = ensemble::Scratch::default();
-        rows.iter()
-            .zip(slice)
-            .map(|(row, slice)| {
-                let s = paper.predict_with(row, &mut scratch).map_err(|e| self.model.unusable(&e))?;
-                // The network has no rates, and our model's rates are no part of the paper's
-                // planner.
-                Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), Some(1.0), None))
-            })
-            .collect()
+        Self { model }
     }
 }
 
 impl TailModel for Learned {
-    fn kind(&self) -> ModelKind {
-        self.kind
-    }
-
     /// Forecasts by the profile that the model was learned with. Of `given` only the guest's part
     /// counts, unless runs in such guests were learned from.
     fn forecast_tasks(
@@ -212,9 +176,6 @@ impl TailModel for Learned {
         config: &Config,
     ) -> Result<Vec<Forecast>, ModelError> {
         check_bursts("learned", spec)?;
-        if self.kind == ModelKind::Mlp {
-            return self.forecast_paper(spec, config);
-        }
         let model = &self.model;
         let guests = model.guests.as_ref().filter(|g| spec.vms.iter().any(is_guest) && g.is_of(given));
         let guest = guests.map_or_else(|| given.guest.clone(), |g| Some(g.guest.clone()));
@@ -249,7 +210,7 @@ impl TailModel for Learned {
                 };
                 let kept = kept(&estimate, &upper, held_below_its_rates(vm, set).then_some(slice.rate_kept));
                 let expected = Nanos::from_secs_f64(estimate.middle.exp());
-                Ok(rescaled(slice, expected, Some(kept), Some(upper)))
+                Ok(Forecast { rate_kept: kept, upper: Some(upper), ..slice.scaled_to(expected) })
             })
             .collect()
     }
@@ -289,17 +250,4 @@ fn unlike_measured(task: &Task) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// A slice forecast scaled to another total: its terms keep their proportions, so that they still
-/// show where the time goes.
-fn rescaled(mut f: Forecast, total: Nanos, kept: Option<f64>, upper: Option<Upper>) -> Forecast {
-    let factor = total.0 as f64 / (f.latency_ns.0 as f64).max(1.0);
-    for term in &mut f.terms {
-        term.latency_ns = Nanos((term.latency_ns.0 as f64 * factor) as u64);
-    }
-    f.latency_ns = total;
-    f.rate_kept = kept.unwrap_or(f.rate_kept);
-    f.upper = upper;
-    f
 }

@@ -9,7 +9,7 @@ mod non_idling;
 mod regime;
 mod schema;
 
-pub use features::{LN_SLICE, NAMES, PAPER_WIDTH, SLICE_KEPT, WIDTH, features, paper_features};
+pub use features::{LN_SLICE, NAMES, SLICE_KEPT, WIDTH, features};
 pub use guests::GuestModel;
 pub use inference::{Learned, writes};
 pub use non_idling::NonIdlingModel;

@@ -1,7 +1,6 @@
 //! The file of a learned model: its fields and their checks.
 
 use rtvirtio_stats::conformal::Quantile;
-use rtvirtio_stats::ensemble::Ensemble;
 use rtvirtio_stats::forest::Forest;
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,6 @@ use super::estimate::{check_bound, check_forest};
 use super::features::NAMES;
 use super::guests::GuestModel;
 use super::non_idling::NonIdlingModel;
-use crate::analytical::Coefficients;
 use crate::fingerprint;
 use crate::types::Profile;
 
@@ -20,9 +18,9 @@ pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v8";
 /// Largest model file in bytes. One learned from 2500 tasks has about 4 MiB.
 pub const MAX_MODEL_BYTES: usize = 64 << 20;
 
-/// A learned model of one device on one host.
+/// A learned model of one device on one host. Its file may hold more: the models of the RT-VirtIO
+/// paper, which `rtvirtio-bench` alone reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct HostModel {
     /// Format version, always [`HOST_MODEL_SCHEMA`].
     pub schema: String,
@@ -55,11 +53,6 @@ pub struct HostModel {
     /// learned without the host's own stalls, because no setting of ours changes them. `None` where
     /// the runs could not separate them; the tails then include them.
     pub host_stalls: Option<Nanos>,
-    /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
-    pub paper: Option<Ensemble>,
-    /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were
-    /// under BFQ.
-    pub analytical: Option<Coefficients>,
     /// Separate forest for QEMU guests; `None` when all runs were of process VMs: guests are then
     /// predicted like processes, with a doubled bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,9 +111,6 @@ impl HostModel {
         }
         self.profile.check().map_err(ModelFileError::Damaged)?;
         check_forest(&self.forest, self.high, 0.0..=1.0).map_err(ModelFileError::Damaged)?;
-        if let Some(paper) = &self.paper {
-            paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
-        }
         if let Some(non_idling) = &self.non_idling {
             non_idling.check(self.bound.miss).map_err(ModelFileError::Damaged)?;
         }

@@ -1,4 +1,4 @@
-use rtvirtio_model::{Bfq, Elevator, ModelKind, VmConfig};
+use rtvirtio_model::{Bfq, Elevator, VmConfig};
 use rtvirtio_spec::LabKind;
 
 use super::*;
@@ -99,33 +99,27 @@ fn weights_are_searched_between_siblings_only() {
         let of = |k: &&Knob| matches!(k, Knob::VmWeight { .. });
         knobs(&p).into_iter().filter(of).map(|k| format!("{k:?}")).collect()
     };
-    for model in [ModelKind::Slice, ModelKind::Analytical] {
-        let mut options = match model {
-            ModelKind::Slice => PlanOptions::new(start(&s)),
-            _ => PlanOptions::paper(start(&s)),
-        };
-        // Nothing but weights can be set, and those in force starve the most urgent VM.
-        options.space = Space {
-            elevators: Vec::new(),
-            slice_idle: Vec::new(),
-            timeout_sync: Vec::new(),
-            max_budget: Vec::new(),
-            caps: false,
-            guests: false,
-            ..Space::paper()
-        };
-        for (i, vm) in options.start.vms.iter_mut().enumerate() {
-            vm.weight = if i == 0 { 1 } else { 700 };
-        }
-        assert!(!weights(&options).is_empty(), "siblings have weights");
-        options.placements = Placements::new((0..n).map(|i| place(&format!("/p{i}"), i, 100)).collect());
-        assert!(weights(&options).is_empty(), "no two have one parent");
-        // The first two are siblings, the others are not.
-        options.placements =
-            Placements::new((0..n).map(|i| place(&format!("/p{}", i.max(1)), i, 100)).collect());
-        let set = weights(&options);
-        assert!(set.iter().all(|w| w.contains("vm0") || w.contains("vm1")), "{set:?}");
+    let mut options = PlanOptions::new(start(&s));
+    // Nothing but weights can be set, and those in force starve the most urgent VM.
+    options.space = Space {
+        elevators: Vec::new(),
+        slice_idle: Vec::new(),
+        timeout_sync: Vec::new(),
+        max_budget: Vec::new(),
+        caps: false,
+        guests: false,
+        ..Space::default()
+    };
+    for (i, vm) in options.start.vms.iter_mut().enumerate() {
+        vm.weight = if i == 0 { 1 } else { 700 };
     }
+    assert!(!weights(&options).is_empty(), "siblings have weights");
+    options.placements = Placements::new((0..n).map(|i| place(&format!("/p{i}"), i, 100)).collect());
+    assert!(weights(&options).is_empty(), "no two have one parent");
+    // The first two are siblings, the others are not.
+    options.placements = Placements::new((0..n).map(|i| place(&format!("/p{}", i.max(1)), i, 100)).collect());
+    let set = weights(&options);
+    assert!(set.iter().all(|w| w.contains("vm0") || w.contains("vm1")), "{set:?}");
     // The parents' weights decide whether a VM's target holds.
     let of = |first: u32| {
         let mut options = PlanOptions::new(start(&s));

@@ -89,7 +89,7 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
         return Some(raw);
     }
     // Tidied by the bounds alone, the choice may lose settings that the slice model needs.
-    let tidied = super::tidy(problem, evaluator, raw.clone());
+    let tidied = super::tidy(problem, evaluator, raw.clone(), super::WITHIN_ERROR);
     let good = slice.outcome(&by_slice, tidied.config.clone()).is_some_and(|o| o.missed == 0);
     Some(if good { tidied } else { raw })
 }

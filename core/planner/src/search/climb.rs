@@ -10,7 +10,7 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 const CAP_STEP: f64 = 1.6;
 
 /// Climbs from `from` for at most `steps` moves, each the best of all neighbours.
-pub(super) fn climb(
+pub(crate) fn climb(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
     from: Outcome,
@@ -96,31 +96,6 @@ fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
 /// The nearest levels below and above a value.
 fn adjacent<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
     below(levels, value).into_iter().chain(above(levels, value)).collect()
-}
-
-/// The paper's local search with its own space, from the configuration in force.
-pub(super) fn from_start(
-    problem: &Problem<'_>,
-    evaluator: &mut Evaluator<'_>,
-    start: Option<Outcome>,
-    steps: usize,
-) -> Option<Outcome> {
-    let start = match start {
-        Some(start) => start,
-        None => {
-            // The start's elevator may be one that the model does not cover.
-            let mut config = problem.options.start.clone();
-            if problem.options.space.elevators.contains(&Elevator::Bfq) {
-                config.elevator = Elevator::Bfq;
-                config.bfq = Bfq::default();
-            }
-            evaluator.outcome(problem, settle(problem, config))?
-        }
-    };
-    if start.missed == 0 {
-        return Some(start);
-    }
-    Some(climb(problem, evaluator, start, steps))
 }
 
 #[cfg(test)]

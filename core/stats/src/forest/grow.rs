@@ -2,8 +2,7 @@
 //! Friedman, Olshen and Stone, 1984).
 
 use super::{ForestOptions, Split, Tree, row_of};
-use crate::Random;
-use crate::mlp::Rows;
+use crate::{Random, Rows};
 
 pub(super) struct Grower<'a> {
     rows: &'a Rows,

@@ -1,11 +1,11 @@
 //! Training: Adam on shuffled mini-batches, with early stopping by validation rows.
 
+use rtvirtio_stats::{Random, Rows, RowsError};
 use serde::{Deserialize, Serialize};
 
 use super::adam::Adam;
 use super::backprop::Backprop;
-use super::{Loss, Mlp, MlpError, Rows, Scratch};
-use crate::Random;
+use super::{Loss, Mlp, MlpError, Scratch};
 
 /// Options of training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub fn train(
         table.check()?;
         if table.width != net.inputs() {
             let (found, expected) = (table.width, net.inputs());
-            return Err(MlpError::Width { what: "a row", found, expected });
+            return Err(RowsError::Width { what: "a row", found, expected }.into());
         }
     }
     let (best, report) = Trainer::new(net.clone(), rows, options).run(validation)?;

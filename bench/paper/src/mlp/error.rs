@@ -1,26 +1,13 @@
 //! Errors of a network, its rows or its options.
 
+use rtvirtio_stats::RowsError;
+
 /// A network, a table or an option that cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MlpError {
-    /// A value is NaN, infinite, or (a weight) too large to be sane.
-    #[error("value {index} of {what} is not a finite number of sane size")]
-    NotFinite {
-        /// Name of the list.
-        what: &'static str,
-        /// Index in the list, from 0.
-        index: usize,
-    },
-    /// A list has another length than its partner.
-    #[error("{what} has {found} values, not {expected}")]
-    Width {
-        /// Name of the list.
-        what: &'static str,
-        /// Length of the list.
-        found: usize,
-        /// Length that would fit.
-        expected: usize,
-    },
+    /// A table or list cannot be used.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
     /// A size is zero or too large.
     #[error("{what}: {found} is not in 1 to {max}")]
     Size {
@@ -47,9 +34,6 @@ pub enum MlpError {
         /// Description of the allowed values.
         allowed: &'static str,
     },
-    /// There is nothing to learn from.
-    #[error("no rows of positive weight")]
-    NoRows,
     /// The loss or a weight overflowed; the data may need scaling, or the learning rate is too
     /// high.
     #[error("training diverged in epoch {epoch}: scale the data or lower the learning rate")]

@@ -5,9 +5,10 @@
 //! the five networks. "3 layers" is read as two hidden layers and the output layer;
 //! [`EnsembleOptions::hidden`] takes others.
 
+use rtvirtio_stats::{Rows, RowsError, check_finite};
 use serde::{Deserialize, Serialize};
 
-use crate::mlp::{self, Mlp, MlpError, Rows, Scaler, TrainOptions, TrainReport};
+use crate::mlp::{self, Mlp, MlpError, Scaler, TrainOptions, TrainReport};
 
 mod folds;
 #[cfg(test)]
@@ -187,7 +188,7 @@ impl Ensemble {
             net.check()?;
             if net.inputs() != expected {
                 let what = "a network's input";
-                return Err(MlpError::Width { what, found: net.inputs(), expected }.into());
+                return Err(MlpError::from(RowsError::Width { what, found: net.inputs(), expected }).into());
             }
         }
         Ok(())
@@ -228,7 +229,7 @@ impl Ensemble {
     ///
     /// An input of another width, a NaN or infinite value in it, no networks, or no finite result.
     pub fn estimate_with(&self, x: &[f64], scratch: &mut Scratch) -> Result<Estimate, EnsembleError> {
-        mlp::check_finite("the input", x)?;
+        check_finite("the input", x).map_err(MlpError::from)?;
         self.scaler.scale_into(x, &mut scratch.scaled)?;
         // Welford's running mean and squares (Technometrics 4, 1962) need no list of the
         // predictions.

@@ -3,20 +3,52 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::coverage::{Evaluation, coverage_by, wilson};
+use rtvirtio_learn::condition::conditions;
+use rtvirtio_learn::dataset::Point;
+use rtvirtio_learn::statistic::median;
+use rtvirtio_learn::train::{TrainError, TrainSettings, fewest, fit};
 use rtvirtio_model::learned::Regime;
 use rtvirtio_model::{HostModel, Profile};
+use rtvirtio_paper::PaperModels;
 use rtvirtio_stats::Random;
 use serde::Serialize;
 
-use crate::condition::conditions;
-use crate::dataset::Point;
-use crate::held_out::predict_held_out;
-use crate::rates::Rates;
-use crate::statistic::median;
-use crate::train::{TrainError, TrainSettings, fewest, fit};
+use super::coverage::{Evaluation, coverage_by, wilson};
+use super::held_out::predict_held_out;
+use super::rates::Rates;
 
-pub use crate::held_out::HeldOut;
+pub use super::held_out::HeldOut;
+
+/// The models of one device that are judged together.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// Ours, learned on the device.
+    pub host: Arc<HostModel>,
+    /// Models of the RT-VirtIO paper.
+    pub paper: PaperModels,
+}
+
+impl Models {
+    /// Without the paper's models.
+    #[must_use]
+    pub fn of_host(host: HostModel) -> Self {
+        Self { host: Arc::new(host), paper: PaperModels::default() }
+    }
+
+    /// Fits all of them on measured runs.
+    ///
+    /// # Errors
+    /// [`TrainError`], and networks that cannot be fitted.
+    pub fn fit(
+        points: &[Point],
+        profile: &Profile,
+        generated: &str,
+        settings: &TrainSettings,
+    ) -> anyhow::Result<Self> {
+        let host = Arc::new(fit(points, profile, generated, settings)?);
+        Ok(Self { host, paper: PaperModels::fit(points, profile, settings.seed)? })
+    }
+}
 
 /// Default number of folds in cross-validation.
 pub const FOLDS: usize = 5;
@@ -95,7 +127,7 @@ pub struct Accuracy {
     pub held: Vec<HeldOut>,
 }
 
-/// Fits a model on `train` and judges it on the other points.
+/// Fits our model on `train` and judges it on the other points.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -105,19 +137,19 @@ pub fn evaluate(
     profile: &Profile,
     settings: &TrainSettings,
 ) -> Result<Accuracy, TrainError> {
-    judge(&[(Arc::new(fit(train, profile, "", settings)?), test.to_vec())], profile)
+    judge(&[(Models::of_host(fit(train, profile, "", settings)?), test.to_vec())], profile)
 }
 
 /// Judges all models together on points that they were not fitted on.
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Result<Accuracy, TrainError> {
-    let trained = models.iter().map(|(model, _)| model.points).max().unwrap_or(0);
+pub fn judge(models: &[(Models, Vec<Point>)], profile: &Profile) -> Result<Accuracy, TrainError> {
+    let trained = models.iter().map(|(model, _)| model.host.points).max().unwrap_or(0);
     let held_out = models.iter().map(|(_, test)| test.len()).sum();
     let mut all = Vec::new();
     for (model, test) in models {
-        all.extend(predict_held_out(Arc::clone(model), test, profile)?);
+        all.extend(predict_held_out(model, test, profile)?);
     }
     summarise(trained, held_out, all, &[])
 }
@@ -130,7 +162,7 @@ impl Accuracy {
     /// [`TrainError`].
     pub fn as_measured_with(
         self,
-        model: Arc<HostModel>,
+        model: &Models,
         others: &[Point],
         profile: &Profile,
     ) -> Result<Self, TrainError> {
@@ -333,3 +365,6 @@ pub fn learning_curve(
         .map(|&n| evaluate(&train[..n], test, profile, settings))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,5 @@
+use rtvirtio_stats::Rows;
+
 use super::*;
 
 mod refused;

@@ -1,5 +1,7 @@
 //! Unusable input is an error, never a panic or a plausible number.
 
+use rtvirtio_stats::Rows;
+
 use super::{curve, table};
 use crate::mlp::*;
 
@@ -78,7 +80,7 @@ fn tables_that_cannot_be_used_are_refused() {
     }
     let mut narrow = Mlp::new(2, &[4], 1).expect("a network");
     let refused = train(&mut narrow, &good, None, &options);
-    assert_eq!(refused, Err(MlpError::Width { what: "a row", found: 3, expected: 2 }));
+    assert_eq!(refused, Err(RowsError::Width { what: "a row", found: 3, expected: 2 }.into()));
     let mut rows = good.clone();
     assert!(rows.push(&[1.0], 0.0, 1.0).is_err() && rows.push(&[1.0, 2.0, f64::NAN], 0.0, 1.0).is_err());
     assert!(rows.push(&[1.0; 3], f64::NAN, 1.0).is_err() && rows.push(&[1.0; 3], 0.0, -1.0).is_err());

@@ -2,8 +2,9 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use rtvirtio_stats::Random;
+
 use super::*;
-use crate::Random;
 use crate::mlp::{Column, Layer};
 
 /// `groups` runs of `size` rows each, with features that differ little within a run.
@@ -200,8 +201,14 @@ fn corrupt_ensembles_are_refused() {
 #[test]
 fn inputs_without_meaning_are_errors() {
     let model = constant_nets();
-    assert!(matches!(model.predict(&[1.0, 2.0]), Err(EnsembleError::Mlp(MlpError::Width { .. }))));
-    assert!(matches!(model.predict(&[f64::NAN]), Err(EnsembleError::Mlp(MlpError::NotFinite { .. }))));
+    assert!(matches!(
+        model.predict(&[1.0, 2.0]),
+        Err(EnsembleError::Mlp(MlpError::Rows(RowsError::Width { .. })))
+    ));
+    assert!(matches!(
+        model.predict(&[f64::NAN]),
+        Err(EnsembleError::Mlp(MlpError::Rows(RowsError::NotFinite { .. })))
+    ));
     assert!(model.spread(&[f64::INFINITY]).is_err());
     assert_eq!(Ensemble { nets: vec![], ..model }.predict(&[1.0]), Err(EnsembleError::Overflow));
 }
@@ -214,7 +221,10 @@ fn rows_and_options_without_meaning_are_errors() {
     };
     let mut nan = rows.clone();
     nan.x[3] = f64::NAN;
-    assert!(matches!(fit(&nan, &groups, &quick()), EnsembleError::Mlp(MlpError::NotFinite { .. })));
+    assert!(matches!(
+        fit(&nan, &groups, &quick()),
+        EnsembleError::Mlp(MlpError::Rows(RowsError::NotFinite { .. }))
+    ));
     assert_eq!(fit(&rows, &groups[1..], &quick()), EnsembleError::Groups { groups: 11, rows: 12 });
     let folds = |folds| EnsembleOptions { folds, ..quick() };
     for count in [0, 1, 7, usize::MAX] {

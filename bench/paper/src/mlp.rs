@@ -3,15 +3,13 @@
 //! Results have the same bits for the same seed on the same build; another platform's `ln` and
 //! `cos` may differ in the last place.
 
+use rtvirtio_stats::{Random, RowsError};
 use serde::{Deserialize, Serialize};
-
-use crate::Random;
 
 mod adam;
 mod backprop;
 mod error;
 mod loss;
-mod rows;
 mod scaler;
 #[cfg(test)]
 mod tests;
@@ -19,7 +17,6 @@ mod train;
 
 pub use error::MlpError;
 pub use loss::Loss;
-pub use rows::Rows;
 pub use scaler::{Column, Scaler};
 pub use train::{Epoch, TrainOptions, TrainReport, train};
 
@@ -167,7 +164,7 @@ impl Mlp {
             below = layer.outputs;
         }
         if below != 1 {
-            return Err(MlpError::Width { what: "the output", found: below, expected: 1 });
+            return Err(RowsError::Width { what: "the output", found: below, expected: 1 }.into());
         }
         Ok(())
     }
@@ -213,14 +210,7 @@ fn check_width(width: usize) -> Result<(), MlpError> {
 
 fn check_weights(what: &'static str, values: &[f64]) -> Result<(), MlpError> {
     match values.iter().position(|value| value.is_nan() || value.abs() > WEIGHT_MAX) {
-        Some(index) => Err(MlpError::NotFinite { what, index }),
-        None => Ok(()),
-    }
-}
-
-pub(crate) fn check_finite(what: &'static str, values: &[f64]) -> Result<(), MlpError> {
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(index) => Err(MlpError::NotFinite { what, index }),
+        Some(index) => Err(RowsError::NotFinite { what, index }.into()),
         None => Ok(()),
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use rtvirtio_stats::Random;
+
 use super::EnsembleError;
-use crate::Random;
 
 /// The fold of each row, in `0..folds`: rows of one group share a fold, every fold has a group.
 ///

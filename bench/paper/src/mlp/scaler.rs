@@ -1,8 +1,9 @@
 //! Scales features and targets to mean 0 and deviation 1, and keeps the training range.
 
+use rtvirtio_stats::{Rows, RowsError, check_finite};
 use serde::{Deserialize, Serialize};
 
-use super::{MlpError, Rows, check_finite};
+use super::MlpError;
 
 /// Relative range below which a column counts as constant: its deviation is only rounding.
 const CONSTANT: f64 = 1e-12;
@@ -113,7 +114,7 @@ impl Scaler {
         out.clear();
         let expected = self.features.len();
         if x.len() != expected {
-            return Err(MlpError::Width { what: "the input", found: x.len(), expected });
+            return Err(RowsError::Width { what: "the input", found: x.len(), expected }.into());
         }
         out.extend(
             self.features.iter().zip(x).map(|(column, value)| column.scale(self.limit(column, *value))),

@@ -7,11 +7,9 @@
 use rtvirtio_model::learned::Regime;
 use serde::Serialize;
 
-use crate::condition::regime;
-use crate::dataset::Point;
-use crate::statistic::median;
-
-pub use crate::condition::conditions;
+use rtvirtio_learn::condition::{conditions, regime};
+use rtvirtio_learn::dataset::Point;
+use rtvirtio_learn::statistic::median;
 
 /// Normal quantile of 99 %.
 const Z99: f64 = 2.326;
@@ -95,7 +93,7 @@ mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::synthetic::synthetic_runs;
+    use rtvirtio_learn::synthetic::synthetic_runs;
 
     #[test]
     fn the_spread_between_runs_is_found_and_conditions_are_told_apart() {

@@ -4,7 +4,7 @@
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;
 
-use crate::held_out::HeldOut;
+use super::held_out::HeldOut;
 
 /// Tasks whose rate was predicted and then measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use rtvirtio_learn::condition::{inputs, lost};
+use rtvirtio_learn::dataset::Point;
+use rtvirtio_learn::train::TrainError;
 use rtvirtio_model::learned::{Regime, writes};
-use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel, UpperBasis};
+use rtvirtio_model::{Analytical, Elevator, Learned, Profile, TailModel, UpperBasis};
 use serde::Serialize;
 
-use crate::condition::{inputs, lost};
-use crate::dataset::Point;
-use crate::train::TrainError;
+use super::judge::Models;
 
 /// A held-out task with its forecasts.
 #[derive(Clone, Debug, Serialize)]
@@ -75,13 +76,14 @@ impl HeldOut {
 /// # Errors
 /// [`TrainError::Point`] for a run that no model covers.
 pub fn predict_held_out(
-    model: Arc<HostModel>,
+    models: &Models,
     test: &[Point],
     profile: &Profile,
 ) -> Result<Vec<HeldOut>, TrainError> {
-    let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
-    let stalls_known = model.host_stalls.is_some();
-    let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
+    let fitted = models.paper.fitted_coefficients();
+    let fitted = fitted.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
+    let stalls_known = models.host.host_stalls.is_some();
+    let (ours, network) = (Learned::bound(Arc::clone(&models.host)), models.paper.network());
     let mut held = Vec::new();
     for point in test {
         let (spec, config) = inputs(point);
@@ -90,7 +92,7 @@ pub fn predict_held_out(
         let slice = rtvirtio_model::Slice.forecast(profile, &spec, &config).map_err(bad)?;
         let equations = Analytical::default().forecast(profile, &spec, &config).ok();
         let calibrated = fitted.as_ref().and_then(|m| m.forecast(profile, &spec, &config).ok());
-        let mlp = paper.forecast(profile, &spec, &config).ok();
+        let mlp = network.as_ref().and_then(|m| m.forecast(profile, &spec, &config).ok());
         let (x, _) =
             rtvirtio_model::learned::features(profile, &spec, &config, point.seconds).map_err(bad)?;
         let load_at = rtvirtio_model::learned::NAMES.iter().position(|n| *n == "load").unwrap_or(0);
