@@ -111,7 +111,7 @@ fn last_number(text: &str) -> Option<(f64, usize)> {
     let (before, number) = (&text[..start], &text[start..end]);
     let decimals = number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let value: f64 = number.parse().ok()?;
-    let is_rest = number.len() == 3 && before.ends_with(' ');
+    let is_rest = number.len() == 3 && !number.contains('.') && before.ends_with(' ');
     let thousands =
         is_rest.then(|| before.trim_end_matches(' ')).filter(|b| b.ends_with(|c: char| c.is_ascii_digit()));
     let thousands = thousands.and_then(last_number).map_or(0.0, |(thousands, _)| thousands * 1000.0);
@@ -185,6 +185,8 @@ fn a_figure_that_is_not_its_claims_is_found() {
         assert_eq!(wrong(right), None);
     }
     assert_eq!(wrong("at 3 of 29 705 frames<!-- claim: a.lost -->"), None);
+    assert_eq!(wrong("p99.9 0.96<!-- claim: a.share -->"), None);
+    assert_eq!(wrong("p99.9 1.0<!-- claim: a.share -->"), None);
     assert_eq!(wrong("-22 %<!-- claim: a.drop x100 -->"), None);
     for bad in [
         "95.4 %<!-- claim: a.share x100 -->",

@@ -277,7 +277,7 @@ impl Client {
             let answer = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), LARGEST).collect().await;
-            Ok((status, body.map_err(|e| self.broken(&*e))?.to_bytes()))
+            Ok::<_, ClientError>((status, body.map_err(|e| self.broken(&*e))?.to_bytes()))
         };
         runtime.block_on(async { timeout_at(until.into(), answer).await.map_err(|_| self.silent(patience))? })
     }
