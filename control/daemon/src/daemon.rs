@@ -11,8 +11,9 @@ use crate::host::{Host, Millis, Outcome, SettingChange};
 use crate::memory::Memory;
 use crate::observed::{Drift, LOOKED_FOR, Observed, Presence};
 use crate::plan::PlanKeeper;
-use crate::reconcile::{APPLIED, Action, PLAN, Step};
+use crate::reconcile::{APPLIED, PLAN};
 use crate::snapshot::Snapshot;
+use crate::step::{Action, Step};
 use pass::Pass;
 
 mod pass;

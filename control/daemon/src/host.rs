@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::desired::Desired;
 use crate::observed::Observed;
-use crate::reconcile::Step;
+use crate::step::Step;
 
 /// Milliseconds of a clock that never goes back: `CLOCK_MONOTONIC`, or virtual time. A jump of the
 /// wall clock moves nothing.

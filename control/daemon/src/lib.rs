@@ -30,6 +30,7 @@ mod plan;
 mod reconcile;
 mod service;
 mod snapshot;
+mod step;
 mod word;
 
 pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
@@ -42,10 +43,10 @@ pub use memory::Memory;
 pub use observed::{
     Admission, Drift, KnobClass, MadePlan, Observed, ObservedVm, PlanScope, Presence, ScopeState, ScopeView,
 };
-pub use placement::PlacementSnapshot;
 pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight_of};
-pub use reconcile::{APPLIED, Action, PLAN, Step, reconcile};
+pub use reconcile::{APPLIED, PLAN, reconcile};
 pub use service::state_lock::{RunningService, running};
 pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, socket};
-pub use snapshot::{Snapshot, VmSnapshot, VmState};
+pub use snapshot::{PlacementSnapshot, Snapshot, VmSnapshot, VmState};
+pub use step::{Action, Step};
 pub use word::word;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::host::{Millis, Outcome};
-use crate::reconcile::{Action, Step};
+use crate::step::{Action, Step};
 
 /// Delay of the first retry after a failure; doubled with each further one.
 const FIRST_WAIT_MS: u64 = 1_000;

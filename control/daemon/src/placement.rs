@@ -7,46 +7,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rtvirtio_capacity::{Contract as Promise, Disk, Node, Permille, Scalars, WHOLE, tightest};
-use rtvirtio_fleet::{Inventory, resources};
+use rtvirtio_fleet::resources;
 use rtvirtio_kernel::{Root, process};
 use rtvirtio_placement::{PlacementConfig, Published, Publisher, Taken, Wanted};
 use rtvirtio_spec::Device;
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::contracts::{Ours, free_share};
-use serde::{Deserialize, Serialize};
 
 use crate::desired::Contract;
 use crate::history::{EventKind, now};
 use crate::linux::RunningVm;
 use crate::lock::lock;
-use crate::snapshot::{Snapshot, VmState};
+use crate::snapshot::{PlacementSnapshot, Snapshot, VmState};
 
 /// Interval of checks whether other contracts are in force than were published.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// State of publication in Placement, as clients see it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PlacementSnapshot {
-    /// URL of the Placement API.
-    pub url: String,
-    /// The resource provider, as configured.
-    pub provider: String,
-    /// Whether inventories are only shown, because the service only observes.
-    pub is_dry: bool,
-    /// Time of the last successful publication, RFC 3339; `None` before the first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub published: Option<String>,
-    /// Inventories by resource class.
-    pub inventories: BTreeMap<String, Inventory>,
-    /// Reason why Placement is not up to date.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub problem: Option<String>,
-    /// Further remarks, such as an over-committed host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
-    /// Number of failed rounds.
-    pub failures: u64,
-}
 
 /// Data that the publisher's thread reads from the service.
 pub(crate) trait Source: Send {

@@ -1,58 +1,13 @@
 //! Steps to be carried out: a pure function of contracts, host, configuration and memory.
 
 use rtvirtio_kernel::ProcessId;
-use serde::Serialize;
 
 use crate::config::{Config, DriftPolicy, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::Millis;
 use crate::memory::Memory;
 use crate::observed::{Drift, Observed, ObservedVm, Presence, ScopeState, ScopeView};
-
-/// Work of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "action")]
-pub enum Action {
-    /// Put the VM's contract in force.
-    Apply,
-    /// Revert the settings in force for the VM.
-    PutBack {
-        /// Also revert settings that another program has changed; else these are left.
-        force: bool,
-    },
-    /// Give a restarted VM the weights and limits of the plan applied by `rtvirtio apply`.
-    Renew,
-    /// Give a restarted VM the weights and limits of the service's plan.
-    RenewHeld,
-    /// Put the finished plan in force, in place of the current one.
-    SetPlan,
-    /// Take new threads into the VM's contract, or split its budget anew.
-    TakeIn,
-    /// Give the VM's threads the priorities of its rank among the VMs admitted now.
-    Relevel,
-    /// Set settings again that another program has changed.
-    Restore {
-        /// Paths of these settings.
-        paths: Vec<String>,
-    },
-    /// Leave settings to the program that has changed them.
-    Release {
-        /// Paths of these settings.
-        paths: Vec<String>,
-    },
-}
-
-/// Step of reconciliation for one VM or plan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
-    /// Name of the VM, [`APPLIED`] or [`PLAN`].
-    pub vm: String,
-    /// Work of the step.
-    #[serde(flatten)]
-    pub action: Action,
-    /// Reason of the step, in words.
-    pub reason: String,
-}
+use crate::step::{Action, Step};
 
 /// The steps that lead from the host as observed to the contracts. What is put back comes first, so
 /// that there is room; then what keeps contracts in force, then new ones, of each the most critical

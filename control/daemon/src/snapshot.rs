@@ -1,8 +1,10 @@
 //! The state of the service as clients see it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rtvirtio_fleet::Inventory;
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_spec::Criticality;
 use rtvirtio_units::{Nanos, Percentile};
@@ -12,11 +14,34 @@ use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
 use crate::observed::{DriftSnapshot, Observed, ObservedVm, Presence, ScopeState, ScopeView};
-use crate::placement::PlacementSnapshot;
 use crate::plan::PlanSnapshot;
 
 /// Schema of [`Snapshot`] as JSON.
 pub const SNAPSHOT_SCHEMA: &str = "rtvirtio.service.v1";
+
+/// State of publication in Placement, as clients see it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacementSnapshot {
+    /// URL of the Placement API.
+    pub url: String,
+    /// The resource provider, as configured.
+    pub provider: String,
+    /// Whether inventories are only shown, because the service only observes.
+    pub is_dry: bool,
+    /// Time of the last successful publication, RFC 3339; `None` before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<String>,
+    /// Inventories by resource class.
+    pub inventories: BTreeMap<String, Inventory>,
+    /// Reason why Placement is not up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Further remarks, such as an over-committed host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Number of failed rounds.
+    pub failures: u64,
+}
 
 /// State of a VM's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -14,24 +14,22 @@ use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, HostSpec};
 use rtvirtio_workflow::apply::{PlanWith, Room, Wanted, open_session, plan_now, put_back, resolve};
 use rtvirtio_workflow::devices::Devices;
-use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, Holder};
 use rtvirtio_workflow::model_choice::ModelName;
+use rtvirtio_workflow::named::load_host;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
 
 use crate::PacemakerError;
-use crate::node::{contract_dirs, has_directory};
+use crate::node::{NOTHING_TO_SET, contract_dirs, has_directory};
 
 /// Timeout of the monitor of a VM that Pacemaker reports as started, and of a busy lock.
 const STARTING: Duration = Duration::from_secs(20);
 /// Timeout for the removal of a stopped VM's cgroup.
 const ENDING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(100);
-/// Marker file of a contract that asks for no setting and therefore has no journal.
-pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
 
 /// Exit codes of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

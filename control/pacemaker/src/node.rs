@@ -17,7 +17,6 @@ use rtvirtio_workflow::scopes::in_force_beside;
 use rtvirtio_workflow::{Dirs, is_there, one_line, started};
 use serde::Serialize;
 
-use crate::agent::NOTHING_TO_SET;
 use crate::{ClusterContract, PacemakerError};
 
 /// Utilization attribute of the share of each CPU.
@@ -26,6 +25,8 @@ pub(crate) const CPU: &str = "rtvirtio-cpu";
 const DISK: &str = "rtvirtio-disk-";
 /// Beginning of the utilization attributes of networks.
 const NET: &str = "rtvirtio-net-";
+/// Marker file of a contract that asks for no setting and therefore has no journal.
+pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
 /// The kernel's network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 

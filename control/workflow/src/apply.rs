@@ -112,7 +112,7 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     Ok(check_actable(&site.spec, &options.placements, &options.start, &known)?)
 }
 
-/// What is applied of a spec.
+/// Settings of a spec that are to be applied.
 pub enum Wanted {
     /// A plan, the limits of the spec's `traffic` and its CPU contracts.
     All {
@@ -191,7 +191,7 @@ impl Wanted {
     }
 }
 
-/// Which journal has the budgets of the cgroups above those of managed VMs.
+/// The journal that has the budgets of the cgroups above those of managed VMs.
 #[derive(Clone, Copy)]
 pub enum Room<'a> {
     /// The journal of the contracts themselves: the returned writes raise the budgets.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, HostSpec, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
+use rtvirtio_spec::{HostHandle, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
 use rtvirtio_vmm::qmp::Drive;
 use rtvirtio_vmm::threads::{Named, discover};
@@ -26,18 +26,10 @@ const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a guest agent's answer when a disk is looked for.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a spec file.
-///
-/// # Errors
-/// [`rtvirtio_spec::SpecErrors`] with file, line and column.
-pub fn load_host(path: &Path) -> Result<HostSpec> {
-    Ok(HostSpec::load(path)?)
-}
-
 /// Reads a spec file of one device, which the user of a command names.
 ///
 /// # Errors
-/// As [`load_host`], and for a file of several devices.
+/// As [`crate::named::load_host`], and for a file of several devices.
 pub fn load_spec(path: &Path) -> Result<Spec> {
     Ok(crate::named::named_host(path)?.into_single()?)
 }

@@ -1,6 +1,6 @@
 //! From a spec to the host and back, one direction, each step testable alone:
 //!
-//! `find::load_host -> Devices::find -> plan -> resolve -> apply`.
+//! `named::load_host -> Devices::find -> plan -> resolve -> apply`.
 //!
 //! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
 //! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.

@@ -6,7 +6,14 @@ use rtvirtio_kernel::trusted;
 use rtvirtio_spec::{HostSpec, MAX_FILE_BYTES};
 
 use crate::error::{Context as _, Result};
-use crate::find::load_host;
+
+/// Reads a spec file.
+///
+/// # Errors
+/// [`rtvirtio_spec::SpecErrors`] with file, line and column.
+pub fn load_host(path: &Path) -> Result<HostSpec> {
+    Ok(HostSpec::load(path)?)
+}
 
 /// Reads the spec that the user of a command names, which may be a pipe such as `/dev/stdin`.
 ///

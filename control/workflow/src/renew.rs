@@ -10,9 +10,9 @@ use rtvirtio_spec::{HostSpec, Part};
 
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
-use crate::find::load_host;
 use crate::guests::GuestAgents;
 use crate::in_force;
+use crate::named::load_host;
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::site::Site;

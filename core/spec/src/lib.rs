@@ -14,6 +14,7 @@ mod disk;
 mod error;
 mod field;
 mod file;
+mod goal;
 mod host;
 mod libvirt;
 mod limits;
@@ -40,6 +41,7 @@ use toml::de::DeTable;
 
 pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
+pub use goal::Target;
 pub use host::{HostSpec, Part};
 pub use limits::{
     DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_FLOWS_PER_VM, MAX_NETWORKS,

@@ -3,7 +3,7 @@
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, SHORTEST_FRAME, WIRE_OVERHEAD};
 use serde::{Deserialize, Serialize};
 
-use crate::types::Target;
+use crate::goal::Target;
 
 /// A network: an uplink that VMs share.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -8,13 +8,14 @@ use toml::de::DeValue;
 
 use crate::error::Report;
 use crate::field::{Field, Section, kind, listing, quoted};
+use crate::goal::Target;
 use crate::limits::MAX_PATHS_PER_VM;
 use crate::network::Flow;
 use crate::network_read::{optional_tables, unique};
 use crate::source::{Span, printable};
 use crate::suggest::closest;
 use crate::target;
-use crate::types::{Target, Task};
+use crate::types::Task;
 
 /// Parts of a VM that a message passes, with a target for their sum.
 #[derive(Clone, Debug, PartialEq, Serialize)]

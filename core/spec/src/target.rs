@@ -5,8 +5,8 @@ use toml::de::DeValue;
 
 use crate::error::Report;
 use crate::field::{Field, Section, kind};
+use crate::goal::Target;
 use crate::source::{Span, printable};
-use crate::types::Target;
 
 /// Shortest target latency: below it the clock's own error prevails.
 const MIN_LATENCY: Nanos = Nanos(1_000);

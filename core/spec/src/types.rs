@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
+use crate::goal::Target;
 use crate::network::{Flow, Nic};
 use crate::traffic::Traffic;
 
@@ -368,15 +369,6 @@ pub enum Arrival {
     Closed,
     /// Requests are issued when due, up to `depth` in flight. Needs a rate.
     Open,
-}
-
-/// Latency target: `percentile <= latency`, together with the declared rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Target {
-    /// Percentile of completion latency, counted from the intended start.
-    pub percentile: Percentile,
-    /// Upper limit of that percentile.
-    pub latency: Nanos,
 }
 
 impl Spec {

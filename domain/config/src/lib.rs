@@ -10,6 +10,7 @@ mod paths;
 mod rate;
 mod sched;
 mod schema;
+mod text;
 
 use std::collections::BTreeSet;
 use std::path::Path;

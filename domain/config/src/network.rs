@@ -8,7 +8,7 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos, Ratio};
 use serde::Deserialize;
 
 use crate::error::FileError;
-use crate::schema::{parse_optional_text, parse_text};
+use crate::text::{parse_optional_text, parse_text};
 
 /// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
 /// Ethernet's header and a VLAN tag.

@@ -1,15 +1,13 @@
 //! The keys of the file.
 
-use std::fmt::Display;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use rtvirtio_sched::{Class, Policy};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use crate::network::Network;
+use crate::text::{parse_optional_text, parse_text};
 
 /// The configuration of one I/O domain's process.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -348,23 +346,4 @@ pub struct GuestPriorityConfig {
 
 fn default_class() -> Class {
     Class::BestEffort
-}
-
-/// Parses a value with its unit.
-pub(crate) fn parse_text<'de, T, D>(d: D) -> Result<T, D::Error>
-where
-    T: FromStr,
-    T::Err: Display,
-    D: Deserializer<'de>,
-{
-    String::deserialize(d)?.parse().map_err(D::Error::custom)
-}
-
-pub(crate) fn parse_optional_text<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
-where
-    T: FromStr,
-    T::Err: Display,
-    D: Deserializer<'de>,
-{
-    parse_text(d).map(Some)
 }

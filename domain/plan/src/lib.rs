@@ -6,6 +6,7 @@
 //! Pure: a spec and a device model go in, decisions come out.
 
 mod caps;
+mod flow;
 mod network;
 mod network_refusal;
 mod network_simulate;
@@ -15,8 +16,10 @@ mod path;
 mod plan;
 mod simulate;
 mod text;
+mod toml_text;
 
-pub use network::{FlowPromise, NetworkPlan, PortPlan, plan_networks};
+pub use flow::FlowPromise;
+pub use network::{NetworkPlan, PortPlan, plan_networks};
 pub use network_simulate::{FlowOutcome, NetworkSimulation};
 pub use network_tc::tc_script;
 pub use path::{PartPromise, PathPromise};

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use rtvirtio_capacity::{LinkReserve, link_reserve};
 use rtvirtio_domain_config::{Network, Port, RateConfig, UplinkKind};
-use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Target, Uplink, Vm};
-use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
+use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Uplink, Vm};
+use rtvirtio_units::{BytesPerSec, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::caps::{PortCaps, port_caps};
+use crate::flow::{Class, FlowPromise};
 use crate::network_refusal::{RefusedClass, refusals};
 
 const HELD_BACK: &str = "its VM's own traffic limit is below what its flows send, so nothing bounds how long it holds a frame back: raise the limit, \
@@ -37,44 +38,6 @@ pub struct PortPlan {
     pub refused_caps: Vec<String>,
 }
 
-/// The bound of a flow, against its target.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FlowPromise {
-    /// VM that sends or receives the flow.
-    pub vm: String,
-    /// Name of the flow in its VM.
-    pub flow: String,
-    /// Name of the network.
-    pub network: String,
-    /// Direction as the VM sees it.
-    pub direction: Direction,
-    /// Length of each frame without its FCS.
-    pub frame: Bytes,
-    /// Declared frames per second.
-    pub rate: Iops,
-    /// Frames that may come at once.
-    pub burst: u32,
-    /// Whether its frames are marked as urgent.
-    pub is_urgent: bool,
-    /// Latency and percentile that the spec asks for.
-    pub target: Option<Target>,
-    /// Longest time from the VM's queue until a frame has left for the link; `None` without a
-    /// reservation.
-    pub bound: Option<Nanos>,
-    /// Whether the target is met in the worst case; `None` without a target.
-    pub met: Option<bool>,
-    /// Reason for no promise, where there is a target.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unpromised: Option<String>,
-    /// The smallest target that would be admitted, all other reservations as they are; `None` for a
-    /// promise, and where no target would be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub least_target: Option<Nanos>,
-    /// Position of its port in [`NetworkPlan::ports`].
-    #[serde(skip)]
-    pub(crate) port: usize,
-}
-
 /// The plan of one network.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NetworkPlan {
@@ -100,33 +63,6 @@ impl NetworkPlan {
     pub fn unpromised(&self) -> impl Iterator<Item = (String, &str)> {
         let flows = self.flows.iter();
         flows.filter_map(|f| Some((format!("{}/{}", f.vm, f.flow), f.unpromised.as_deref()?)))
-    }
-}
-
-impl FlowPromise {
-    /// Whether the VM sends the flow, among the frames of this class.
-    pub(crate) fn is_sent_in(&self, class: Class) -> bool {
-        self.direction == Direction::Tx && self.is_urgent == (class == Class::Urgent)
-    }
-}
-
-/// A class of a port's frames: the I/O domain schedules urgent ones apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
-    Urgent,
-    Normal,
-}
-
-impl Class {
-    fn of(flow: &Flow) -> Self {
-        if flow.mark.is_some() { Self::Urgent } else { Self::Normal }
-    }
-
-    pub(crate) fn reserve(self, port: &mut Port) -> &mut Option<RateConfig> {
-        match self {
-            Self::Urgent => &mut port.urgent,
-            Self::Normal => &mut port.reserve,
-        }
     }
 }
 
@@ -307,6 +243,7 @@ fn config(host: &HostSpec, network: usize, vms: &[(&Vm, usize)], sockets: &Path)
 mod tests {
     use super::*;
     use rtvirtio_domain_config::File;
+    use rtvirtio_units::Bytes;
 
     use crate::network_text::network_text;
 

@@ -5,7 +5,7 @@ use rtvirtio_domain_config::{FileError, Network, RateConfig};
 use rtvirtio_sched::bound::Refusal;
 use rtvirtio_units::Nanos;
 
-use crate::network::{Class, FlowPromise};
+use crate::flow::{Class, FlowPromise};
 
 /// Longest target of a spec.
 const LONGEST: Nanos = Nanos(3_600_000_000_000);

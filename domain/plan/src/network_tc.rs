@@ -9,7 +9,7 @@ use rtvirtio_capacity::LinkReserve;
 use rtvirtio_domain_config::LINK_SHARE;
 
 use crate::network::NetworkPlan;
-use crate::text::one_line;
+use crate::toml_text::one_line;
 
 /// The class of frames that match no filter.
 const DEFAULT_CLASS: u32 = 0xfff;

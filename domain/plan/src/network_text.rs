@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use rtvirtio_domain_config::{RateConfig, UplinkKind};
 
 use crate::network::{NetworkPlan, PortPlan};
-use crate::text::{format_exact, one_line, toml_string};
+use crate::toml_text::{format_exact, one_line, toml_string};
 
 /// `[[network]]` with its ports, and reasons as comments.
 #[must_use]

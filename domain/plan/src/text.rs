@@ -9,6 +9,7 @@ use rtvirtio_units::Bytes;
 
 use crate::network_text::network_text;
 use crate::plan::{DomainPlan, TaskPromise, VmPlan};
+use crate::toml_text::{format_exact, one_line, toml_string};
 
 /// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
@@ -175,38 +176,6 @@ impl DomainPlan {
             let _ = writeln!(s, "reserve = {reserve}");
         }
     }
-}
-
-/// A time in the largest unit without a fraction.
-pub(crate) fn format_exact(ns: u64) -> String {
-    for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
-        if ns >= unit && ns % unit == 0 {
-            return format!("{}{name}", ns / unit);
-        }
-    }
-    format!("{ns}ns")
-}
-
-/// A quoted and escaped TOML string.
-pub(crate) fn toml_string(s: &str) -> String {
-    let mut out = String::from("\"");
-    for c in s.chars() {
-        match c {
-            '"' | '\\' => {
-                out.push('\\');
-                out.push(c);
-            }
-            c if c.is_control() => {
-                let _ = write!(out, "\\u{:04X}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
-    out + "\""
-}
-
-pub(crate) fn one_line(s: &str) -> String {
-    s.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

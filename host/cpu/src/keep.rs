@@ -10,7 +10,8 @@ use rtvirtio_kernel::Hierarchy;
 use rtvirtio_vmm::Thread;
 
 use crate::deadline::{divide, held, reservation};
-use crate::settings::{group_name, moved, priorities};
+use crate::managed::moved;
+use crate::settings::{group_name, priorities};
 use crate::{Ask, Backend, Probe, Settings, Share, attr};
 
 /// Relative change of a thread's runtime up to which a new split is not written: each change is

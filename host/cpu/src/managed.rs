@@ -14,7 +14,6 @@ use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, unless_gone};
 use rtvirtio_units::Ratio;
 use rtvirtio_vmm::Thread;
 
-use crate::settings::moved;
 use crate::{Ask, Backend, Contract, CpuError, Load, Probe, Settings};
 
 /// Names of processes that managers start for a VM and keep in its cgroup, as in `/proc/PID/comm`.
@@ -167,4 +166,10 @@ fn number(root: &Root, path: &Path) -> Result<i64, HostError> {
         text: text.trim().to_owned(),
         expected: "a number",
     })
+}
+
+/// Write that moves a thread into a group.
+pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
+    let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
+    Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())
 }

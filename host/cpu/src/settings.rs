@@ -197,14 +197,8 @@ fn own_group(
         let also_ours = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
         out.writes.push(Write { created_by: Some(0), also_ours, ..write });
     }
-    out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
+    out.writes.extend(ask.threads.iter().map(|t| managed::moved(cgroups, ask, t, &group)));
     Ok(())
-}
-
-/// Write that moves a thread into a group.
-pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
-    let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
-    Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())
 }
 
 /// Sets the limit of the VM's unit: on v2 a process may not be taken out of its unit.

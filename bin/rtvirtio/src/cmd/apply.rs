@@ -14,9 +14,8 @@ use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line, systemd_units};
 
-use super::one_profile;
-use super::plan::title;
 use super::status::status;
+use super::{one_profile, title};
 use crate::args::ApplyArgs;
 
 /// `rtvirtio apply`. Refusals for lack of disk or CPU capacity have the exit code of an infeasible

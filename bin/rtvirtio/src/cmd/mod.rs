@@ -39,3 +39,11 @@ fn one_profile(profile: Option<&Path>, host: &HostSpec) -> anyhow::Result<()> {
     );
     Ok(())
 }
+
+/// Title of a device's part of the output; empty for a single device.
+fn title(device: Option<&str>, of: usize) -> String {
+    match device {
+        Some(name) if of > 1 => format!("== device {name}\n"),
+        _ => String::new(),
+    }
+}

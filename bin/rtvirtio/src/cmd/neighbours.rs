@@ -16,7 +16,7 @@ use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::neighbours::{DeviceLimits, LimitOptions, as_toml, choose, with_limits};
 use rtvirtio_workflow::{Dirs, Kind, Progress, check_writable, one_line, write_file};
 
-use super::plan::title;
+use super::title;
 use crate::args::PlanArgs;
 
 /// Chooses limits for the VMs without a target, and prints them for the spec; with `--out` also

@@ -14,7 +14,7 @@ use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook,
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan, ProfileUsed};
 use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 
-use super::one_profile;
+use super::{one_profile, title};
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};
 
 /// Inputs of the predictions, for each device with its name.
@@ -34,14 +34,6 @@ fn bases(
     let of =
         |part: &rtvirtio_spec::Part| Ok((part.name.clone(), Basis::load(part.clone(), &options, dirs, ui)?));
     host.parts().iter().map(of).collect()
-}
-
-/// Title of a device's part of the output; empty for a single device.
-pub(super) fn title(device: Option<&str>, of: usize) -> String {
-    match device {
-        Some(name) if of > 1 => format!("== device {name}\n"),
-        _ => String::new(),
-    }
 }
 
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -6,10 +6,9 @@ use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
 use rtvirtio_units::Nanos;
 
 use crate::observe::Observation;
-use crate::placement::PlacementSnapshot;
 use crate::plan::PlanSnapshot;
 use crate::service::{Counters, Shared};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{PlacementSnapshot, Snapshot};
 use crate::word;
 
 /// The state in Prometheus' text format.

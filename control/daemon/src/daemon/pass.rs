@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use super::{Daemon, Happening};
 use crate::host::{Host, Look, Millis};
 use crate::observed::Observed;
-use crate::reconcile::{Step, reconcile};
+use crate::reconcile::reconcile;
+use crate::step::Step;
 
 /// Rounds of one pass: what is put back is applied anew in the next; one confirms that all is done.
 const ROUNDS: usize = 4;

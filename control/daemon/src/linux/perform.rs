@@ -15,7 +15,8 @@ use super::{LinuxHost, Quiet, SPLIT_EVERY, Tracked};
 use crate::desired::Desired;
 use crate::history::now;
 use crate::host::{Outcome, SettingChange};
-use crate::reconcile::{APPLIED, Action, PLAN, Step};
+use crate::reconcile::{APPLIED, PLAN};
+use crate::step::{Action, Step};
 
 /// Reason why a step ended early.
 enum Stop {

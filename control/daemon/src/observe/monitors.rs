@@ -7,13 +7,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::qmp::Drive;
 use rtvirtio_workflow::{Dirs, find};
 
-use super::sampler::limits;
 use crate::linux::RunningVm;
 
 /// Timeout of the answers to one sample's questions.
@@ -193,6 +193,17 @@ fn disks_of(vm: &Vm, dirs: &Dirs, of_libvirt: bool) -> Disks {
     disks.retain(|d| d.file.is_some());
     let drives = qmp.query_drives().map_err(words)?;
     Ok((disks, drives))
+}
+
+/// Limits of a histogram: the usual ones, and every target's latency, so that what exceeds a target
+/// is counted exactly.
+pub(super) fn limits(vm: &Vm) -> Vec<u64> {
+    let targets = vm.tasks.iter().flat_map(|task| task.goals().flatten()).map(|target| target.latency.0);
+    let mut limits = boundaries();
+    limits.extend(targets.filter(|latency| *latency > 0));
+    limits.sort_unstable();
+    limits.dedup();
+    limits
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@ use rtvirtio_domain_protocol::histograms::DiskHistograms;
 use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, task, unless_gone};
-use rtvirtio_measure::observe::boundaries;
-use rtvirtio_spec::{Device, Vm};
+use rtvirtio_spec::Device;
 use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
@@ -21,7 +20,7 @@ use rtvirtio_workflow::device_windows::DeviceWindows;
 use super::domain;
 use super::limiters::{LimiterCounters, Looked};
 use super::memory::MemoryWindow;
-use super::monitors::{Disks, Monitors};
+use super::monitors::{Disks, Monitors, limits};
 use super::stalls::{StallWatch, Stalls};
 use super::waits::WaitWindows;
 use super::window::{DiskWindow, StoodStill, doubt_where_held_back, judge_task};
@@ -223,17 +222,6 @@ impl Sampler {
         self.steal = StealWatch::start(&self.root).ok();
         out
     }
-}
-
-/// Limits of a histogram: the usual ones, and every target's latency, so that what exceeds a target
-/// is counted exactly.
-pub(super) fn limits(vm: &Vm) -> Vec<u64> {
-    let targets = vm.tasks.iter().flat_map(|task| task.goals().flatten()).map(|target| target.latency.0);
-    let mut limits = boundaries();
-    limits.extend(targets.filter(|latency| *latency > 0));
-    limits.sort_unstable();
-    limits.dedup();
-    limits
 }
 
 /// The devices of a VM's contract that exist.

@@ -12,7 +12,8 @@ use crate::history::EventKind;
 use crate::host::{Millis, Outcome};
 use crate::memory::Memory;
 use crate::observed::{MadePlan, Observed, PredictionSnapshot, Presence, ScopeState};
-use crate::reconcile::{Action, PLAN, Step, drift, step};
+use crate::reconcile::{PLAN, drift, step};
+use crate::step::{Action, Step};
 
 /// Keeps the plan in force that contracts and observations ask for.
 #[derive(Debug)]

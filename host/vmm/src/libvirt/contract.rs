@@ -6,7 +6,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 
 use roxmltree::Node;
 
-use super::status::DomainSeen;
+use super::status::{DomainSeen, escaped};
 use super::{Access, Daemon, DomainXml, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT, list};
 use crate::VmmError;
 
@@ -164,10 +164,6 @@ pub fn set_contract(daemon: &dyn Daemon, domain: &str, text: Option<&str>) -> Re
         args.push("--live");
     }
     daemon.call(&args, Access::Write, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT).map(drop)
-}
-
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

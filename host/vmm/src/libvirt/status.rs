@@ -3,7 +3,6 @@
 
 use roxmltree::Node;
 
-use super::contract::escaped;
 use super::{Access, Daemon, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT};
 use crate::VmmError;
 
@@ -85,6 +84,11 @@ pub fn set_status(daemon: &dyn Daemon, uuid: &str, status: Option<&DomainStatus>
     }
     args.push("--live");
     daemon.call(&args, Access::Write, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT).map(drop)
+}
+
+/// Text of an XML element.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
