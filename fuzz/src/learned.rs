@@ -144,7 +144,7 @@ pub fn play(data: &[u8]) {
     if let Ok((rows, _)) = features(&read.profile, spec, config, read.seconds) {
         for row in rows {
             assert!(row.iter().all(|v| v.is_finite()), "{row:?}");
-            let spread = read.spread(&row, Regime::of(spec, config)).expect("finite features");
+            let spread = read.spread(&row, Regime::from_config(spec, config)).expect("finite features");
             assert!(spread.is_finite() && spread >= 0.0, "{spread}");
         }
     }

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Memory, Mode};
-use rtvirtio_urgency::{Config, GuestClock, Interrupt, Look, Step, Vcpu};
+use rtvirtio_urgency::{Config, GuestClock, Interrupt, Step, Vcpu, VcpuSample};
 
 /// Steps of one input.
 const MAX_STEPS: usize = 400;
@@ -150,7 +150,7 @@ fn look(
     if of.period.0 != period {
         (of.period, of.longest) = ((period, before), Nanos(0));
     }
-    let step = of.vcpu.look(Look { report, is_new, alive: mode != Mode::Off, ran }, now);
+    let step = of.vcpu.observe(VcpuSample { report, is_new, alive: mode != Mode::Off, ran }, now);
     let added = Nanos(of.vcpu.counters().boosted.0 - before.0);
     of.longest = of.longest.max(added);
     step

@@ -74,7 +74,7 @@ impl Backend {
     }
 
     /// A process that was started otherwise.
-    pub(crate) fn of(child: Child) -> Self {
+    pub(crate) fn from_child(child: Child) -> Self {
         Self { child }
     }
 

@@ -75,7 +75,7 @@ pub struct Outcome {
 impl Outcome {
     /// Summary of a run's verdicts, tails and rates.
     #[must_use]
-    pub fn of(run: &Run) -> Self {
+    pub fn from_run(run: &Run) -> Self {
         let counts = tally(run);
         let mut vms: Vec<(&str, bool)> = Vec::new();
         for t in run.tasks.iter().filter(|t| t.verdict.is_some()) {
@@ -201,14 +201,14 @@ fn rounds(
     site.stack.device.set_elevator(&rtvirtio_kernel::Root::default(), "bfq")?;
     for round in 0..options.repeat {
         let run = |scheme: &str| measure_site(site, scheme, length, &[], dirs, progress);
-        let before = Outcome::of(&run("as-found")?);
+        let before = Outcome::from_run(&run("as-found")?);
         let with = PlanWith { profile: Some(&file), model: ModelName::Slice, enough: None };
         let (plan, _) = plan_now(site, &with, dirs, progress)?;
         if let Some(why) = &plan.infeasible {
             progress.warn(&format!("the plan is a compromise: {}", why.reason));
         }
         apply_plan(&plan, site, dirs, progress)?;
-        let after = run(&plan.scheme).map(|run| Outcome::of(&run));
+        let after = run(&plan.scheme).map(|run| Outcome::from_run(&run));
         revert_all(dirs)?;
         data.rounds.push(Round { before, after: after? });
         data.generated = generated();

@@ -31,7 +31,7 @@ pub const PAUSED_FILE: &str = "fleet-cluster-paused.json";
 /// File name with VMs as processes and fencing on.
 pub const FENCING_FILE: &str = "fleet-cluster-fencing.json";
 /// Time limit of a step of a scenario.
-const LONGEST: Duration = Duration::from_secs(300);
+const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 /// The VMs; two fit on a node.
 const VMS: [&str; 4] = ["plc", "hmi", "gate", "log"];
 /// `VMS` and a VM that has no room on two nodes.
@@ -86,7 +86,7 @@ impl ClusterVms {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Process => "VMs as processes",
             Self::Domain => "domains of libvirt by ocf:heartbeat:VirtualDomain",
@@ -235,13 +235,13 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     site.publish(&all)?;
     site.constrain(0)?;
     for vm in &VMS[..3] {
-        site.wait_held(vm, &all, LONGEST)?;
+        site.wait_held(vm, &all, STEP_TIMEOUT)?;
     }
-    look(&site, &VMS[..3], &mut result);
+    count_violations(&site, &VMS[..3], &mut result);
 
     progress.step("an operator moves a VM to a node without room");
     refused(&mut site, &mut result)?;
-    look(&site, &VMS[..3], &mut result);
+    count_violations(&site, &VMS[..3], &mut result);
 
     progress.step("a contract is raised");
     let node = site.node_of(0, "plc").context("plc runs nowhere")?;
@@ -250,12 +250,12 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     wait("the raised budget", || site.budget(node, "plc") == Some(RAISED_US))?;
     result.raised_s = begin.elapsed().as_secs_f64();
     // The kernel has the budget before the agent has read it back.
-    site.wait_held("plc", &[node], LONGEST)?;
-    look(&site, &VMS[..3], &mut result);
+    site.wait_held("plc", &[node], STEP_TIMEOUT)?;
+    count_violations(&site, &VMS[..3], &mut result);
     site.write_spec("plc", BUDGET_US)?;
     wait("the old budget", || site.budget(node, "plc") == Some(BUDGET_US))?;
-    site.wait_held("plc", &[node], LONGEST)?;
-    look(&site, &VMS[..3], &mut result);
+    site.wait_held("plc", &[node], STEP_TIMEOUT)?;
+    count_violations(&site, &VMS[..3], &mut result);
 
     progress.step("a node dies");
     let dead = site.node_of(0, "plc").context("plc runs nowhere")?;
@@ -263,11 +263,11 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     let begin = Instant::now();
     site.cluster.kill_node(dead);
     let watch = vms.is_domain().then(|| Watch::start(&site.cluster, &alive, "plc"));
-    site.wait_held("plc", &alive, LONGEST)?;
+    site.wait_held("plc", &alive, STEP_TIMEOUT)?;
     result.node_dies_s = begin.elapsed().as_secs_f64();
     result.guest_before_contract_ms = watch.and_then(Watch::before_contract_ms);
     settle(&site, alive[0])?;
-    look(&site, &VMS[..3], &mut result);
+    count_violations(&site, &VMS[..3], &mut result);
 
     progress.step("a node is added");
     // Two nodes hold four contracts; a fifth has no room until the third node is back.
@@ -277,17 +277,17 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     site.set_contracts(&ALL)?;
     site.publish(&alive)?;
     site.constrain(alive[0])?;
-    site.wait_held("log", &alive, LONGEST)?;
+    site.wait_held("log", &alive, STEP_TIMEOUT)?;
     settle(&site, alive[0])?;
     ensure!(site.node_of(alive[0], "cam").is_none(), "a contract was placed without room");
     let begin = Instant::now();
     site.start_node(dead)?;
     site.cluster.wait_online(NODES)?;
     site.publish(&[dead])?;
-    site.wait_held("cam", &[dead], LONGEST)?;
+    site.wait_held("cam", &[dead], STEP_TIMEOUT)?;
     result.node_added_s = begin.elapsed().as_secs_f64();
     settle(&site, alive[0])?;
-    look(&site, &ALL, &mut result);
+    count_violations(&site, &ALL, &mut result);
 
     progress.step("a link is cut");
     // The node with one contract: the others have room for none, so the least urgent gives way.
@@ -296,7 +296,7 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
     let overlap = fencing.then(|| Overlap::start(&site, NODES, cut, &ALL));
     let begin = Instant::now();
     site.cluster.set_link(cut, false)?;
-    site.wait_held("plc", &rest, LONGEST)?;
+    site.wait_held("plc", &rest, STEP_TIMEOUT)?;
     result.link_cut_s = begin.elapsed().as_secs_f64();
     settle(&site, rest[0])?;
     if let Some(seen) = overlap.map(Overlap::seen) {
@@ -304,7 +304,7 @@ fn round(number: usize, vms: ClusterVms, parts: Parts<'_>, progress: &dyn Progre
         let (off, started) = (site.cluster.switched_off(cut), seen.elsewhere);
         result.off_before_start = Some(matches!((off, started), (Some(off), Some(at)) if off <= at));
     }
-    look(&site, &ALL, &mut result);
+    count_violations(&site, &ALL, &mut result);
     Ok(result)
 }
 
@@ -318,7 +318,7 @@ fn refused(site: &mut ContractCluster, result: &mut Round) -> anyhow::Result<()>
         site.cluster.run(0, &["crm_resource", "--move", "-r", vm, "-N", &to])
     };
     order(site, "gate")?;
-    site.wait_held("gate", &[full], LONGEST)?;
+    site.wait_held("gate", &[full], STEP_TIMEOUT)?;
     settle(site, 0)?;
     site.publish(&(0..NODES).collect::<Vec<_>>())?;
     let before = site.start_of(from, "plc");
@@ -347,14 +347,14 @@ fn settle(site: &ContractCluster, asked: usize) -> anyhow::Result<()> {
 fn wait(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
     let begin = Instant::now();
     while !condition() {
-        ensure!(begin.elapsed() < LONGEST, "waited in vain for {what}");
+        ensure!(begin.elapsed() < STEP_TIMEOUT, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
 /// Counts violations: nodes beyond their budget, and running VMs whose contract does not verify.
-fn look(site: &ContractCluster, vms: &[&str], result: &mut Round) {
+fn count_violations(site: &ContractCluster, vms: &[&str], result: &mut Round) {
     let (beyond, unverified) = violations(site, vms);
     result.beyond_capacity += beyond;
     result.unverified += unverified;

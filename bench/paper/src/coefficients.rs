@@ -82,7 +82,7 @@ pub fn at_limit(at: &[f64], i: usize) -> bool {
 /// # Errors
 /// [`CalibrateError`], also where the runs determine no coefficient.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
-    let runs = PaperRuns::of(&of_the_paper(points))?;
+    let runs = PaperRuns::from_points(&of_the_paper(points))?;
     let best = runs.solve(&runs.all(), profile, &START, &LIMITS)?;
     runs.determined(profile, best)
 }
@@ -92,7 +92,7 @@ impl PaperRuns {
     ///
     /// # Errors
     /// [`CalibrateError::TooFew`].
-    pub fn of(points: &[Point]) -> Result<Self, CalibrateError> {
+    pub fn from_points(points: &[Point]) -> Result<Self, CalibrateError> {
         let tail = |s: &Stream, r: &Outcome| s.rate.map(|_| r.tail().as_secs_f64().max(1e-6));
         let runs: Vec<Run> = points
             .iter()

@@ -48,7 +48,7 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
         assert!(point["disk"]["n"].as_u64().unwrap() > 0, "and the disk: {}", point["disk"]);
         // Without a cpuidle driver the CPUs cannot be kept awake, which is said and no reason to
         // stop.
-        assert_eq!(point["noise"]["awake"], rtvirtio_measure::awake::Awake::hold().is_ok());
+        assert_eq!(point["noise"]["awake"], rtvirtio_measure::pm_qos::PmQosGuard::hold().is_ok());
         let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());
         // A host that stands still all the time is not taken off, for what is left shows nothing.
         // The sum decides: many waits of 0.3 ms are none that `stalls` counts.

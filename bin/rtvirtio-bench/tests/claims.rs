@@ -159,7 +159,7 @@ fn every_marked_figure_is_that_of_its_claim() {
     let mut wrong = Vec::new();
     for path in all {
         let page = std::fs::read_to_string(&path).unwrap();
-        let name = path.strip_prefix(&root).unwrap().display().to_string();
+        let name = path.strip_prefix(root).unwrap().display().to_string();
         let marks = marks(&page);
         wrong.extend(marks.iter().filter_map(|(shown, words)| {
             contradiction(&claims, shown, words).map(|why| format!("{name}: {why}"))

@@ -96,7 +96,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     check::refuse_collisions(&file, &args.config)?;
     let opened = OpenedDomain::open(&file)?;
     warn_of_formats(&file);
-    doubts::of(&file).iter().for_each(write_line);
+    doubts::warnings(&file).iter().for_each(write_line);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;

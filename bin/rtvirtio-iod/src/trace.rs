@@ -77,7 +77,7 @@ trait Traced: TraceCommand {
     /// Number and name of the member in a place; `None` for a vacant one.
     fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
     /// Place and member number of an event.
-    fn of(event: &Self::Event) -> (usize, u32);
+    fn place_of(event: &Self::Event) -> (usize, u32);
     /// An event as it is sent.
     fn event<'a>(engine: &'a str, vm: &'a str, event: &Self::Event) -> Event<'a>;
 }
@@ -91,7 +91,7 @@ impl Traced for Command {
         engine.ask(|reply| Self::Member { vm, reply })
     }
 
-    fn of(event: &TraceEvent) -> (usize, u32) {
+    fn place_of(event: &TraceEvent) -> (usize, u32) {
         (event.vm, event.member)
     }
 
@@ -134,7 +134,7 @@ impl Traced for NetCommand {
         engine.ask(|reply| Self::Member { port, reply })
     }
 
-    fn of(event: &FrameEvent) -> (usize, u32) {
+    fn place_of(event: &FrameEvent) -> (usize, u32) {
         (event.port, event.member)
     }
 
@@ -193,7 +193,7 @@ impl<C: Traced> Source<C> {
         let mut done = Ok(());
         let n = trace.drain(|event| {
             if done.is_ok() {
-                let (place, member) = C::of(&event);
+                let (place, member) = C::place_of(&event);
                 // A member detached before the lookup has no name.
                 let vm = names.entry(member).or_insert_with(|| {
                     let found = C::member(engine, place).ok().flatten();

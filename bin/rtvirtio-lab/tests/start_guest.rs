@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rtvirtio_startup::Word;
+use rtvirtio_startup::StartMessage;
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{DiskRegion, QemuConfig, QemuGuest};
 use rtvirtio_testkit::site::{Site, program, text, wait_for};
@@ -52,8 +52,8 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
         port.poll(&mut |word| words.push(word));
         words.len() == 2
     });
-    let Word::Start { id, wanted } = words[0] else { panic!("{words:?}") };
-    assert_eq!((wanted.0, words[1]), (60_000_000_000, Word::End { id }));
+    let StartMessage::Start { id, wanted } = words[0] else { panic!("{words:?}") };
+    assert_eq!((wanted.0, words[1]), (60_000_000_000, StartMessage::End { id }));
 
     // The agent's channel is the command's now.
     vm.close_agent();

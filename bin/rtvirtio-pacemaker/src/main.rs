@@ -44,14 +44,14 @@ fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     let dirs = global.dirs();
     let mut watch = DiskWatch::default();
     if args.dry_run {
-        let answer = survey(&contracts, &dirs, &watch.look(&contracts, &dirs))?;
+        let answer = survey(&contracts, &dirs, &watch.sample(&contracts, &dirs))?;
         show(ui, &answer, || answer_text(&answer))?;
         return Ok(ExitCode::SUCCESS);
     }
     need_root("publish")?;
     let node = args.node.clone().map_or_else(|| Crm::new(ui).node_name(), Ok)?;
     let mut once = || -> anyhow::Result<()> {
-        let answer = survey(&contracts, &dirs, &watch.look(&contracts, &dirs))?;
+        let answer = survey(&contracts, &dirs, &watch.sample(&contracts, &dirs))?;
         publish(Crm::new(ui), &node, &answer)?;
         show(ui, &answer, || answer_text(&answer))
     };

@@ -13,7 +13,7 @@ use rtvirtio_arguments::Section;
 use rtvirtio_console::{finish, need_root};
 use rtvirtio_daemon::api::Listeners;
 use rtvirtio_daemon::linux::Places;
-use rtvirtio_daemon::{Config, Event, EventKind, Mode, Service, ServiceOptions, Told, socket};
+use rtvirtio_daemon::{Config, Event, EventKind, Mode, Service, ServiceEvent, ServiceOptions, socket};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -51,8 +51,8 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let log = Log::new(cli.global.json, cli.global.quiet);
     let mut ready = false;
     service.run(&stop, &mut |told| match told {
-        Told::Event(event) => log.line(event),
-        Told::Alive => {
+        ServiceEvent::Event(event) => log.line(event),
+        ServiceEvent::Alive => {
             // systemd may be absent, and need not be notified each time. The service is ready after
             // its first pass: applying settings may take longer than the start timeout.
             let _ = match ready {

@@ -18,14 +18,14 @@ use serde_json::Value;
 const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
 
 /// A controller with a target, and a neighbour that reads as fast as it can.
-struct Plant {
+struct PlannedHost {
     plc: Plc,
     hist: Plc,
     disk: Disk,
     rig: Rig,
 }
 
-impl Plant {
+impl PlannedHost {
     fn new(test: &str, config: &str) -> Option<Self> {
         Self::faster(test, config, 1.0)
     }
@@ -138,7 +138,7 @@ fn a_device_that_is_slower_than_it_was_measured_is_planned_for() {
     let test = "a_device_that_is_slower_than_it_was_measured_is_planned_for";
     let config = "observe = \"200ms\"\n[plan]\nevery = \"1s\"\nconfirm = \"1s\"\n";
     // Requests of a loop device take more than 3 us; the profile says so of none.
-    let Some(mut plant) = Plant::faster(test, config, 50.0) else { return };
+    let Some(mut plant) = PlannedHost::faster(test, config, 50.0) else { return };
     plant.rig.start(&[]);
     plant.wait_state("in_force");
     let stop = AtomicBool::new(false);
@@ -176,7 +176,7 @@ impl Drop for End<'_> {
 #[test]
 fn contracts_hold_a_plan_through_other_hands_restarts_and_kills() {
     let test = "contracts_hold_a_plan_through_other_hands_restarts_and_kills";
-    let Some(mut plant) = Plant::new(test, "[plan]\n") else { return };
+    let Some(mut plant) = PlannedHost::new(test, "[plan]\n") else { return };
     plant.rig.start(&[]);
     let plan = plant.wait_state("in_force");
     assert_eq!(plan["vms"].as_array().unwrap().len(), 2, "{plan}");
@@ -240,7 +240,7 @@ fn a_plan_waits_where_it_is_asked_for_and_each_policy_holds() {
         return;
     }
     let ask = "[plan]\nmode = \"ask\"\n[drift]\nlimit = \"report\"\n";
-    let Some(mut plant) = Plant::new(test, ask) else { return };
+    let Some(mut plant) = PlannedHost::new(test, ask) else { return };
     plant.rig.start(&[]);
     let plan = plant.wait_state("waiting");
     assert!(!plan["proposal"]["changes"].as_array().unwrap().is_empty(), "{plan:#}");
@@ -277,7 +277,7 @@ fn a_plan_waits_where_it_is_asked_for_and_each_policy_holds() {
 #[test]
 fn a_device_without_a_profile_does_not_block_the_others() {
     let test = "a_device_without_a_profile_does_not_block_the_others";
-    let Some(mut plant) = Plant::new(test, "[plan]\n") else { return };
+    let Some(mut plant) = PlannedHost::new(test, "[plan]\n") else { return };
     let Some(bare) = Disk::of_file(test, &plant.rig, "bare.img") else { return };
     let other = Plc::start(&plant.rig, "other");
     bare.place(&other, 1);

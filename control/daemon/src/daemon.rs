@@ -20,7 +20,7 @@ mod pass;
 
 /// Event of a pass, before the history gives it a number and a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happening {
+pub struct PassEvent {
     /// Kind that the history records.
     pub kind: EventKind,
     /// The VM that it concerns.
@@ -122,7 +122,7 @@ impl<H: Host> Daemon<H> {
     /// Accepts the contract that a VM waits for; false when it waits for none.
     pub fn accept(&mut self, vm: &str) -> bool {
         let waiting = self.snapshot().vms.iter().any(|v| v.name == vm && v.waits_for.is_some());
-        if let (true, Some(contract)) = (waiting, self.desired.of(vm)) {
+        if let (true, Some(contract)) = (waiting, self.desired.contract_of(vm)) {
             self.memory.accept(vm, &contract.id);
         }
         waiting
@@ -169,7 +169,7 @@ impl<H: Host> Daemon<H> {
     pub fn snapshot(&self) -> Snapshot {
         let of_plan = self.plan.snapshot(&self.desired, &self.observed, &self.config, &self.memory);
         let mut snapshot =
-            Snapshot::of(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan);
+            Snapshot::build(&self.desired, &self.observed, &self.config, &self.memory).with_plan(of_plan);
         if self.memory.waits_for_lock(self.host.now()) {
             let why = "another rtvirtio, such as `profile` or `apply`, holds the lock of the state directory";
             snapshot
@@ -182,14 +182,14 @@ impl<H: Host> Daemon<H> {
     /// Passes observations to the plan keeper, and requests a plan where it wants one.
     fn look_at_plan(&mut self, now: Millis) {
         let sight = self.host.sight(&self.desired);
-        let request = self.plan.look(now, &self.desired, &self.observed, sight.as_ref());
+        let request = self.plan.update(now, &self.desired, &self.observed, sight.as_ref());
         if let Some(request) = request {
             self.host.make_plan(&request, &self.desired);
         }
     }
 
     /// Carries out one step; returns whether something may have changed.
-    fn perform(&mut self, step: &Step, out: &mut Vec<Happening>) -> bool {
+    fn perform(&mut self, step: &Step, out: &mut Vec<PassEvent>) -> bool {
         let outcome = self.host.perform(step, &self.desired);
         let failed_before = self.memory.failure(&step.vm).map(str::to_owned);
         let now = self.host.now();
@@ -202,10 +202,10 @@ impl<H: Host> Daemon<H> {
                 // A plan or take-in that changes nothing is no event.
                 let is_quiet = matches!(step.action, Action::TakeIn | Action::SetPlan);
                 if !changes.is_empty() || !is_quiet {
-                    let text = format!("{}: {}", words(&step.action), step.reason);
-                    out.push(Happening { kind: EventKind::Changed, vm: vm.clone(), text, changes });
+                    let text = format!("{}: {}", action_text(&step.action), step.reason);
+                    out.push(PassEvent { kind: EventKind::Changed, vm: vm.clone(), text, changes });
                 }
-                out.extend(notes.into_iter().map(|text| Happening {
+                out.extend(notes.into_iter().map(|text| PassEvent {
                     kind: EventKind::Note,
                     vm: vm.clone(),
                     text,
@@ -216,8 +216,8 @@ impl<H: Host> Daemon<H> {
             Outcome::Failed(why) => {
                 // The same failure again is no event.
                 if failed_before.as_ref() != Some(&why) {
-                    let text = format!("{} failed: {why}", words(&step.action));
-                    out.push(Happening { kind: EventKind::Failed, vm, text, changes: Vec::new() });
+                    let text = format!("{} failed: {why}", action_text(&step.action));
+                    out.push(PassEvent { kind: EventKind::Failed, vm, text, changes: Vec::new() });
                 }
                 false
             }
@@ -225,16 +225,16 @@ impl<H: Host> Daemon<H> {
     }
 
     /// Reports new faults, and forgets the failures of VMs whose contracts have changed.
-    fn changed(&mut self, desired: &Desired, out: &mut Vec<Happening>) {
+    fn changed(&mut self, desired: &Desired, out: &mut Vec<PassEvent>) {
         for fault in &desired.faults {
             if !self.desired.faults.contains(fault) {
                 let text = format!("{} is not used: {}", fault.origin, fault.why);
-                out.push(Happening { kind: EventKind::Fault, vm: None, text, changes: Vec::new() });
+                out.push(PassEvent { kind: EventKind::Fault, vm: None, text, changes: Vec::new() });
             }
         }
         for contract in &desired.contracts {
             let vm = &contract.vm.name;
-            if self.desired.of(vm).is_none_or(|old| old.id != contract.id) {
+            if self.desired.contract_of(vm).is_none_or(|old| old.id != contract.id) {
                 self.memory.forget(vm);
             }
         }
@@ -254,7 +254,7 @@ impl<H: Host> Daemon<H> {
     }
 
     /// Reports conditions that are new or have another text.
-    fn notice(&mut self, now: Millis, out: &mut Vec<Happening>) {
+    fn notice(&mut self, now: Millis, out: &mut Vec<PassEvent>) {
         let mut states: Vec<State> = Vec::new();
         for (name, vm) in &self.observed.vms {
             let (kind, text) = match &vm.presence {
@@ -278,7 +278,7 @@ impl<H: Host> Daemon<H> {
         let in_force = |vm: &String| self.observed.vms.get(vm)?.scope.as_ref();
         for (vm, why) in &self.observed.admission.kept {
             if let Some(scope) = in_force(vm) {
-                let is_changed = self.desired.of(vm).is_some_and(|of| of.id != scope.contract);
+                let is_changed = self.desired.contract_of(vm).is_some_and(|of| of.id != scope.contract);
                 let text = crate::snapshot::kept_words(is_changed, why);
                 states.push((format!("refused {vm}"), EventKind::Refused, Some(vm.clone()), text));
             }
@@ -293,14 +293,14 @@ impl<H: Host> Daemon<H> {
         self.said.retain(|key, _| keys.contains(key));
         for (key, kind, vm, text) in states {
             if self.said.get(&key) != Some(&text) {
-                out.push(Happening { kind, vm, text: text.clone(), changes: Vec::new() });
+                out.push(PassEvent { kind, vm, text: text.clone(), changes: Vec::new() });
                 self.said.insert(key, text);
             }
         }
     }
 }
 
-fn words(action: &Action) -> &'static str {
+fn action_text(action: &Action) -> &'static str {
     match action {
         Action::Apply => "put in force",
         Action::PutBack { .. } => "put back",

@@ -110,16 +110,16 @@ impl Contract {
 
 /// Input of the plan: the devices of all contracts, with their VMs and tasks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plant {
+pub struct PlannedHost {
     /// Digest of the devices, how the VMs are reached, their tasks and limits.
     pub id: String,
     /// The devices with their VMs, from all files.
     pub host: HostSpec,
 }
 
-impl Plant {
+impl PlannedHost {
     /// Joins all files, with the VMs that `keep` selects; `None` without any.
-    pub(crate) fn of<'s>(
+    pub(crate) fn join<'s>(
         specs: impl IntoIterator<Item = &'s HostSpec>,
         keep: impl Fn(&str) -> bool,
     ) -> Option<Self> {
@@ -168,13 +168,13 @@ pub struct Desired {
     /// may have the contract of any VM for which something is in force, and that stays too.
     pub has_unread: bool,
     /// Input of the plan; `None` without contracts.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlannedHost>,
 }
 
 impl Desired {
     /// The contract of a VM.
     #[must_use]
-    pub fn of(&self, vm: &str) -> Option<&Contract> {
+    pub fn contract_of(&self, vm: &str) -> Option<&Contract> {
         self.contracts.iter().find(|c| c.vm.name == vm)
     }
 
@@ -343,7 +343,7 @@ impl ContractFiles {
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
         desired.has_unread = !unread.is_empty();
         (self.last_right, self.unread) = (right, unread);
-        desired.plant = Plant::of(&specs, |vm| desired.of(vm).is_some());
+        desired.plant = PlannedHost::join(&specs, |vm| desired.contract_of(vm).is_some());
         self.specs = specs;
         desired
     }

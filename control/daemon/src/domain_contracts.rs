@@ -7,7 +7,7 @@ use rtvirtio_spec::{HostHandle, HostSpec, LibvirtDomain, Reach, Vm};
 use rtvirtio_vmm::libvirt::DomainContract;
 use toml_edit::{DocumentMut, Item, Table, value};
 
-use crate::desired::{Contract, ContractFault, Desired, Origin, Plant};
+use crate::desired::{Contract, ContractFault, Desired, Origin, PlannedHost};
 
 /// Keys that name a VM otherwise than in libvirt.
 const OTHER_WAYS: [&str; 5] = ["proxmox", "cgroup", "pid", "qmp", "lab"];
@@ -104,7 +104,7 @@ impl DomainContracts {
         desired.has_unread |= !unread.is_empty();
         (self.last_right, self.unread, self.is_known) = (right, unread, true);
         desired.held.retain(|vm| !desired.contracts.iter().any(|c| c.vm.name == *vm));
-        desired.plant = Plant::of(&all, |vm| desired.of(vm).is_some());
+        desired.plant = PlannedHost::join(&all, |vm| desired.contract_of(vm).is_some());
         desired
     }
 }
@@ -201,7 +201,7 @@ mod tests {
     fn files(vm: &str) -> (Desired, Vec<HostSpec>) {
         let spec = HostSpec::parse("x.toml", &spec(vm)).unwrap();
         let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
-        (Desired { contracts, plant: Plant::of([&spec], |_| true), ..Desired::default() }, vec![spec])
+        (Desired { contracts, plant: PlannedHost::join([&spec], |_| true), ..Desired::default() }, vec![spec])
     }
 
     fn names(desired: &Desired) -> Vec<&str> {

@@ -21,7 +21,7 @@ pub(crate) type Statuses = BTreeMap<String, DomainStatus>;
 
 /// Statuses of one libvirt daemon's VMs. `None` where nothing is to be written: not all contracts
 /// are known yet, or the service only observes.
-pub(crate) fn of(desired: &Desired, snapshot: &Snapshot, uri: &str, now: &str) -> Option<Statuses> {
+pub(crate) fn statuses(desired: &Desired, snapshot: &Snapshot, uri: &str, now: &str) -> Option<Statuses> {
     if desired.is_incomplete || snapshot.mode == Mode::Observe {
         return None;
     }
@@ -117,16 +117,16 @@ mod tests {
         let mut observed = Observed { vms: vms.into(), ..Observed::default() };
         observed.admission.refused.insert("plc".to_owned(), "too much".to_owned());
         let snapshot = |mode, desired: &Desired| {
-            Snapshot::of(desired, &observed, &Config { mode, ..Config::default() }, &Memory::default())
+            Snapshot::build(desired, &observed, &Config { mode, ..Config::default() }, &Memory::default())
         };
         let auto = snapshot(Mode::Auto, &desired);
-        let all = of(&desired, &auto, URI, "now").unwrap();
+        let all = statuses(&desired, &auto, URI, "now").unwrap();
         let words: Vec<_> = all.iter().map(|(d, s)| (d.as_str(), s.state.as_str(), s.why.as_str())).collect();
         assert_eq!(words, [("controller", "refused", "too much"), ("torn", "malformed", "not a spec")]);
         // What only observes writes nothing, and neither does one that does not know all yet.
-        assert_eq!(of(&desired, &snapshot(Mode::Observe, &desired), URI, "now"), None);
+        assert_eq!(statuses(&desired, &snapshot(Mode::Observe, &desired), URI, "now"), None);
         let unknown = Desired { is_incomplete: true, ..desired };
-        assert_eq!(of(&unknown, &auto, URI, "now"), None);
+        assert_eq!(statuses(&unknown, &auto, URI, "now"), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Interface between the loop and a host. The clock is part of it, so that a simulated host has
 //! virtual time.
 
-use rtvirtio_planner::replan::{Request, Sight};
+use rtvirtio_planner::replan::{Observations, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::desired::Desired;
@@ -23,7 +23,7 @@ impl Millis {
 
 /// Depth of a look at the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ScanDepth {
     /// VMs and threads that came or went.
     Scan,
     /// Also every setting in force.
@@ -76,10 +76,10 @@ pub trait Host {
     }
 
     /// Looks at the host. Never fails: what cannot be seen is unknown.
-    fn observe(&mut self, desired: &Desired, look: Look) -> Observed;
+    fn observe(&mut self, desired: &Desired, look: ScanDepth) -> Observed;
 
     /// Observed load, slow devices and missed targets since the last call; `None` without news.
-    fn sight(&mut self, desired: &Desired) -> Option<Sight>;
+    fn sight(&mut self, desired: &Desired) -> Option<Observations>;
 
     /// Begins to make a plan. The answer is in [`Observed::made`] of a later look.
     fn make_plan(&mut self, request: &Request, desired: &Desired);

@@ -31,14 +31,14 @@ mod reconcile;
 mod service;
 mod snapshot;
 mod step;
-mod word;
+mod variant_name;
 
 pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
-pub use daemon::{Daemon, Happening};
-pub use desired::{Contract, ContractFault, Desired, Origin, Plant};
+pub use daemon::{Daemon, PassEvent};
+pub use desired::{Contract, ContractFault, Desired, Origin, PlannedHost};
 pub use error::DaemonError;
 pub use history::{Event, EventKind, History, read as read_history};
-pub use host::{Host, Look, Millis, Outcome, SettingChange};
+pub use host::{Host, Millis, Outcome, ScanDepth, SettingChange};
 pub use memory::Memory;
 pub use observed::{
     Admission, Drift, KnobClass, MadePlan, Observed, ObservedVm, PlanScope, Presence, ScopeState, ScopeView,
@@ -46,7 +46,7 @@ pub use observed::{
 pub use plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice, sight_of};
 pub use reconcile::{APPLIED, PLAN, reconcile};
 pub use service::state_lock::{RunningService, running};
-pub use service::{Command, HISTORY_FILE, Service, ServiceOptions, Shared, Told, socket};
+pub use service::{Command, HISTORY_FILE, Service, ServiceEvent, ServiceOptions, Shared, socket};
 pub use snapshot::{PlacementSnapshot, Snapshot, VmSnapshot, VmState};
 pub use step::{Action, Step};
-pub use word::word;
+pub use variant_name::word;

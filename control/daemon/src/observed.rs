@@ -92,7 +92,7 @@ pub struct DriftSnapshot {
 }
 
 impl DriftSnapshot {
-    pub(crate) fn of(drift: &Drift) -> Self {
+    pub(crate) fn from_drift(drift: &Drift) -> Self {
         Self {
             knob: drift.knob.clone(),
             path: drift.path.clone(),

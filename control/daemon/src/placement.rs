@@ -12,7 +12,7 @@ use rtvirtio_kernel::{Root, process};
 use rtvirtio_placement::{PlacementConfig, Published, Publisher, Taken, Wanted};
 use rtvirtio_spec::Device;
 use rtvirtio_units::Ratio;
-use rtvirtio_workflow::contracts::{Ours, free_share};
+use rtvirtio_workflow::contracts::{ActiveContracts, free_share};
 
 use crate::desired::Contract;
 use crate::history::{EventKind, now};
@@ -76,7 +76,7 @@ impl Placement {
             let mut due = Instant::now();
             while matches!(ended.recv_timeout(LOOK_EVERY.min(round.every())), Err(RecvTimeoutError::Timeout))
             {
-                if let Some(pause) = round.look(Instant::now() >= due) {
+                if let Some(pause) = round.publish_if_due(Instant::now() >= due) {
                     due = Instant::now() + pause;
                     round.source.wake();
                 }
@@ -116,7 +116,7 @@ impl<S: Source> Round<S> {
 
     /// Publishes where it is due, or where other contracts are in force than at the last round.
     /// Returns the pause until it is due again.
-    fn look(&mut self, is_due: bool) -> Option<Duration> {
+    fn publish_if_due(&mut self, is_due: bool) -> Option<Duration> {
         let (snapshot, running) = (self.source.snapshot(), self.source.running());
         if !self.source.has_looked() {
             return None;
@@ -167,7 +167,7 @@ impl<S: Source> Round<S> {
             )
         })?;
         let node = fleet.classes[host.class].clone();
-        let ours: Ours =
+        let ours: ActiveContracts =
             running.iter().filter_map(|vm| Some((vm.cpu.clone()?, vm.processes.clone()))).collect();
         let vms: Vec<&str> = running.iter().map(|vm| vm.contract.vm.name.as_str()).collect();
         let free =

@@ -23,7 +23,7 @@ pub fn reconcile(
     let in_force = |vm: &str| observed.vms.get(vm).is_some_and(|v| v.scope.is_some());
     let mut steps = Vec::new();
     for (name, vm) in &observed.vms {
-        if desired.of(name).is_none() && !desired.holds(name) && vm.scope.is_some() {
+        if desired.contract_of(name).is_none() && !desired.holds(name) && vm.scope.is_some() {
             let force = vm.scope.as_ref().is_some_and(|scope| config.puts_back_over(&scope.drift));
             steps.push(step(name, Action::PutBack { force }, "its contract was removed"));
         }

@@ -22,12 +22,12 @@ use crate::memory::Memory;
 use crate::observe::{Observation, UncoveredObservation};
 use crate::placement::Placement;
 use crate::snapshot::Snapshot;
-use looked::Looked;
+use placement_source::PlacementSource;
 
 mod accepted;
-mod looked;
 mod observing;
 mod pass;
+mod placement_source;
 pub(crate) mod state_lock;
 mod woken;
 
@@ -204,7 +204,7 @@ pub struct ServiceOptions {
 
 impl ServiceOptions {
     /// Text of the start event: mode, contracts and sockets.
-    fn words(&self) -> String {
+    fn start_text(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         format!(
             "service started: mode {}, contracts in {}, socket {}{http}",
@@ -241,7 +241,7 @@ pub struct Service {
 }
 
 /// Message of a pass of the loop to its program.
-pub enum Told<'a> {
+pub enum ServiceEvent<'a> {
     /// New entry of the history.
     Event(&'a Event),
     /// A step of the pass has ended: the loop is alive.
@@ -285,7 +285,8 @@ impl Service {
         let (seen, was_asked, published, listed) = (String::new(), false, None, None);
         // A mistake in `[placement]` does not stop the service.
         let placement = options.config.placement.as_ref();
-        let placement = placement.map(|config| Placement::start(config, Looked(Arc::clone(&shared))));
+        let placement =
+            placement.map(|config| Placement::start(config, PlacementSource(Arc::clone(&shared))));
         Ok(Self {
             shared,
             commands,
@@ -311,8 +312,8 @@ impl Service {
     }
 
     /// Runs until `stop` is set. Settings in force stay in force.
-    pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
-        let began = self.options.words();
+    pub fn run(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(ServiceEvent<'_>)) {
+        let began = self.options.start_text();
         self.event(EventKind::Started, None, began, Vec::new(), tell);
         let scan = Duration::from_nanos(self.options.config.scan.0);
         while !stop.load(Ordering::Relaxed) {
@@ -352,10 +353,10 @@ impl Service {
     /// Waits until the next pass is due, or a command arrives.
     fn wait(&mut self, until: Instant, stop: &AtomicBool) {
         /// Longest sleep between two checks of `stop`.
-        const NAP: Duration = Duration::from_millis(200);
+        const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(200);
         while !stop.load(Ordering::Relaxed) {
             let left = until.saturating_duration_since(Instant::now());
-            match self.commands.recv_timeout(left.min(NAP)) {
+            match self.commands.recv_timeout(left.min(STOP_CHECK_INTERVAL)) {
                 Ok(command) => {
                     self.obey(command);
                     while let Ok(command) = self.commands.try_recv() {
@@ -363,10 +364,12 @@ impl Service {
                     }
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) if left <= NAP => return,
+                Err(RecvTimeoutError::Timeout) if left <= STOP_CHECK_INTERVAL => return,
                 Err(RecvTimeoutError::Timeout) => {}
                 // Not expected: `shared` holds a sender.
-                Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left.min(NAP)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return std::thread::sleep(left.min(STOP_CHECK_INTERVAL));
+                }
             }
         }
     }
@@ -442,10 +445,10 @@ impl Service {
         vm: Option<&str>,
         text: String,
         changes: Vec<crate::SettingChange>,
-        tell: &mut dyn FnMut(Told<'_>),
+        tell: &mut dyn FnMut(ServiceEvent<'_>),
     ) {
         let event = lock(&self.shared.history).push(kind, vm, text, changes);
-        tell(Told::Event(&event));
+        tell(ServiceEvent::Event(&event));
         // Fails only without a reader.
         let _ = self.shared.events.send(event);
     }

@@ -172,14 +172,14 @@ pub struct FaultSnapshot {
 impl Snapshot {
     /// State of contracts, host, configuration and memory at one moment.
     #[must_use]
-    pub fn of(desired: &Desired, observed: &Observed, config: &Config, memory: &Memory) -> Self {
+    pub fn build(desired: &Desired, observed: &Observed, config: &Config, memory: &Memory) -> Self {
         let contracts = desired.by_criticality(|_| false);
         let mut vms: Vec<VmSnapshot> = contracts
             .iter()
             .filter_map(|c| Some(contracted(c, observed.vms.get(&c.vm.name)?, observed, config, memory)))
             .collect();
         for (name, vm) in &observed.vms {
-            if desired.of(name).is_none() {
+            if desired.contract_of(name).is_none() {
                 vms.push(without_contract(name, vm, desired, memory));
             }
         }
@@ -195,7 +195,7 @@ impl Snapshot {
             vms,
             plan: None,
             placement: None,
-            applied_drift: observed.applied_drift.iter().map(DriftSnapshot::of).collect(),
+            applied_drift: observed.applied_drift.iter().map(DriftSnapshot::from_drift).collect(),
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
         }
@@ -234,7 +234,7 @@ impl Snapshot {
         for device in plan.iter().flat_map(|plan| &plan.unplanned) {
             for vm in self.vms.iter_mut().filter(|vm| device.vms.contains(&vm.name)) {
                 if matches!(vm.state, VmState::InForce | VmState::Observed) {
-                    (vm.state, vm.why) = (VmState::Unplanned, Some(device.words()));
+                    (vm.state, vm.why) = (VmState::Unplanned, Some(device.message()));
                 }
             }
         }
@@ -255,7 +255,7 @@ impl Snapshot {
 }
 
 fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
-    let drift = vm.scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of);
+    let drift = vm.scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::from_drift);
     let processes = match &vm.presence {
         Presence::Running(processes) => processes.clone(),
         Presence::Off(_) | Presence::Unknown(_) => Vec::new(),

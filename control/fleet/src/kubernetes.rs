@@ -37,7 +37,7 @@ impl Kubernetes {
     /// Patches and requests of a fleet. A node's capacity is what the contracts in force named by
     /// the fleet file leave of it: they belong to no pod, and Kubernetes has no notion of reserved.
     #[must_use]
-    pub fn of(fleet: &Fleet) -> Self {
+    pub fn from_fleet(fleet: &Fleet) -> Self {
         let patch = |(host, taken): (&FleetHost, &Scalars)| {
             let operation = |(resource, p): (Resource<'_>, Permille)| Operation {
                 op: "add",

@@ -11,7 +11,7 @@ use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
 
 /// Limit of hosts, and of contracts: more take minutes and gigabytes.
-const MOST: u64 = 500_000;
+const MAX_ENTRIES: u64 = 500_000;
 
 /// Hosts and contracts, as read by [`load`].
 #[derive(Clone, Debug)]
@@ -93,8 +93,8 @@ fn parse(path: &Path, text: &str) -> Result<Fleet, FleetError> {
         return Err(form("it has no [[host]]".to_owned()));
     }
     let count = |count: Option<u32>| u64::from(count.unwrap_or(1));
-    if file.host.iter().map(|h| count(h.count)).sum::<u64>() > MOST {
-        return Err(form(format!("it has more than {MOST} hosts")));
+    if file.host.iter().map(|h| count(h.count)).sum::<u64>() > MAX_ENTRIES {
+        return Err(form(format!("it has more than {MAX_ENTRIES} hosts")));
     }
     let mut names = BTreeSet::new();
     for entry in &file.host {
@@ -154,8 +154,8 @@ impl Fleet {
         let path = dir.join(&entry.spec);
         let all = contracts(&HostSpec::load(&path)?, &path, &entry.budgets)?;
         let new = all.len() as u64 * u64::from(entry.count.unwrap_or(1));
-        if self.contracts.len() as u64 + new > MOST {
-            return Err(form(format!("it has more than {MOST} contracts")));
+        if self.contracts.len() as u64 + new > MAX_ENTRIES {
+            return Err(form(format!("it has more than {MAX_ENTRIES} contracts")));
         }
         for (contract, meta) in all {
             let vm = contract.vm.clone();

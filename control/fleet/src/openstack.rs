@@ -45,7 +45,7 @@ pub struct Inventory {
 impl OpenStack {
     /// Inventories and flavours of a fleet.
     #[must_use]
-    pub fn of(fleet: &Fleet) -> Self {
+    pub fn from_fleet(fleet: &Fleet) -> Self {
         let inventory = |(host, taken): (&FleetHost, &Scalars)| {
             let of = resources(&fleet.classes[host.class], taken);
             (host.name.clone(), of.into_iter().map(|(class, p)| (class, Inventory::with(p))).collect())

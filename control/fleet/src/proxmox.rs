@@ -119,7 +119,7 @@ impl Proxmox {
     ///
     /// # Errors
     /// [`ProxmoxError`].
-    pub fn of(
+    pub fn from_fleet(
         fleet: &Fleet,
         version: ProxmoxVersion,
         cancelled: &dyn Fn() -> bool,

@@ -173,7 +173,7 @@ fn openstack_counts_the_same_integers() {
     write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 50, 60)));
     let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\ncount = 3\n";
     let fleet = fleet(dir.path(), text).unwrap();
-    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::of(&fleet)).unwrap();
+    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::from_fleet(&fleet)).unwrap();
     assert_eq!(told["resource_classes"], serde_json::json!(["CUSTOM_RTVIRTIO_CPU", "CUSTOM_RTVIRTIO_DISK"]));
     let cpu = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_CPU"];
     assert_eq!(
@@ -217,12 +217,12 @@ fn links_carry_what_they_can_and_no_more() {
     let loaded = fleet(dir.path(), &fast).unwrap();
     let answer = assess(&loaded, &|| false);
     assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
-    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::of(&loaded)).unwrap();
+    let told = serde_json::to_value(rtvirtio_fleet::OpenStack::from_fleet(&loaded)).unwrap();
     let net = &told["inventories"]["h"]["CUSTOM_RTVIRTIO_NET_FIELD"];
     let takes = &told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_NET_FIELD"];
     assert!(net["reserved"] == *takes && takes.as_u64() > Some(0), "the same flows: {told}");
     // Kubernetes has no notion of reserved.
-    let told = serde_json::to_value(rtvirtio_fleet::Kubernetes::of(&loaded)).unwrap();
+    let told = serde_json::to_value(rtvirtio_fleet::Kubernetes::from_fleet(&loaded)).unwrap();
     let all = told["patches"]["h"].as_array().unwrap();
     let net = all.iter().find(|o| o["path"] == "/status/capacity/rtvirtio.io~1net-field").unwrap();
     assert_eq!(net["value"], (1000 - takes.as_u64().unwrap()).to_string());

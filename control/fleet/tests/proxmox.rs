@@ -25,7 +25,7 @@ fn fleet(dir: &Path, text: &str) -> Fleet {
 }
 
 fn told(fleet: &Fleet) -> Proxmox {
-    Proxmox::of(fleet, ProxmoxVersion::V9, &|| false).unwrap()
+    Proxmox::from_fleet(fleet, ProxmoxVersion::V9, &|| false).unwrap()
 }
 
 /// Node on which the HA manager starts a resource while one node is lost.
@@ -71,7 +71,7 @@ fn after_any_single_loss_the_priorities_lead_to_what_is_admitted() {
         here.commands,
         [format!("ha-manager rules add node-affinity rtvirtio-100 --resources vm:100 --nodes {list}")]
     );
-    let eight = Proxmox::of(&fleet, ProxmoxVersion::V8, &|| false).unwrap();
+    let eight = Proxmox::from_fleet(&fleet, ProxmoxVersion::V8, &|| false).unwrap();
     assert_eq!(
         eight.rules[0].commands,
         [
@@ -94,7 +94,7 @@ fn what_has_no_rule_says_why() {
     let why: Vec<(&str, NoRule)> = told.without.iter().map(|w| (w.contract.as_str(), w.why)).collect();
     assert_eq!(why, [("large", NoRule::NoHost), ("alike-1", NoRule::NoNumber), ("other", NoRule::NoNumber)]);
 
-    let of = |text: &str| Proxmox::of(&fleet(dir.path(), text), ProxmoxVersion::V9, &|| false);
+    let of = |text: &str| Proxmox::from_fleet(&fleet(dir.path(), text), ProxmoxVersion::V9, &|| false);
     let twice = format!("{host}spec = \"alike.toml\"\n[[contracts]]\nspec = \"alike.toml\"\n");
     assert!(matches!(of(&twice), Err(ProxmoxError::Twice { id: 201, .. })));
     let dotted = host.replace("n1", "n1.example");

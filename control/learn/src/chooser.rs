@@ -52,7 +52,7 @@ pub fn least_sure(
         let config = condition.knobs.config();
         let (rows, _) = features(profile, &spec, &config, seconds)
             .map_err(|source| TrainError::Point { id: "candidate".to_owned(), source })?;
-        let regime = Regime::of(&spec, &config);
+        let regime = Regime::from_config(&spec, &config);
         let mut widest = 0.0f64;
         for row in &rows {
             widest = widest.max(model.spread(row, regime)?);

@@ -37,7 +37,7 @@ pub fn inputs(point: &Point) -> (Spec, Config) {
 #[must_use]
 pub fn regime(point: &Point) -> Regime {
     let (spec, config) = inputs(point);
-    Regime::of(&spec, &config)
+    Regime::from_config(&spec, &config)
 }
 
 /// Whether a run is like those of the RT-VirtIO paper (its Table II): BFQ, 4 KiB random reads at a

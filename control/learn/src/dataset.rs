@@ -169,7 +169,7 @@ pub enum DatasetError {
 impl Outcome {
     /// Outcome of a measured task.
     #[must_use]
-    pub fn of(m: &TaskMeasurement) -> Self {
+    pub fn from_measurement(m: &TaskMeasurement) -> Self {
         Self {
             n: m.result.n,
             rate: m.result.achieved_rate,

@@ -28,7 +28,7 @@ pub struct Stream {
     #[serde(default, skip_serializing_if = "is_false")]
     pub sequential: bool,
     /// Requests kept in flight.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "default_one", skip_serializing_if = "is_one")]
     pub depth: u32,
     /// Length of a burst and of the pause after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ fn is_false(v: &bool) -> bool {
     !*v
 }
 
-fn one() -> u32 {
+fn default_one() -> u32 {
     1
 }
 
@@ -212,7 +212,7 @@ fn is_true(v: &bool) -> bool {
 impl Knobs {
     /// Host settings of a configuration.
     #[must_use]
-    pub fn of(config: &Config) -> Self {
+    pub fn from_config(config: &Config) -> Self {
         let bfq = if config.elevator == Elevator::Bfq { config.bfq } else { Bfq::default() };
         let caps: Vec<Option<Iops>> = config.vms.iter().map(|vm| vm.cap).collect();
         Self {
@@ -283,15 +283,15 @@ mod tests {
     #[test]
     fn knobs_and_configurations_agree() {
         let mut knobs = Knobs::default_bfq(2);
-        assert_eq!(Knobs::of(&knobs.config()), knobs);
+        assert_eq!(Knobs::from_config(&knobs.config()), knobs);
         knobs.caps = vec![None, Some(Iops(700.0))];
         knobs.slice_idle = Nanos(0);
-        assert_eq!(Knobs::of(&knobs.config()), knobs);
+        assert_eq!(Knobs::from_config(&knobs.config()), knobs);
         assert_eq!(knobs.to_string(), "bfq, slice_idle 0ns, vm1 at most 700/s");
         assert_eq!(Knobs::default_bfq(2).to_string(), "bfq");
         // Tunables of an elevator that is not in force do not count.
         knobs.elevator = Elevator::None;
-        assert_eq!(Knobs::of(&knobs.config()).slice_idle, Bfq::default().slice_idle);
+        assert_eq!(Knobs::from_config(&knobs.config()).slice_idle, Bfq::default().slice_idle);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub fn shard_on_device(
     progress: &dyn Progress,
 ) -> Result<Vec<Point>> {
     with_device(name, dirs, progress, |device, allowed, host, stage| {
-        let data = &dirs.sweep(&format!("{name}.{}-of-{}", shard.index(), shard.of()));
+        let data = &dirs.sweep(&format!("{name}.{}-of-{}", shard.index(), shard.total()));
         let generated = generated.to_owned();
         let learning = Learning { device, allowed, profile, host, data, time, generated };
         Ok(measure_shard(learning, shard, stage, progress)?)

@@ -235,7 +235,7 @@ impl ProcessVms {
         }
         let group = enables_io(!cgroups.io_to_enable(&root, &enables_io(false).path())?.is_empty());
         // From here on an error drops `vms`, which removes what was created.
-        let stack = Stack::of(&root, device)?;
+        let stack = Stack::resolve(&root, device)?;
         let vms = Self { root, cgroups, stack, group, parts, unseen: None };
         vms.make_cgroups()?;
         Ok(vms)

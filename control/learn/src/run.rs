@@ -83,12 +83,12 @@ pub fn measure(
             scheme: job.scheme.to_owned(),
             seed: job.seed,
             seconds: job.length.as_secs_f64(),
-            knobs: Knobs::of(&job.treatment.config),
+            knobs: Knobs::from_config(&job.treatment.config),
             classes: job.treatment.classes.clone(),
             vms: job.vms.to_vec(),
             noise: observed.noise.unwrap_or_default(),
             disk: observed.disk,
-            results: observed.tasks.iter().map(Outcome::of).collect(),
+            results: observed.tasks.iter().map(Outcome::from_measurement).collect(),
         };
         let quiet = !disturbed(&point);
         if best.as_ref().is_none_or(|b| point.noise.max_ns < b.noise.max_ns) {

@@ -25,7 +25,7 @@ pub const GUESTS: usize = 3;
 /// Total requests per second of these guests.
 const GUEST_RATE: f64 = 1200.0;
 /// Extra runs of each repeated condition.
-const AGAIN: usize = 2;
+const EXTRA_RUNS: usize = 2;
 /// Runs between two searches for the least certain conditions.
 const BATCH: usize = 12;
 /// Length of a run of [`learn`].
@@ -280,7 +280,7 @@ impl<'a> Sweep<'a> {
         let todo: Vec<(usize, usize)> = if let Some(most) = design.guests {
             (0..n).filter(|i| light(&all[*i])).take(most).map(|i| (i, 0)).collect()
         } else {
-            let again = (1..=AGAIN).flat_map(|round| (0..design.again.min(n)).map(move |i| (i, round)));
+            let again = (1..=EXTRA_RUNS).flat_map(|round| (0..design.again.min(n)).map(move |i| (i, round)));
             (0..n).map(|i| (i, 0)).chain(again).collect()
         };
         let base = format!("{}/{seed}", self.device.name);
@@ -301,7 +301,7 @@ impl<'a> Sweep<'a> {
             match self.runs.find(&id) {
                 None => self.measure(id, condition, seed)?,
                 Some(run) => {
-                    let knobs = Knobs::of(&condition.knobs.config());
+                    let knobs = Knobs::from_config(&condition.knobs.config());
                     if run.vms != condition.vms || run.knobs != knobs {
                         let path = self.runs.path().to_owned();
                         return Err(SweepError::OtherDesign { id, path });

@@ -136,7 +136,7 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
         let (spec, config) = inputs(point);
         let (x, _) = features(profile, &spec, &config, point.seconds)
             .map_err(|source| TrainError::Point { id: point.id.clone(), source })?;
-        let regime = Regime::of(&spec, &config);
+        let regime = Regime::from_config(&spec, &config);
         for (task, (_, stream, outcome)) in point.tasks().enumerate() {
             let Some(lost) = lost(stream, outcome) else { continue };
             out.push(Row {

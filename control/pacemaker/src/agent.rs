@@ -92,7 +92,7 @@ impl Parameters {
 }
 
 /// State of a contract as read back.
-enum Standing {
+enum ContractState {
     /// All settings are as applied.
     Verified,
     /// Nothing is applied, or the VM that it was applied to has ended.
@@ -138,7 +138,7 @@ fn spec(p: &Parameters) -> Result<HostSpec, PacemakerError> {
 
 /// Applies the contract, once the VM's monitor answers, and reads it back.
 fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
-    if matches!(standing(p)?, Standing::Verified) {
+    if matches!(standing(p)?, ContractState::Verified) {
         return Ok(());
     }
     // Loaded once, before the loop: waiting does not make a file appear.
@@ -159,9 +159,9 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
         }
     }
     match standing(p)? {
-        Standing::Verified => Ok(()),
-        Standing::None => Err(not_verified(p, "nothing was applied")),
-        Standing::Differs(what) | Standing::Unknown(what) => Err(not_verified(p, &what)),
+        ContractState::Verified => Ok(()),
+        ContractState::None => Err(not_verified(p, "nothing was applied")),
+        ContractState::Differs(what) | ContractState::Unknown(what) => Err(not_verified(p, &what)),
     }
 }
 
@@ -276,12 +276,12 @@ fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), Pacemak
 /// Reads the contract back. Changed settings are applied again with a warning; that is success.
 fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
     let standing = match standing(p)? {
-        before @ (Standing::Verified | Standing::Unknown(_)) => match (asked_now(p), before) {
+        before @ (ContractState::Verified | ContractState::Unknown(_)) => match (asked_now(p), before) {
             (Ok(None), before) => before,
-            (Ok(Some(what)), Standing::Unknown(why)) => {
-                Standing::Unknown(format!("{why}; {what}: it is applied once all can be read"))
+            (Ok(Some(what)), ContractState::Unknown(why)) => {
+                ContractState::Unknown(format!("{why}; {what}: it is applied once all can be read"))
             }
-            (Ok(Some(what)), _) => Standing::Differs(what),
+            (Ok(Some(what)), _) => ContractState::Differs(what),
             // The applied contract stays in force whatever the file has become.
             (Err(e), before) => {
                 progress.warn(&format!(
@@ -295,15 +295,15 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
         other => other,
     };
     match standing {
-        Standing::Verified => Ok(Ocf::Success),
-        Standing::None => Ok(Ocf::NotRunning),
+        ContractState::Verified => Ok(Ocf::Success),
+        ContractState::None => Ok(Ocf::NotRunning),
         // Applying again would take the contract away from a VM that has it.
-        Standing::Unknown(what) => {
+        ContractState::Unknown(what) => {
             progress
                 .warn(&format!("{}: in force as applied, but not all of it can be read: {what}", p.resource));
             Ok(Ocf::Success)
         }
-        Standing::Differs(what) => {
+        ContractState::Differs(what) => {
             progress.warn(&format!("{}: {what}; it is applied again", p.resource));
             stop(p, progress)?;
             start(p, progress)?;
@@ -312,17 +312,17 @@ fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerErro
     }
 }
 
-fn standing(p: &Parameters) -> Result<Standing, PacemakerError> {
+fn standing(p: &Parameters) -> Result<ContractState, PacemakerError> {
     let own = p.own();
     let root = Root::default();
     let Some(status) = rtvirtio_apply::status(&own.state, &Machine::new(&root, &GuestAgents))? else {
         return Ok(match is_there(&own.state.join(NOTHING_TO_SET))? {
-            true => Standing::Verified,
-            false => Standing::None,
+            true => ContractState::Verified,
+            false => ContractState::None,
         });
     };
     if status.rebooted || !started::ended(&own.state)?.is_empty() {
-        return Ok(Standing::None);
+        return Ok(ContractState::None);
     }
     Ok(compared(&status))
 }
@@ -353,9 +353,9 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
 
 /// Compares the settings with what was applied. Settings of a thread that has ended do not count:
 /// threads end all the time.
-fn compared(status: &Status) -> Standing {
+fn compared(status: &Status) -> ContractState {
     if !status.is_whole() {
-        return Standing::Differs("its settings are half applied, or half put back".to_owned());
+        return ContractState::Differs("its settings are half applied, or half put back".to_owned());
     }
     let (mut in_force, mut gone, mut unknown) = (0, 0, None);
     for knob in &status.knobs {
@@ -363,10 +363,10 @@ fn compared(status: &Status) -> Standing {
             KnobState::InForce => in_force += 1,
             KnobState::Gone { .. } => gone += 1,
             KnobState::Original => {
-                return Standing::Differs(format!("{} is as before the contract", knob.knob));
+                return ContractState::Differs(format!("{} is as before the contract", knob.knob));
             }
             KnobState::Changed { found } => {
-                return Standing::Differs(format!("{} was changed to {found}", knob.knob));
+                return ContractState::Differs(format!("{} was changed to {found}", knob.knob));
             }
             KnobState::Unknown { error } => {
                 unknown.get_or_insert_with(|| format!("{}: {error}", knob.knob));
@@ -374,9 +374,9 @@ fn compared(status: &Status) -> Standing {
         }
     }
     match unknown {
-        Some(what) if in_force > 0 || gone == 0 => Standing::Unknown(what),
-        None if in_force > 0 => Standing::Verified,
-        _ => Standing::Differs("nothing of it is left".to_owned()),
+        Some(what) if in_force > 0 || gone == 0 => ContractState::Unknown(what),
+        None if in_force > 0 => ContractState::Verified,
+        _ => ContractState::Differs("nothing of it is left".to_owned()),
     }
 }
 
@@ -425,10 +425,10 @@ mod tests {
                 knobs: states.into_iter().map(knob).collect(),
             };
             match compared(&status) {
-                Standing::Verified => "verified",
-                Standing::None => "none",
-                Standing::Differs(_) => "differs",
-                Standing::Unknown(_) => "unknown",
+                ContractState::Verified => "verified",
+                ContractState::None => "none",
+                ContractState::Differs(_) => "differs",
+                ContractState::Unknown(_) => "unknown",
             }
         };
         let changed = || KnobState::Changed { found: "2".to_owned() };

@@ -11,11 +11,11 @@ use rtvirtio_workflow::Progress;
 use crate::PacemakerError;
 
 /// Timeout of a tool: tools wait for the cluster, 30 s by themselves.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TOOL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit of a tool's output, in bytes. A CIB of a hundred nodes has some 5 MB.
 const LARGEST: usize = 32 << 20;
 /// Interval between checks for cancellation.
-const NAP: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Pacemaker's command line tools on this node.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ impl<'p> Crm<'p> {
     /// [`PacemakerError::NoTool`], [`PacemakerError::Tool`], [`PacemakerError::Slow`],
     /// [`PacemakerError::TooMuch`]; when the work is to stop.
     pub fn run(self, program: &str, args: &[&str]) -> Result<String, PacemakerError> {
-        self.run_within(program, args, PATIENCE)
+        self.run_within(program, args, TOOL_TIMEOUT)
     }
 
     fn run_within(self, program: &str, args: &[&str], patience: Duration) -> Result<String, PacemakerError> {
@@ -46,7 +46,7 @@ impl<'p> Crm<'p> {
         let (out, err) = (read(child.0.stdout.take(), LARGEST), read(child.0.stderr.take(), LARGEST));
         let end = Instant::now() + patience;
         let wait = |from: &Receiver<io::Result<Vec<u8>>>| loop {
-            match from.recv_timeout(NAP) {
+            match from.recv_timeout(POLL_INTERVAL) {
                 Ok(bytes) => {
                     let bytes = bytes.map_err(no_tool)?;
                     if bytes.len() > LARGEST {
@@ -186,15 +186,15 @@ mod tests {
     #[test]
     fn a_tool_is_waited_for_and_read_within_limits() {
         let quiet = Quiet::default();
-        assert_eq!(tool("echo a; echo b", &quiet, PATIENCE).unwrap(), "a\nb");
+        assert_eq!(tool("echo a; echo b", &quiet, TOOL_TIMEOUT).unwrap(), "a\nb");
         // A hanging tool, also one with a child that keeps its output open.
         for hangs in ["exec sleep 600", "sleep 5 & exit 0"] {
             let slow = tool(hangs, &quiet, Duration::from_millis(100)).unwrap_err();
             assert!(matches!(slow, PacemakerError::Slow { .. }), "{slow}");
         }
-        let endless = tool("exec cat /dev/zero", &quiet, PATIENCE).unwrap_err();
+        let endless = tool("exec cat /dev/zero", &quiet, TOOL_TIMEOUT).unwrap_err();
         assert!(matches!(endless, PacemakerError::TooMuch { .. }), "{endless}");
-        let said = tool("printf '\\033[2Jno\\n' >&2; exit 1", &quiet, PATIENCE).unwrap_err().to_string();
+        let said = tool("printf '\\033[2Jno\\n' >&2; exit 1", &quiet, TOOL_TIMEOUT).unwrap_err().to_string();
         assert!(said.contains("[2Jno") && !said.contains('\u{1b}'), "{said:?}");
         // Cancellation does not wait for the tool.
         quiet.0.store(true, Ordering::Relaxed);

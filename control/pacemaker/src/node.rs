@@ -106,7 +106,7 @@ pub struct DiskWatch(DeviceWindows);
 impl DiskWatch {
     /// Disks that became slow since the last call; empty at the first call and for disks with few
     /// requests.
-    pub fn look(&mut self, contracts: &[ClusterContract], dirs: &Dirs) -> SlowDisks {
+    pub fn sample(&mut self, contracts: &[ClusterContract], dirs: &Dirs) -> SlowDisks {
         let parts = contracts.iter().flat_map(|of| of.spec.parts());
         let promised = parts.filter(|part| has_targets(part));
         let paths = promised.filter_map(|part| match &part.spec.device {

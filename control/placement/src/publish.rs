@@ -21,7 +21,7 @@ const OURS: &str = "CUSTOM_RTVIRTIO_";
 /// Attempts per round: others may change the provider in between.
 const TRIES: u32 = 5;
 /// Longest pause after failures.
-const LONGEST: Duration = Duration::from_secs(600);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
 
 /// An inventory that was written, or would be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -145,7 +145,7 @@ impl Publisher {
     #[must_use]
     pub fn pause(&self) -> Duration {
         let doubled = self.every.saturating_mul(1 << self.failures.min(16));
-        if self.failures == 0 { self.every } else { doubled.min(LONGEST.max(self.every)) }
+        if self.failures == 0 { self.every } else { doubled.min(MAX_PAUSE.max(self.every)) }
     }
 
     fn publish(&mut self, wanted: &Wanted, is_dry: bool) -> Result<Published, PlacementError> {

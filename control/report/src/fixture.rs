@@ -3,7 +3,7 @@
 use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{DepthPoint, Forecast, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, Side, Term};
 use rtvirtio_planner::TaskOutlook;
-use rtvirtio_planner::{BfqTunable, Infeasible, Knob, LimitKind, Plan, Relaxation, Setting, Strength};
+use rtvirtio_planner::{BfqTunable, Enforcement, Infeasible, Knob, LimitKind, Plan, Relaxation, Setting};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 fn us(v: u64) -> Nanos {
@@ -127,36 +127,36 @@ pub(crate) fn plan() -> Plan {
     let term =
         |side, name: &'static str, v| Term { side, name: name.into(), latency_ns: us(v), statistic: None };
     let mut settings = vec![
-        set(Knob::HostElevator, "bfq", "Weights between VMs act only under BFQ.", Strength::Hint),
+        set(Knob::HostElevator, "bfq", "Weights between VMs act only under BFQ.", Enforcement::Hint),
         set(
             Knob::HostBfq(BfqTunable::SliceIdle),
             "0",
             "Three VMs are busy at once, so BFQ would leave the device idle for up to 8 ms at every switch; \
              that alone is more than half of the default tail.",
-            Strength::Hint,
+            Enforcement::Hint,
         ),
         set(
             Knob::HostBfq(BfqTunable::LowLatency),
             "0",
             "No queue may be raised over a declared one.",
-            Strength::Hint,
+            Enforcement::Hint,
         ),
     ];
     for (vm, weight) in [("vm1", "700"), ("vm2", "300"), ("vm3", "100")] {
         let reason = format!("{vm}'s tightest target asks for this share of the device's service.");
-        settings.push(set(Knob::VmWeight { vm: vm.into() }, weight, &reason, Strength::Hint));
+        settings.push(set(Knob::VmWeight { vm: vm.into() }, weight, &reason, Enforcement::Hint));
     }
     settings.push(set(
         Knob::VmLimit { vm: "vm3".into(), limit: LimitKind::ReadIops },
         "660",
         "Ten per cent above its declared rate: a fault in it cannot take the others' service.",
-        Strength::Cap,
+        Enforcement::Cap,
     ));
     settings.push(set(
         Knob::GuestElevator { vm: "vm1".into() },
         "none",
         "One scheduler is enough.",
-        Strength::Hint,
+        Enforcement::Hint,
     ));
     Plan {
         scheme: "slice".into(),

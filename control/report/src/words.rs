@@ -2,7 +2,7 @@
 
 use rtvirtio_measure::{HostFacts, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{ModelKind, Side};
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Strength, TaskOutlook};
+use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, TaskOutlook};
 use rtvirtio_units::{Nanos, Percentile};
 
 use crate::num;
@@ -87,11 +87,11 @@ fn limit_name(l: LimitKind) -> &'static str {
 }
 
 /// Enforcement of a setting, in one word.
-pub(crate) fn strength(s: Strength) -> &'static str {
+pub(crate) fn strength(s: Enforcement) -> &'static str {
     match s {
-        Strength::Guarantee => "guarantee",
-        Strength::Cap => "cap",
-        Strength::Hint => "hint",
+        Enforcement::Guarantee => "guarantee",
+        Enforcement::Cap => "cap",
+        Enforcement::Hint => "hint",
     }
 }
 

@@ -205,9 +205,10 @@ impl Room<'_> {
     /// Raises the budgets, or returns the writes for that.
     fn writes(self, probe: &Probe, held: &[VmCpu]) -> Result<Vec<Write>> {
         match self {
-            Self::Own => contracts::room_of(probe, held),
+            Self::Own => contracts::ancestor_capacity(probe, held),
             Self::Shared(scopes, others) => {
-                let all: Vec<InForce> = others.iter().cloned().chain(held.iter().map(InForce::of)).collect();
+                let all: Vec<InForce> =
+                    others.iter().cloned().chain(held.iter().map(InForce::from_settings)).collect();
                 scopes.make_room(probe, &all)?;
                 Ok(Vec::new())
             }
@@ -279,11 +280,11 @@ fn of_disks(plans: &[(Plan, &Site)]) -> Result<(Vec<Write>, Vec<CoveredVm>)> {
     for (plan, site) in plans {
         merge(&mut writes, rtvirtio_apply::resolve(plan, &site.binding()?, &machine)?)?;
     }
-    Ok((writes, covered::of(plans.iter().map(|(plan, site)| (plan, *site)))))
+    Ok((writes, covered::covered_vms(plans.iter().map(|(plan, site)| (plan, *site)))))
 }
 
 fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
-    vms.filter_map(|vm| StartedVm::of(vm, progress)).collect()
+    vms.filter_map(|vm| StartedVm::find(vm, progress)).collect()
 }
 
 impl Resolved {

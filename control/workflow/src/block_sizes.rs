@@ -16,7 +16,7 @@ struct Limits {
 }
 
 impl Limits {
-    fn of(device: &BlockDevice, root: &Root) -> Result<Self> {
+    fn read(device: &BlockDevice, root: &Root) -> Result<Self> {
         let number = |file: &str| -> Result<u64> {
             let path = device.sysfs().join("queue").join(file);
             let text = root.read(&path)?;
@@ -39,7 +39,7 @@ fn sizes(task: &Task) -> impl Iterator<Item = Bytes> {
 /// # Errors
 /// [`Kind::File`] with the task and the sizes; when the device cannot be read.
 pub(crate) fn check(spec: &Spec, device: &BlockDevice, progress: &dyn Progress) -> Result<()> {
-    let limits = Limits::of(device, &Root::default())?;
+    let limits = Limits::read(device, &Root::default())?;
     against(spec, &device.name, &limits)?.iter().for_each(|split| progress.warn(split));
     Ok(())
 }

@@ -26,8 +26,8 @@ use crate::progress::Progress;
 use crate::started;
 
 use ranks::rank;
-pub use writes::{explain, words, writes_of_one};
-pub(crate) use writes::{room_for, room_of, writes};
+pub(crate) use writes::{ancestor_capacity, room_for, writes};
+pub use writes::{demand_text, explain, writes_of_one};
 
 /// The settings of one VM's contract.
 #[derive(Serialize)]
@@ -76,7 +76,7 @@ pub struct InForce {
 impl InForce {
     /// Record of settings that are about to be written.
     #[must_use]
-    pub fn of(v: &VmCpu) -> Self {
+    pub fn from_settings(v: &VmCpu) -> Self {
         Self {
             vm: v.vm.clone(),
             contract: v.contract,
@@ -94,7 +94,7 @@ pub const IN_FORCE_FILE: &str = "cpu.json";
 
 /// Saves the contracts that are about to be journaled, for [`crate::keep`].
 pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
-    let all: Vec<InForce> = all.iter().map(InForce::of).collect();
+    let all: Vec<InForce> = all.iter().map(InForce::from_settings).collect();
     write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
 }
 
@@ -303,7 +303,7 @@ pub fn of_vms(
     let kept = if is_there(&dirs.state.join(IN_FORCE_FILE))? { in_force(&dirs.state)? } else { Vec::new() };
     let of_kept: Vec<&str> = kept.iter().map(|of| of.vm.as_str()).filter(|vm| is_vm(vm)).collect();
     let processes = started::processes(&dirs.state, &of_kept)?;
-    let ours = Ours { contracts: kept, processes };
+    let ours = ActiveContracts { contracts: kept, processes };
     forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &ours)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
     let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;
@@ -329,7 +329,7 @@ pub struct AdmittedInTurn {
 /// When the kernel's mechanisms cannot be read.
 pub fn of_vms_in_turn<'v>(
     vms: impl Iterator<Item = &'v Vm> + Clone,
-    ours: &'v Ours,
+    ours: &'v ActiveContracts,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<AdmittedInTurn> {
@@ -406,7 +406,7 @@ fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
 ///
 /// # Errors
 /// When the kernel's grants cannot be read.
-pub fn free_share(vms: &[&str], ours: &Ours) -> Result<Ratio> {
+pub fn free_share(vms: &[&str], ours: &ActiveContracts) -> Result<Ratio> {
     let mut probe = probe(&Root::default())?;
     forget_own(&mut probe, vms.iter().copied(), ours)?;
     Ok(Ratio(choose(&probe, None, false).map_or(0.0, |found| found.grant.free())))
@@ -414,14 +414,14 @@ pub fn free_share(vms: &[&str], ours: &Ours) -> Result<Ratio> {
 
 /// Contracts in force, which the admitted ones replace.
 #[derive(Clone, Debug, Default)]
-pub struct Ours {
+pub struct ActiveContracts {
     /// Contracts as saved next to their journals.
     pub contracts: Vec<InForce>,
     /// Processes of these VMs, whose threads' reservations are not counted as load of others.
     pub processes: Vec<ProcessId>,
 }
 
-impl FromIterator<(InForce, Vec<ProcessId>)> for Ours {
+impl FromIterator<(InForce, Vec<ProcessId>)> for ActiveContracts {
     /// From each contract with the processes of its VM.
     fn from_iter<I: IntoIterator<Item = (InForce, Vec<ProcessId>)>>(all: I) -> Self {
         let (contracts, processes): (_, Vec<_>) = all.into_iter().unzip();
@@ -430,7 +430,11 @@ impl FromIterator<(InForce, Vec<ProcessId>)> for Ours {
 }
 
 /// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
-fn forget_own<'n>(probe: &mut Probe, vms: impl Iterator<Item = &'n str>, ours: &Ours) -> Result<()> {
+fn forget_own<'n>(
+    probe: &mut Probe,
+    vms: impl Iterator<Item = &'n str>,
+    ours: &ActiveContracts,
+) -> Result<()> {
     let vms: Vec<&str> = vms.collect();
     let own: Vec<String> = vms.iter().map(|vm| format!("cgroup {}", group_name(vm))).collect();
     let mut room = Vec::new();

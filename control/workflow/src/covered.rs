@@ -28,7 +28,7 @@ pub struct CoveredVm {
 }
 
 /// Devices and settings of each VM in these plans. None for a lab, which starts its VMs itself.
-pub(crate) fn of<'a>(all: impl Iterator<Item = (&'a Plan, &'a Site)>) -> Vec<CoveredVm> {
+pub(crate) fn covered_vms<'a>(all: impl Iterator<Item = (&'a Plan, &'a Site)>) -> Vec<CoveredVm> {
     let mut found: Vec<CoveredVm> = Vec::new();
     for (plan, site) in all.filter(|(_, site)| site.lab.is_none()) {
         for vm in &site.spec.vms {
@@ -71,7 +71,7 @@ pub fn uncovered(state_dir: &Path) -> Result<Vec<InForce>> {
             started::processes(state_dir, &[&vm.vm])?.into_iter().map(|process| process.pid).collect();
         let charges_write_back = charges_write_back(&root, &pids)?;
         let of = Covered { vm: &vm.vm, pids: &pids, devices: &vm.devices, others: &[], charges_write_back };
-        found.extend(uncovered::look(&root, &of).into_iter().map(|of| InForce::new(of, &vm)));
+        found.extend(uncovered::scan(&root, &of).into_iter().map(|of| InForce::new(of, &vm)));
     }
     Ok(found)
 }

@@ -32,7 +32,7 @@ pub fn claim(path: &Path, except: &[u32], progress: &dyn Progress) -> Result<Cla
 /// # Errors
 /// When the device cannot be inspected.
 pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
-    let holders = Holders::of(path, &[])?;
+    let holders = Holders::find(path, &[])?;
     if !holders.found.is_empty() {
         progress.warn(&format!(
             "{} is in use, and what uses it is slowed meanwhile: it is flooded with reads, up to 32 at a time, and its \
@@ -99,7 +99,7 @@ pub fn claim_targets(sites: &[&Site], loads: &[VmLoad], progress: &dyn Progress)
             continue;
         }
         // The lab's own processes have locked it, each its part.
-        let holders = Holders::of(target, &ours)?;
+        let holders = Holders::find(target, &ours)?;
         if !holders.found.is_empty() {
             bail!(
                 Guarded,

@@ -28,7 +28,7 @@ pub struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
 impl DeviceWindows {
     /// Samples some devices; returns how slow they are, where known: time of requests as a multiple
     /// of what they took when each was alone.
-    pub fn look(
+    pub fn sample(
         &mut self,
         devices: &BTreeSet<PathBuf>,
         root: &Root,
@@ -38,7 +38,7 @@ impl DeviceWindows {
         self.judged(devices, root, dirs, now, slowness)
     }
 
-    /// Like [`DeviceWindows::look`], also for devices with many requests in flight: there the
+    /// Like [`DeviceWindows::sample`], also for devices with many requests in flight: there the
     /// multiple is a lower bound, so the device is at least as slow.
     pub fn look_at_loaded(
         &mut self,
@@ -65,7 +65,7 @@ impl DeviceWindows {
         for path in devices {
             let window = self.0.entry(path.clone()).or_default();
             // A device that is gone, or was never measured, says nothing.
-            if let Some(factor) = one(path, window, (root, dirs), now, judge) {
+            if let Some(factor) = sample_device(path, window, (root, dirs), now, judge) {
                 out.insert(path.display().to_string(), factor);
             }
         }
@@ -73,7 +73,7 @@ impl DeviceWindows {
     }
 }
 
-fn one(
+fn sample_device(
     path: &Path,
     window: &mut VecDeque<(Instant, DeviceIo)>,
     (root, dirs): (&Root, &Dirs),

@@ -82,7 +82,7 @@ impl Config {
     pub fn preview(&self, source: &Path, dirs: &Dirs, progress: &dyn Progress) -> Result<Vec<String>> {
         if rustix::process::geteuid().is_root() {
             plan::check(&self.file, source)?;
-            doubts::of(&self.file).iter().for_each(|doubt| progress.warn(doubt));
+            doubts::warnings(&self.file).iter().for_each(|doubt| progress.warn(doubt));
         } else {
             progress.warn("the disks were not checked: that needs root");
         }
@@ -127,7 +127,7 @@ impl Config {
         for dir in disks.chain(ports).filter_map(|socket| socket.parent()) {
             std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         }
-        doubts::of(&self.file).iter().for_each(|doubt| progress.warn(doubt));
+        doubts::warnings(&self.file).iter().for_each(|doubt| progress.warn(doubt));
         for path in self.file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.path) {
             let root = Root::default();
             let elevators =

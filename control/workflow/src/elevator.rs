@@ -6,9 +6,9 @@ use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
 use crate::acting;
 use crate::dirs::Dirs;
 use crate::error::{Result, bail, ensure};
-use crate::held;
 use crate::in_force::forget;
 use crate::progress::Progress;
+use crate::service_plan;
 
 /// Changes the elevator of a device, or of the disks below it, under the same journal as a plan, so
 /// that all that the kernel forgets with it (tunables, queue depth, weights) comes back: when it is
@@ -90,7 +90,7 @@ fn refuse_held(device: &Stack, dirs: &Dirs, root: &Root) -> Result<()> {
         of.disks.iter().chain([&of.device]).map(|disk| disk.name.clone()).collect()
     };
     let ours = names(device);
-    for held in held::devices(dirs)? {
+    for held in service_plan::devices(dirs)? {
         // A device that is gone is none of these disks.
         let Ok(of) = Stack::find(root, &held) else { continue };
         if names(&of).iter().any(|name| ours.contains(name)) {

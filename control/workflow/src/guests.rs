@@ -7,7 +7,7 @@ use rtvirtio_apply::{GuestFiles, Guests};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError};
 
 /// Timeout of an agent's answer: a guest under emulation, busy with I/O, answers slowly.
-const PATIENCE: Duration = Duration::from_secs(20);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
 const LARGEST: usize = 4096;
 
@@ -18,7 +18,7 @@ struct Files(GuestAgent);
 
 impl Guests for GuestAgents {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
-        let agent = GuestAgent::reach(agent, PATIENCE).map_err(io_error)?;
+        let agent = GuestAgent::reach(agent, AGENT_TIMEOUT).map_err(io_error)?;
         Ok(Box::new(Files(agent)))
     }
 }

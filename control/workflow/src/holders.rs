@@ -216,7 +216,7 @@ mod tests {
     fn what_one_program_holds_the_others_leave_alone() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
-        let this = ProcessId::of(std::process::id()).unwrap().unwrap();
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let vm = |name: &str, processes: &[&ProcessId]| StartedVm {
             vm: name.to_owned(),
             processes: processes.iter().map(|p| (*p).clone()).collect(),

@@ -12,9 +12,9 @@ use crate::contracts;
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Error, Kind, Result, bail};
 use crate::in_force;
-use crate::kept::Kept;
+use crate::managed_vm::ManagedVm;
 use crate::progress::Progress;
-use search::{Found, Search};
+use search::{Search, SearchResult};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
 
@@ -129,7 +129,7 @@ pub fn keep(
                             progress.warn(&format!("the urgency of {name} is not followed: {e:#}"));
                         }
                     }
-                    kept.push(Kept::start(of, handle, &keeper.root, split_every));
+                    kept.push(ManagedVm::start(of, handle, &keeper.root, split_every));
                 }
                 // The others' contracts hold without it.
                 Err(e) => progress.warn(&format!("{name} is not kept: {e:#}")),
@@ -204,7 +204,10 @@ pub fn keep(
 }
 
 /// The answers that have come for VMs that are sought.
-fn arrived(search: &mut Search, sought: &BTreeMap<String, contracts::InForce>) -> Vec<(String, Found)> {
+fn arrived(
+    search: &mut Search,
+    sought: &BTreeMap<String, contracts::InForce>,
+) -> Vec<(String, SearchResult)> {
     sought.keys().filter_map(|vm| Some((vm.clone(), search.take(vm)?))).collect()
 }
 
@@ -241,7 +244,12 @@ enum Scan {
 ///
 /// # Errors
 /// Those threads are looked at again by the next scan.
-fn scan(kept: &mut Kept, keeper: &Keeper<'_>, lookups: &mut Failures, search: &mut Search) -> Result<Scan> {
+fn scan(
+    kept: &mut ManagedVm,
+    keeper: &Keeper<'_>,
+    lookups: &mut Failures,
+    search: &mut Search,
+) -> Result<Scan> {
     let root = &keeper.root;
     let vm = kept.contract().vm.clone();
     // A monitor that does not answer costs only the certainty of the roles, and all VMs the time.

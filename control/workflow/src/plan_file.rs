@@ -69,7 +69,7 @@ impl ProfileUsed {
     ///
     /// # Errors
     /// When there is no current directory.
-    pub fn of(profile: &Profile, file: Option<&Path>) -> Result<Self> {
+    pub fn from_profile(profile: &Profile, file: Option<&Path>) -> Result<Self> {
         let file = file.map(std::path::absolute).transpose()?;
         Ok(Self { file, digest: digest(&serde_json::to_vec(profile)?) })
     }
@@ -121,7 +121,7 @@ impl HostPlan {
             let Some(used) = &of.profile else { continue };
             let name = of.device.as_ref().map_or_else(String::new, |name| format!(" {name}"));
             match load_profile(&part.spec, used.file.as_deref(), dirs) {
-                Ok(profile) if ProfileUsed::of(&profile, None)?.digest == used.digest => {}
+                Ok(profile) if ProfileUsed::from_profile(&profile, None)?.digest == used.digest => {}
                 Ok(_) => changes.push(format!("the device{name} was measured anew since the plan was made")),
                 Err(e) => changes.push(format!(
                     "the measurement of the device{name} that the plan rests on is not there: {e:#}"

@@ -110,7 +110,7 @@ fn a_plan_knows_whether_its_spec_or_its_measurement_has_changed() {
         profile: used,
         notes: Vec::new(),
     };
-    let used = ProfileUsed::of(&profile, Some(&file)).unwrap();
+    let used = ProfileUsed::from_profile(&profile, Some(&file)).unwrap();
     let made = HostPlan::new(vec![entry(Some(used))]).of_spec(&host).unwrap();
     let made = parse(&serde_json::to_value(&made).unwrap()).unwrap();
     let changes = |host: &HostSpec| made.changes_since(host, &dirs).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rtvirtio_apply::Session;
 use rtvirtio_kernel::{BlockDevice, Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
-use rtvirtio_measure::awake::Awake;
+use rtvirtio_measure::pm_qos::PmQosGuard;
 use rtvirtio_measure::profile::{Extent, GENTLE_DEPTHS, ProfileControl, ProfileOptions, least_time, measure};
 use rtvirtio_model::Profile;
 use rtvirtio_units::Bytes;
@@ -157,7 +157,7 @@ fn measured(
     let made = access == Access::Made;
     // A made device has the machine for itself, as on a real-time host: its CPUs do not sleep, and
     // stalls of the host are not the device's.
-    let _awake = if made { Awake::hold().ok() } else { None };
+    let _awake = if made { PmQosGuard::hold().ok() } else { None };
     options.watch = made;
     options.extent = extent;
     options.bfq = choice;
@@ -194,13 +194,13 @@ fn measured(
             progress: &mut |done, total, what| {
                 bar.set_message(&format!("measuring {}: {what}", device.name));
                 bar.set(done * 100 / total.max(1));
-                seen.look(wanted.borrow().as_deref());
+                seen.check(wanted.borrow().as_deref());
             },
             cancel: progress.cancel_flag(),
         },
     );
     drop(bar);
-    seen.look(wanted.borrow().as_deref());
+    seen.check(wanted.borrow().as_deref());
     if let Some(elevator) = elevator {
         elevator.put_back()?;
     }
@@ -244,7 +244,7 @@ impl<'a> Elevators<'a> {
     }
 
     /// Compares with the one that was set for the measurement, else with that of the start.
-    fn look(&mut self, set: Option<&str>) {
+    fn check(&mut self, set: Option<&str>) {
         let mut found = |what: String| {
             self.other.insert(what);
         };
@@ -324,15 +324,15 @@ mod tests {
         let sdz = BlockDevice { name: "sdz".to_owned(), dev: "8:0".to_owned(), partition: None };
         let stack = Stack { device: sdz.clone(), disks: vec![sdz], notes: Vec::new() };
         let mut seen = Elevators::new(&root, &stack, true).unwrap();
-        seen.look(None);
+        seen.check(None);
         assert_eq!((seen.first(), seen.mixed()), ("none", None));
         // One that the measurement itself has set is no other.
         set("none mq-deadline [bfq]\n");
-        seen.look(Some("bfq"));
+        seen.check(Some("bfq"));
         assert_eq!(seen.mixed(), None);
-        seen.look(None);
+        seen.check(None);
         set("[none] mq-deadline bfq\n");
-        seen.look(None);
+        seen.check(None);
         let mixed = seen.mixed().unwrap();
         assert!(
             mixed.contains("bfq of sdz instead of none") && mixed.contains("measure it again"),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 
 /// Interval of checks for cancellation during a pause.
-const NAP: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Receiver of progress reports: a terminal, a log, a page.
 pub trait Progress: Sync {
@@ -43,7 +43,7 @@ pub trait Progress: Sync {
         let begin = Instant::now();
         while let Some(left) = length.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
             self.check_cancelled()?;
-            std::thread::sleep(left.min(NAP));
+            std::thread::sleep(left.min(POLL_INTERVAL));
         }
         Ok(())
     }

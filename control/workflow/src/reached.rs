@@ -25,7 +25,7 @@ struct Reads {
 
 /// Counted reads of a VM on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Seen {
+struct CountedReads {
     /// Of the VM's cgroup; `None` where the kernel counts nothing there.
     group: Option<Reads>,
     /// Of the device, whoever reads; `None` where that cannot be read.
@@ -33,7 +33,7 @@ struct Seen {
 }
 
 /// The counters of all VMs of a run at one moment: by VM, then by device.
-pub(crate) struct Counters(Vec<(String, Vec<Seen>)>);
+pub(crate) struct Counters(Vec<(String, Vec<CountedReads>)>);
 
 impl Counters {
     /// Reads the current values.
@@ -46,7 +46,7 @@ impl Counters {
     }
 }
 
-fn seen(site: &Site, vm: &str) -> Seen {
+fn seen(site: &Site, vm: &str) -> CountedReads {
     let dev = &site.stack.device.dev;
     let group = site.io_group(vm).and_then(|cgroup| {
         let (root, cgroups) = (site.root(), site.cgroups());
@@ -60,7 +60,7 @@ fn seen(site: &Site, vm: &str) -> Seen {
         Some(Reads { requests: io.reads as f64, bytes: io.read_bytes as f64 })
     });
     let stat = site.root().read(site.stack.device.sysfs().join("stat")).ok();
-    Seen { group, device: stat.as_deref().and_then(of_stat) }
+    CountedReads { group, device: stat.as_deref().and_then(of_stat) }
 }
 
 /// Reads, reads that were merged with others, sectors read.

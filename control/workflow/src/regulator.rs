@@ -272,7 +272,7 @@ impl<'a> Here<'a> {
                 .collect::<Result<_>>()?;
             let of =
                 Covered { vm: &vm.name, pids: &pids, devices: &devices, others: &[], charges_write_back };
-            Ok(uncovered::look(self.root, &of))
+            Ok(uncovered::scan(self.root, &of))
         };
         match (&self.vm.reach, look()) {
             (Reach::Lab(_), _) => Vec::new(),

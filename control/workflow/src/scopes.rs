@@ -2,7 +2,7 @@
 //! of one VM affects no other. Settings for several VMs together, as larger budgets of the groups
 //! above theirs, have a journal of their own.
 
-mod patience;
+mod retry;
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ use crate::in_force::forget;
 use crate::progress::Progress;
 use crate::renew::renew;
 use crate::started::{self, StartedVm};
-use patience::{LAST_REFERENCES, put_back_patiently};
+use retry::{LAST_REFERENCES, put_back_with_retries};
 
 /// The directory of all scopes, in the state directory.
 const SCOPES: &str = "contracts";
@@ -343,9 +343,11 @@ impl<'a> Scopes<'a> {
     /// When a journal cannot be used.
     pub fn put_all_back(&self, on_conflict: OnConflict) -> Result<Vec<(String, Reverted)>> {
         let mut all = Vec::new();
-        let mut patience = LAST_REFERENCES;
+        let mut time_left = LAST_REFERENCES;
         for vm in vms(self.dirs)? {
-            if let Some(reverted) = put_back_patiently(&vm_dir(self.dirs, &vm), on_conflict, &mut patience)? {
+            if let Some(reverted) =
+                put_back_with_retries(&vm_dir(self.dirs, &vm), on_conflict, &mut time_left)?
+            {
                 all.push((vm, settled(Some(reverted), self.dirs).unwrap_or_default()));
             }
         }
@@ -362,7 +364,7 @@ impl<'a> Scopes<'a> {
             let probe = rtvirtio_cpu::probe(&Root::default())?;
             self.make_room(&probe, &[])?;
         } else if let Some(shared) =
-            put_back_patiently(&dir(self.dirs).join(SHARED), on_conflict, &mut patience)?
+            put_back_with_retries(&dir(self.dirs).join(SHARED), on_conflict, &mut time_left)?
         {
             all.push((SHARED.to_owned(), shared));
         }

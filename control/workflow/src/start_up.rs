@@ -115,7 +115,7 @@ pub fn measure_start_up(
                 .write(DROP_CACHES, "1")
                 .context("the host's caches cannot be dropped: run it with sudo")?;
         }
-        starts.push(one(options, &mut agent, progress)?);
+        starts.push(time_start(options, &mut agent, progress)?);
         bar.set(done as u64 + 1);
     }
     drop(bar);
@@ -127,7 +127,7 @@ pub fn measure_start_up(
         host_caches: options.host_caches,
         limit: options.limit.as_secs_f64(),
         starts,
-        summary: Summary::of(&seconds),
+        summary: Summary::from_values(&seconds),
     })
 }
 
@@ -150,7 +150,11 @@ fn read_script(text: &str) -> Option<(i32, f64)> {
     Some((status, to - from))
 }
 
-fn one(options: &StartUpOptions<'_>, agent: &mut GuestAgent, progress: &dyn Progress) -> Result<StartUp> {
+fn time_start(
+    options: &StartUpOptions<'_>,
+    agent: &mut GuestAgent,
+    progress: &dyn Progress,
+) -> Result<StartUp> {
     let limit = options.limit.as_secs_f64();
     let (script, seconds) = (script(options.say), limit.ceil().to_string());
     let process = agent.spawn(&["sh", "-c", &script, "sh", &seconds, options.command])?;

@@ -27,10 +27,10 @@ pub struct StartedVm {
 
 impl StartedVm {
     /// Current processes of a VM; `None` where none last as long as it, or they are unknown.
-    pub(crate) fn of(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
+    pub(crate) fn find(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
         let pids = vm.lasting_pids(progress)?;
         let processes: std::io::Result<Vec<Option<ProcessId>>> =
-            pids.into_iter().map(ProcessId::of).collect();
+            pids.into_iter().map(ProcessId::find).collect();
         let processes: Vec<ProcessId> = processes.ok()?.into_iter().flatten().collect();
         (!processes.is_empty()).then(|| Self { vm: vm.name.clone(), processes })
     }
@@ -42,7 +42,7 @@ impl StartedVm {
 
     /// Warning that this start has ended, with the remedy.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn message(&self) -> String {
         let pids: Vec<String> = self.processes.iter().map(|p| p.pid.to_string()).collect();
         format!(
             "{}: the VM that the settings were applied to has ended (process {}), and a later start of it has none of them: \
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_start_has_ended_with_its_last_process() {
-        let this = ProcessId::of(std::process::id()).unwrap().unwrap();
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let other = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
         let vm = |processes: &[&ProcessId]| StartedVm {
             vm: "plc".to_owned(),
@@ -126,7 +126,7 @@ mod tests {
         // The process id is another process's by now.
         let ended = vm(&[&other]);
         assert!(ended.has_ended());
-        assert!(ended.words().contains("rtvirtio revert") && ended.words().starts_with("plc: "));
+        assert!(ended.message().contains("rtvirtio revert") && ended.message().starts_with("plc: "));
     }
 
     #[test]

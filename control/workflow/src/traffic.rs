@@ -1,7 +1,7 @@
 //! Limits on what VMs move, from a spec's `traffic` to the kernel's limits of their cgroups.
 
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{Knob, LimitKind, Plan, Setting, Strength};
+use rtvirtio_planner::{Enforcement, Knob, LimitKind, Plan, Setting};
 use rtvirtio_spec::{Spec, Task, Vm};
 use rtvirtio_traffic::{Direction, Tspec, Unit, limit_value};
 
@@ -37,7 +37,7 @@ pub fn settings(spec: &Spec) -> Result<Vec<Setting>> {
                     "`traffic.{}` of the spec; the kernel's burst is what 100 ms are worth",
                     direction.name()
                 ),
-                strength: Strength::Cap,
+                strength: Enforcement::Cap,
             });
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
-use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
+use rtvirtio_planner::tune::{TrialResult, TuneGoal, Tuner};
 use rtvirtio_planner::{Infeasible, Knob, Placements, Plan, check_actable, settings_of};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_units::Nanos;
@@ -324,10 +324,10 @@ fn missed(run: &Run, given_up: &[String]) -> usize {
     run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
 }
 
-fn observations(run: &Run) -> Vec<Seen> {
+fn observations(run: &Run) -> Vec<TrialResult> {
     run.tasks
         .iter()
-        .map(|t| Seen {
+        .map(|t| TrialResult {
             // The next percentile above that is measured: never in the target's favour.
             latency_ns: match t.percentile.0 {
                 p if p <= 50.0 => t.p50_ns,

@@ -85,7 +85,7 @@ pub fn charges_write_back(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Resu
 
 /// Finds I/O on which no setting acts now. Changes nothing and asks no monitor.
 #[must_use]
-pub fn look(root: &Root, of: &Covered<'_>) -> Vec<Uncovered> {
+pub fn scan(root: &Root, of: &Covered<'_>) -> Vec<Uncovered> {
     let mut found = Vec::new();
     for &pid in of.pids {
         match machines::of_process(root, pid) {

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::dirs::{Dirs, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::files::generated;
-use crate::held::{self, Held};
 use crate::plan_file::HostPlan;
+use crate::service_plan::{self, ServicePlan};
 use crate::started::{self, StartedVm};
 use crate::{domain, in_force, scopes};
 
@@ -35,20 +35,20 @@ pub struct AsFound {
 
 /// The settings of ours that a verification runs under.
 #[derive(Debug, Default)]
-pub struct Under {
+pub struct ActiveSettings {
     /// Whether there are any: a plan, a CPU contract, or an I/O domain.
     pub any: bool,
     /// The plan, of `rtvirtio apply` or held by the service.
     pub plan: Option<HostPlan>,
     /// Description of the plan that the service holds; `None` for one of `rtvirtio apply`.
-    pub held: Option<Held>,
+    pub held: Option<ServicePlan>,
     /// VMs that `rtvirtio apply` acted on and that have ended since: a later start has none of it.
     pub ended: Vec<StartedVm>,
     /// Whether a VM of the plan has ended since, so that it acts in part.
     is_part: bool,
 }
 
-impl Under {
+impl ActiveSettings {
     /// Finds the settings in force now.
     ///
     /// # Errors
@@ -57,9 +57,9 @@ impl Under {
         let own = in_force::plan(&dirs.state)?;
         let ended = started::ended(&dirs.state)?;
         // The service sets none while one of `apply` is in force.
-        let held = if own.is_none() { held::find(dirs)? } else { None };
-        let is_part = !ended.is_empty() || (held.is_some() && !held::ended(dirs)?.is_empty());
-        let plan = if held.is_some() { held::plan(dirs)? } else { own };
+        let held = if own.is_none() { service_plan::find(dirs)? } else { None };
+        let is_part = !ended.is_empty() || (held.is_some() && !service_plan::ended(dirs)?.is_empty());
+        let plan = if held.is_some() { service_plan::plan(dirs)? } else { own };
         let any = in_force::applied_by(dirs)?.is_some()
             || scopes::any_in_force(dirs)?
             || domain::status(dirs).is_some();
@@ -71,7 +71,7 @@ impl Under {
     #[must_use]
     pub fn plan_of(&self, device: &Device) -> Option<&Plan> {
         let plan = self.plan.as_ref()?;
-        let key = held::device_key(device);
+        let key = service_plan::device_key(device);
         let of = match &self.held {
             Some(_) => plan.devices.iter().find(|of| of.device.as_ref() == Some(&key)),
             None => plan.devices.first(),
@@ -211,7 +211,7 @@ mod tests {
     fn a_plan_that_the_service_holds_is_ours_and_named() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
-        let none = Under::find(&dirs).unwrap();
+        let none = ActiveSettings::find(&dirs).unwrap();
         assert_eq!((none.any, none.scheme().as_str()), (false, "as-found"));
         let at = dirs.held_plan();
         std::fs::create_dir_all(&at).unwrap();
@@ -222,10 +222,10 @@ mod tests {
             "yielded": [], "reason": "contracts are to be held", "since": "2026-11-26T07:12:03Z" });
         std::fs::write(at.join("plan.json"), plan.to_string()).unwrap();
         std::fs::write(at.join("held.json"), held.to_string()).unwrap();
-        let without = Under::find(&dirs).unwrap();
+        let without = ActiveSettings::find(&dirs).unwrap();
         assert!(!without.any && without.held.is_none(), "without a journal they mean nothing");
         std::fs::write(at.join(rtvirtio_apply::JOURNAL_FILE), "{}").unwrap();
-        let under = Under::find(&dirs).unwrap();
+        let under = ActiveSettings::find(&dirs).unwrap();
         assert!(under.any && under.scheme().ends_with(", held by rtvirtiod"), "{under:?}");
         assert_eq!(under.held.as_ref().unwrap().reason, "contracts are to be held");
         let of = |path: &str| under.plan_of(&Device::Path(path.into())).is_some();

@@ -92,7 +92,7 @@ fn on_networks(host: &HostSpec, vm: &Vm) -> Vec<OnNetwork> {
     let on = |(i, nic): (usize, &rtvirtio_spec::Nic)| {
         let network = host.networks().get(nic.network)?;
         let flows = vm.flows.iter().filter(|f| f.nic == i).cloned().collect();
-        OnNetwork::of(network.name.clone(), flows, vm.traffic)
+        OnNetwork::from_flows(network.name.clone(), flows, vm.traffic)
     };
     vm.nics.iter().enumerate().filter_map(on).collect()
 }

@@ -79,7 +79,7 @@ impl DeviceModel {
             read: line(&twin.read, 0.0, 0.0),
             write,
             flush_ns: write.base_ns,
-            discard_ns: write.of(LARGEST_PIECE),
+            discard_ns: write.time_of(LARGEST_PIECE),
         };
         Self {
             name: name.to_owned(),
@@ -110,9 +110,9 @@ impl DeviceModel {
         let cost = Cost {
             read: line(&s.read),
             write: line(&write),
-            flush_ns: flush_ns(profile, &write).max(line(&write).of(s.block.0)),
+            flush_ns: flush_ns(profile, &write).max(line(&write).time_of(s.block.0)),
             // Not measured: the I/O domain sizes pieces to take no longer than the largest write.
-            discard_ns: line(&write).of(LARGEST_PIECE),
+            discard_ns: line(&write).time_of(LARGEST_PIECE),
         };
         // Seen from outside, k servers are one server of k times the speed with an additional
         // latency (see [`rtvirtio_model::Service`]), here that of the largest piece.
@@ -181,8 +181,8 @@ impl DeviceModel {
     pub fn request(&self, op: Op, len: Bytes, quantum: Bytes) -> f64 {
         let whole = len.0 / quantum.0.max(1);
         let rest = len.0 % quantum.0.max(1);
-        let last = if rest > 0 || whole == 0 { self.cost.of(op, rest) } else { 0 };
-        (whole * self.cost.of(op, quantum.0) + last) as f64
+        let last = if rest > 0 || whole == 0 { self.cost.time_of(op, rest) } else { 0 };
+        (whole * self.cost.time_of(op, quantum.0) + last) as f64
     }
 
     /// The most expensive piece of `quantum` bytes, in ns.
@@ -224,10 +224,10 @@ mod tests {
         let twin = TwinProfile::load("qlc-nvme").unwrap();
         let d = DeviceModel::declared("q", &twin, Bytes(1 << 30));
         let quantum = Bytes::from_kib(64);
-        let piece = d.cost.of(Op::Read, 65_536) as f64;
+        let piece = d.cost.time_of(Op::Read, 65_536) as f64;
         assert_eq!(d.request(Op::Read, Bytes::from_kib(128), quantum), 2.0 * piece);
         let odd = d.request(Op::Read, Bytes::from_kib(68), quantum);
-        assert_eq!(odd, piece + d.cost.of(Op::Read, 4_096) as f64);
-        assert_eq!(d.request(Op::Read, Bytes(512), quantum), d.cost.of(Op::Read, 512) as f64);
+        assert_eq!(odd, piece + d.cost.time_of(Op::Read, 4_096) as f64);
+        assert_eq!(d.request(Op::Read, Bytes(512), quantum), d.cost.time_of(Op::Read, 512) as f64);
     }
 }

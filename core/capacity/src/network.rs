@@ -78,7 +78,7 @@ pub struct OnNetwork {
 
 impl OnNetwork {
     /// Sent flows among `flows` on the network of this port; `None` when no sent flow has a target.
-    pub(crate) fn of(network: Option<String>, flows: Vec<Flow>, traffic: Traffic) -> Option<Self> {
+    pub(crate) fn from_flows(network: Option<String>, flows: Vec<Flow>, traffic: Traffic) -> Option<Self> {
         let flows: Vec<Flow> = flows.into_iter().filter(|f| f.direction == Direction::Tx).collect();
         let is_promised = flows.iter().any(|f| f.target.is_some());
         is_promised.then_some(Self { network, flows, traffic })
@@ -128,7 +128,7 @@ impl Network {
         // Ethernet's header and two VLAN tags.
         let largest_frame = u64::from(mtu) + 22;
         let link = Link { rate, stall: stall.unwrap_or(LINK_STALL), largest_frame };
-        let piece = link.line().of(largest_frame) as f64;
+        let piece = link.line().time_of(largest_frame) as f64;
         Self { name, room: Link::device(link.stall).edf_room(piece), link, piece }
     }
 

@@ -240,7 +240,13 @@ impl Device {
         };
         // A synced write has the per-byte cost of other writes.
         let sync = Curve::new(&profile.sync, None).map(|s| Curve { byte: write.byte, ..under_bfq(s) });
-        Ok(Self { read, write, sync, saturation_tails: SaturationTails::of(profile), block: profile.block })
+        Ok(Self {
+            read,
+            write,
+            sync,
+            saturation_tails: SaturationTails::from_profile(profile),
+            block: profile.block,
+        })
     }
 
     /// Scales a time measured at the profile's size to `block`.
@@ -270,7 +276,7 @@ impl Device {
     /// Time of a task's largest request where it finds the device idle, s.
     pub(crate) fn service(&self, task: &Task) -> f64 {
         let time = |c: &Curve| self.sized(c.base, c.byte.map(|b| b.service), task.block);
-        self.mix(Access::of(task), time)
+        self.mix(Access::from_task(task), time)
     }
 
     /// Device time that a task's mean request takes from the others at the best depth, s: 1 /
@@ -279,13 +285,13 @@ impl Device {
     pub(crate) fn occupancy(&self, task: &Task) -> f64 {
         match task.mix.as_slice() {
             [] => self.most_occupancy(task),
-            mix => mix.iter().map(|m| m.share.0 * self.occupancy_of(Access::of(task), m.size)).sum(),
+            mix => mix.iter().map(|m| m.share.0 * self.occupancy_of(Access::from_task(task), m.size)).sum(),
         }
     }
 
     /// Device time that a task's largest request takes from the others at the best depth, s.
     pub(crate) fn most_occupancy(&self, task: &Task) -> f64 {
-        self.occupancy_of(Access::of(task), task.block)
+        self.occupancy_of(Access::from_task(task), task.block)
     }
 
     fn occupancy_of(&self, access: Access, block: Bytes) -> f64 {

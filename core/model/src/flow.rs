@@ -19,7 +19,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn of(task: &Task) -> Self {
+    pub(crate) fn from_task(task: &Task) -> Self {
         Self { op: task.op, sync: task.sync.is_some() }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             flows.push(Flow {
                 vm: i,
                 op: task.op,
-                access: Access::of(task),
+                access: Access::from_task(task),
                 block: task.mean_block(),
                 largest: task.block.0 as f64,
                 rate,

@@ -26,7 +26,7 @@ pub(crate) struct SaturationTails {
 struct DepthTails(Vec<(f64, TailCurve)>);
 
 impl DepthTails {
-    fn of(points: &[DepthPoint]) -> Self {
+    fn from_points(points: &[DepthPoint]) -> Self {
         let usable = points.iter().filter(|p| p.depth > 0 && p.p50.0 > 0);
         let mut by_depth: Vec<(f64, TailCurve)> =
             usable.map(|p| (f64::from(p.depth), TailCurve::new(p, p.p50.as_secs_f64()))).collect();
@@ -95,18 +95,18 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
 }
 
 impl SaturationTails {
-    pub(crate) fn of(profile: &Profile) -> Self {
+    pub(crate) fn from_profile(profile: &Profile) -> Self {
         // Without measured writes those of reads are taken, as everywhere.
         let writes = |writes: &[DepthPoint], reads: &[DepthPoint]| {
-            DepthTails::of(if profile.write.is_empty() { reads } else { writes })
+            DepthTails::from_points(if profile.write.is_empty() { reads } else { writes })
         };
         let large = profile.large.as_ref().filter(|l| l.block > profile.block);
         Self {
-            read: DepthTails::of(&profile.read),
+            read: DepthTails::from_points(&profile.read),
             write: writes(&profile.write, &profile.read),
             large: large.map(|l| {
                 let more = (l.block.0 - profile.block.0) as f64;
-                (DepthTails::of(&l.read), writes(&l.write, &l.read), more)
+                (DepthTails::from_points(&l.read), writes(&l.write, &l.read), more)
             }),
             block: profile.block.0 as f64,
         }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_with_as_many_in_flight_is_met_again() {
-        let tails = DepthTails::of(&points());
+        let tails = DepthTails::from_points(&points());
         let at = |depth: f64, e: f64| tails.quantile(depth, e.ln());
         assert!(about(at(32.0, 1e-4), 4.387e-3) && about(at(32.0, 1e-2), 1.016e-3));
         assert!(about(at(1.0, 1e-4), 0.83e-3) && about(at(200.0, 1e-4), 4.387e-3));
@@ -208,12 +208,12 @@ mod tests {
         assert!(about(at(2.0, 1e-4), (0.83e-3f64 * 1.251e-3).sqrt()));
         // A shorter tail with more in flight: the longer one has another cause.
         assert!(about(at(16.0, 1e-4), 4.387e-3));
-        assert_eq!(DepthTails::of(&[]).quantile(8.0, -9.0), 0.0);
+        assert_eq!(DepthTails::from_points(&[]).quantile(8.0, -9.0), 0.0);
     }
 
     #[test]
     fn a_limit_fills_the_device_for_a_share_of_the_time() {
-        let saturation_tails = SaturationTails::of(&profile());
+        let saturation_tails = SaturationTails::from_profile(&profile());
         let tail = |flow: &Flow| tail(&saturation_tails, std::slice::from_ref(flow));
         assert!(about(tail(&flood()), 4.387e-3));
         // In flight 1 % of the time: 1 in 10 000 of all is 1 in 100 of those that meet it.
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn floods_of_one_kind_are_added_up() {
-        let saturation_tails = SaturationTails::of(&profile());
+        let saturation_tails = SaturationTails::from_profile(&profile());
         let parts = |n: usize, flow: Flow| vec![Flow { depth: 32.0 / n as f64, ..flow }; n];
         for n in [1, 4, 32] {
             assert!(about(tail(&saturation_tails, &parts(n, flood())), 4.387e-3), "{n}");
@@ -241,8 +241,8 @@ mod tests {
     fn unmeasured_writes_are_taken_for_reads() {
         let without = Profile { write: Vec::new(), ..profile() };
         let writes = [Flow { op: Op::Write, ..flood() }];
-        assert!(about(tail(&SaturationTails::of(&without), &writes), 4.387e-3));
-        assert!(about(tail(&SaturationTails::of(&profile()), &writes), 3.5e-3));
+        assert!(about(tail(&SaturationTails::from_profile(&without), &writes), 4.387e-3));
+        assert!(about(tail(&SaturationTails::from_profile(&profile()), &writes), 3.5e-3));
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
             read: large([3_375, 6_971, 10_486, 10_500]),
             write: Vec::new(),
         });
-        let saturation_tails = SaturationTails::of(&profile);
+        let saturation_tails = SaturationTails::from_profile(&profile);
         let of =
             |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, largest: block, op, ..flood() }]);
         assert!(about(of(131_072.0, Op::Read), 10.486e-3));

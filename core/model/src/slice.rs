@@ -126,8 +126,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     // Neighbours with bursts are active and idle for equal times.
     let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.busy_period()).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
-    let unchecked = Unchecked::of(&flows, &regime);
-    let mut saturated = Saturated::of(spec, config, &flows, device);
+    let unchecked = Unchecked::from_flows(&flows, &regime);
+    let mut saturated = Saturated::from_flows(spec, config, &flows, device);
     let mut out = Vec::with_capacity(flows.len());
     for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
         let vm = &spec.vms[flow.vm];
@@ -189,7 +189,7 @@ struct Saturated<'a> {
 
 impl<'a> Saturated<'a> {
     /// No floods while BFQ idles: they then wait for their slices.
-    fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
+    fn from_flows(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
         let floods = if idling::acts(spec, config) { Vec::new() } else { kinds(flows) };
         Self { device, floods, known: Vec::new() }
     }

@@ -57,7 +57,7 @@ const MAX_BLOCK: Bytes = Bytes(1 << 30);
 /// fewer than any bus carries.
 const RATES: RangeInclusive<f64> = 1e-3..=1e10;
 /// Longest latency that a profile may hold: about 11 days, as of a model's term.
-const LONGEST: Nanos = Nanos(1_000_000_000_000_000);
+const MAX_LATENCY: Nanos = Nanos(1_000_000_000_000_000);
 /// Most CPU time that a request may cost, s.
 const MOST_CPU: f64 = 1e3;
 
@@ -142,7 +142,7 @@ impl DepthPoint {
     fn slow_down(&mut self, factor: f64) {
         self.iops.0 /= factor;
         for latency in [&mut self.p50, &mut self.p99, &mut self.p9999, &mut self.max] {
-            latency.0 = (latency.0 as f64 * factor).min(LONGEST.0 as f64) as u64;
+            latency.0 = (latency.0 as f64 * factor).min(MAX_LATENCY.0 as f64) as u64;
         }
     }
 
@@ -156,7 +156,7 @@ impl DepthPoint {
         if !(self.spread.is_finite() && self.spread >= 0.0) {
             return bad(format!("a spread of {} cannot be", self.spread));
         }
-        match [self.p50, self.p99, self.p9999, self.max].into_iter().find(|l| *l > LONGEST) {
+        match [self.p50, self.p99, self.p9999, self.max].into_iter().find(|l| *l > MAX_LATENCY) {
             Some(latency) => bad(format!("a latency of {latency} cannot be")),
             None => Ok(()),
         }

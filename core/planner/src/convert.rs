@@ -5,7 +5,7 @@ use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
-use crate::{BfqTunable, Knob, LimitKind, Placements, PlanError, Setting, Strength};
+use crate::{BfqTunable, Enforcement, Knob, LimitKind, Placements, PlanError, Setting};
 
 /// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B
 /// sectors).
@@ -28,7 +28,8 @@ const TUNABLES: [BfqTunable; 5] = [
 pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting> {
     let mut out = Vec::new();
     let mut push = |knob, value: String| {
-        let strength = if matches!(knob, Knob::VmLimit { .. }) { Strength::Cap } else { Strength::Hint };
+        let strength =
+            if matches!(knob, Knob::VmLimit { .. }) { Enforcement::Cap } else { Enforcement::Hint };
         out.push(Setting { knob, value, reason: String::new(), strength });
     };
     if config.elevator != start.elevator {

@@ -220,7 +220,7 @@ pub(crate) struct Judged {
 }
 
 impl Judged {
-    fn of(tasks: impl ExactSizeIterator<Item = (Nanos, f64)>) -> Self {
+    fn from_tails(tasks: impl ExactSizeIterator<Item = (Nanos, f64)>) -> Self {
         let mut new =
             Self { latency: Vec::with_capacity(tasks.len()), kept: Vec::with_capacity(tasks.len()) };
         for (latency, kept) in tasks {
@@ -327,13 +327,13 @@ impl<'a> Evaluator<'a> {
         self.evaluated += 1;
         let config = &self.placements.in_effect(config);
         let said = match &self.slice {
-            Some(slice) => {
-                slice.briefs(config).map(|all| Judged::of(all.iter().map(|b| (b.latency_ns, b.rate_kept))))
-            }
+            Some(slice) => slice
+                .briefs(config)
+                .map(|all| Judged::from_tails(all.iter().map(|b| (b.latency_ns, b.rate_kept)))),
             None => self
                 .model
                 .forecast(self.profile, self.spec, config)
-                .map(|all| Judged::of(all.iter().map(|f| (f.judged(), f.rate_kept)))),
+                .map(|all| Judged::from_tails(all.iter().map(|f| (f.judged(), f.rate_kept)))),
         };
         let judged = match said {
             Ok(judged) => Some(judged),

@@ -101,7 +101,7 @@ struct Pressed {
 
 impl Pressed {
     /// `None` where the model does not cover the configuration or the budget is spent.
-    fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Option<Self> {
+    fn new(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Option<Self> {
         let judged = evaluator.judge(&at.config)?;
         let n = problem.spec.vms.len();
         let mut margins = vec![f64::INFINITY; n];
@@ -241,7 +241,7 @@ struct Edits<'a> {
 }
 
 impl<'a> Edits<'a> {
-    fn of(config: &'a Config) -> Self {
+    fn new(config: &'a Config) -> Self {
         Self { config, changed: Vec::new() }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Edits<'a> {
 /// they remove most.
 fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
     let start = &problem.options.start;
-    let mut out = Edits::of(config);
+    let mut out = Edits::new(config);
     let mut push = |edit: &dyn Fn(&mut Config)| out.push(edit);
     push(&|c| {
         c.elevator = start.elevator;

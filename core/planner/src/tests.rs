@@ -132,7 +132,7 @@ fn fig7_misses_under_defaults_and_plans_feasibly() {
     assert!(p.settings.is_sorted_by_key(|s| s.knob.write_order()), "{:?}", p.settings);
     for setting in &p.settings {
         assert!(setting.reason.len() > 20, "{setting:?}");
-        assert_eq!(setting.strength, Strength::Hint);
+        assert_eq!(setting.strength, Enforcement::Hint);
     }
     assert!(
         p.settings.iter().any(|x| x.reason.contains("without it vm") && x.reason.contains("ms")),
@@ -149,7 +149,7 @@ fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     let caps: Vec<_> = p.settings.iter().filter(|x| matches!(x.knob, Knob::VmLimit { .. })).collect();
     assert_eq!(caps.len(), 1, "{:?}", p.settings);
     assert_eq!(caps[0].knob, Knob::VmLimit { vm: "vm2".to_owned(), limit: LimitKind::ReadIops });
-    assert_eq!(caps[0].strength, Strength::Cap);
+    assert_eq!(caps[0].strength, Enforcement::Cap);
     assert!(caps[0].reason.contains("of its rate"), "{}", caps[0].reason);
     assert!(caps[0].value.parse::<u64>().unwrap() > 100);
     // The cap's reason states the cost for the capped VM.

@@ -32,7 +32,7 @@ const NO_RATE: f64 = 10.0;
 
 /// Measured result of a task in a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
+pub struct TrialResult {
     /// Latency at the target's percentile, ns.
     pub latency_ns: f64,
     /// Share of the declared rate that was kept; 1 without a rate.
@@ -138,9 +138,9 @@ impl Tuner {
         for config in configs {
             match evaluator.forecast(&config) {
                 Ok(forecasts) => {
-                    let seen: Vec<Seen> = forecasts
+                    let seen: Vec<TrialResult> = forecasts
                         .iter()
-                        .map(|f| Seen { latency_ns: f.latency_ns.0 as f64, kept: f.rate_kept })
+                        .map(|f| TrialResult { latency_ns: f.latency_ns.0 as f64, kept: f.rate_kept })
                         .collect();
                     let prior = score(&targets, &seen).max(least).ln();
                     let place = place(&config);
@@ -206,7 +206,7 @@ impl Tuner {
     }
 
     /// Records the measured results of a trial of `config`, in the order of [`Spec::goals`].
-    pub fn observe(&mut self, config: &Config, seen: &[Seen]) {
+    pub fn observe(&mut self, config: &Config, seen: &[TrialResult]) {
         let score = score(&self.targets, seen);
         let place = place(config);
         self.process.add(place, score.max(1e-6).ln() - self.prior(config));
@@ -273,7 +273,7 @@ fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
 
 /// Largest ratio of measured latency to target over all tasks with targets; a lost rate counts as a
 /// missed target.
-fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
+fn score(targets: &[Option<f64>], seen: &[TrialResult]) -> f64 {
     let mut worst = 0.0f64;
     for (target, seen) in targets.iter().zip(seen) {
         let Some(target) = *target else { continue };

@@ -35,7 +35,7 @@ pub struct Setting {
     /// Reason for the value, in one sentence for the user.
     pub reason: String,
     /// Kind of enforcement by the kernel.
-    pub strength: Strength,
+    pub strength: Enforcement,
 }
 
 /// A setting of the host or of a guest. Resolved to a file only when applied.
@@ -128,7 +128,7 @@ pub enum LimitKind {
 /// Kind of enforcement by a mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Strength {
+pub enum Enforcement {
     /// Holds by construction whatever other VMs do.
     Guarantee,
     /// An upper limit that the kernel enforces.

@@ -238,8 +238,10 @@ impl Config {
             let least = match (urgent, vm.urgent_quantum) {
                 // Pieces larger than the burst would never be eligible under the reservation, and
                 // would block those that are.
-                (true, Some(quantum)) => self.cost.read.of(quantum).max(self.cost.write.of(quantum)),
-                _ => self.cost.read.of(0).min(self.cost.write.of(0)),
+                (true, Some(quantum)) => {
+                    self.cost.read.time_of(quantum).max(self.cost.write.time_of(quantum))
+                }
+                _ => self.cost.read.time_of(0).min(self.cost.write.time_of(0)),
             };
             if r.burst < least {
                 return Err(ConfigError::Burst { what, burst: r.burst, piece: least });

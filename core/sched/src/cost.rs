@@ -20,7 +20,7 @@ pub struct Line {
 impl Line {
     /// Device time of `len` bytes, in ns; at least 1.
     #[must_use]
-    pub fn of(&self, len: u64) -> u64 {
+    pub fn time_of(&self, len: u64) -> u64 {
         let bytes = (u128::from(len) * u128::from(self.per_mib_ns)) >> 20;
         self.base_ns.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX)).max(1)
     }
@@ -50,10 +50,10 @@ impl Cost {
 
     /// Device time of a piece, in ns; at least 1.
     #[must_use]
-    pub fn of(&self, op: Op, len: u64) -> u64 {
+    pub fn time_of(&self, op: Op, len: u64) -> u64 {
         match op {
-            Op::Read => self.read.of(len),
-            Op::Write => self.write.of(len),
+            Op::Read => self.read.time_of(len),
+            Op::Write => self.write.time_of(len),
             Op::Flush => self.flush_ns.max(1),
             // Not known at submission: the excess is charged at completion.
             Op::Discard | Op::WriteZeroes => self.discard_ns.max(1),
@@ -63,16 +63,16 @@ impl Cost {
     /// The largest cost of a piece that holds a place in the window: reads and writes.
     #[must_use]
     pub fn max_transfer(&self, quantum: u64) -> u64 {
-        self.read.of(quantum).max(self.write.of(quantum))
+        self.read.time_of(quantum).max(self.write.time_of(quantum))
     }
 
     /// The largest cost of a piece of a direction.
     #[must_use]
     pub fn max_cost(&self, direction: Direction, quantum: u64) -> u64 {
         match direction {
-            Direction::Read => self.read.of(quantum),
+            Direction::Read => self.read.time_of(quantum),
             // Deallocations are charged at completion, and may leave a debt.
-            Direction::Write => self.write.of(quantum).max(self.flush_ns).max(1),
+            Direction::Write => self.write.time_of(quantum).max(self.flush_ns).max(1),
         }
     }
 }
@@ -84,11 +84,11 @@ mod tests {
     #[test]
     fn a_line_is_base_and_slope() {
         let line = Line { base_ns: 60_000, per_mib_ns: 1 << 20 };
-        assert_eq!(line.of(4096), 64_096);
-        assert_eq!(line.of(0), 60_000);
+        assert_eq!(line.time_of(4096), 64_096);
+        assert_eq!(line.time_of(0), 60_000);
         // Neither zero nor an overflow: a policy could loop for ever on a cost of 0.
-        assert_eq!(Line { base_ns: 0, per_mib_ns: 0 }.of(1), 1);
-        assert_eq!(Line { base_ns: u64::MAX, per_mib_ns: u64::MAX }.of(u64::MAX), u64::MAX);
+        assert_eq!(Line { base_ns: 0, per_mib_ns: 0 }.time_of(1), 1);
+        assert_eq!(Line { base_ns: u64::MAX, per_mib_ns: u64::MAX }.time_of(u64::MAX), u64::MAX);
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
             discard_ns: 40,
         };
         for op in [Op::Read, Op::Write, Op::Flush] {
-            assert!(cost.of(op, 65_536) <= cost.max_cost(op.direction(), 65_536));
+            assert!(cost.time_of(op, 65_536) <= cost.max_cost(op.direction(), 65_536));
         }
     }
 }

@@ -464,7 +464,7 @@ impl Scheduler {
     /// Waiting time of a VM by cause; `None` where it is not measured, or the VM has no own row.
     #[must_use]
     pub fn waits(&self, vm: usize, now: Nanos) -> Option<Waits> {
-        self.waiting.as_ref()?.of(vm, now)
+        self.waiting.as_ref()?.waits_of(vm, now)
     }
 
     /// Measured service of a VM in one direction.

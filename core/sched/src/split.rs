@@ -26,7 +26,7 @@ impl Splitter {
     pub fn split(&self, head: Head, quantum: u64) -> Candidate {
         let len = head.remaining.min(quantum);
         // A deallocation is charged when it completes: its time is not known earlier.
-        let time = if head.op.deallocates() { 1 } else { self.cost.of(head.op, len) };
+        let time = if head.op.deallocates() { 1 } else { self.cost.time_of(head.op, len) };
         let charge = Charge::for_piece(head.op, len, head.submitted == 0, time);
         Candidate { head, len, charge }
     }

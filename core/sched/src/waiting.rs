@@ -164,7 +164,7 @@ impl WaitMatrix {
 
     /// Waiting of a VM until now; `None` for a place without a row of its own.
     #[must_use]
-    pub fn of(&self, vm: usize, now: Nanos) -> Option<Waits> {
+    pub fn waits_of(&self, vm: usize, now: Nanos) -> Option<Waits> {
         let now = self.now.max(now);
         let row = self.rows.get(vm).filter(|_| self.has_row(vm))?;
         let (queued, busy) =
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     fn by(matrix: &WaitMatrix, vm: usize, now: u64) -> (u64, u64, Vec<u64>) {
-        let waits = matrix.of(vm, Nanos(now)).unwrap();
+        let waits = matrix.waits_of(vm, Nanos(now)).unwrap();
         (waits.queued.0, waits.idle.0, waits.by.into_iter().map(|ns| ns.0).collect())
     }
 
@@ -224,7 +224,7 @@ mod tests {
         m.on_submit(2, Nanos(70));
         m.end(0, Nanos(80));
         assert_eq!(by(&m, 0, 80), (80, 10, vec![0, 20, 10]));
-        assert_eq!(m.of(3, Nanos(80)), None);
+        assert_eq!(m.waits_of(3, Nanos(80)), None);
     }
 
     #[test]
@@ -235,13 +235,13 @@ mod tests {
         m.on_submit(199, Nanos(120));
         m.on_complete(150, Nanos(130));
         m.end(5, Nanos(0));
-        let waits = m.of(5, Nanos(0)).unwrap();
+        let waits = m.waits_of(5, Nanos(0)).unwrap();
         assert_eq!((waits.queued, waits.by[WATCHED - 1]), (Nanos(30), Nanos(30)));
         m.begin(150, Nanos(200));
         m.end(150, Nanos(300));
-        assert_eq!(m.of(150, Nanos(300)), None);
+        assert_eq!(m.waits_of(150, Nanos(300)), None);
         m.attach(150);
-        assert_eq!(m.of(5, Nanos(400)).unwrap().by[WATCHED - 1], Nanos(30));
+        assert_eq!(m.waits_of(5, Nanos(400)).unwrap().by[WATCHED - 1], Nanos(30));
     }
 
     proptest! {
@@ -273,7 +273,7 @@ mod tests {
                     }
                 }
                 for i in 0..N {
-                    let waits = m.of(i, Nanos(now)).unwrap();
+                    let waits = m.waits_of(i, Nanos(now)).unwrap();
                     prop_assert_eq!((waits.queued.0, waits.idle.0), (queued[i], idle[i]));
                     prop_assert_eq!(waits.by.iter().map(|ns| ns.0).collect::<Vec<_>>(), by[i].to_vec());
                 }

@@ -271,7 +271,7 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
 /// The backlog behind a request beyond the reservation gets no deadlines in the past.
 #[test]
 fn a_backlog_behind_its_own_vm_gets_no_past_deadlines() {
-    let read = COST.of(Op::Read, 4_096);
+    let read = COST.time_of(Op::Read, 4_096);
     // No 64 KiB request fits the reservation.
     let reserved = |deadline: u64| VmConfig {
         normal: Some(Reservation { rate: 400_000_000, burst: read, deadline: Nanos::from_micros(deadline) }),

@@ -21,7 +21,7 @@ struct BurstyVm {
 
 impl BurstyVm {
     fn cost(&self) -> f64 {
-        COST.of(Op::Read, self.len) as f64
+        COST.time_of(Op::Read, self.len) as f64
     }
 
     /// Its demand: a burst at once, then the next after a period.
@@ -116,7 +116,7 @@ proptest! {
     ) {
         let window = channels + more;
         let mut flows: Vec<Flow> = bursty.iter().enumerate().map(|(vm, a)| a.flow(vm, true)).collect();
-        let flood = COST.of(Op::Read, 65_536) as f64;
+        let flood = COST.time_of(Op::Read, 65_536) as f64;
         flows.push(Flow { vm: bursty.len(), rate: f64::INFINITY, burst: f64::INFINITY, piece: flood, outstanding: None, deadline: None, weight: 1 });
         let device = known(channels, window);
         prop_assume!(admit(&device, &flows).is_ok());
@@ -135,7 +135,7 @@ proptest! {
 fn a_flood_takes_only_unreserved_time() {
     let rates = [100.0, 500.0, 1_500.0];
     let deadline = Nanos::from_micros(1_500);
-    let read = COST.of(Op::Read, 4_096);
+    let read = COST.time_of(Op::Read, 4_096);
     let mut vms: Vec<VmConfig> = (0..3)
         .map(|_| {
             let rate = (rates.iter().sum::<f64>() * read as f64 * 1.05) as u64;
@@ -177,7 +177,7 @@ fn a_flood_takes_only_unreserved_time() {
 /// reserved time of others.
 #[test]
 fn beyond_a_reservation_a_vm_gets_only_its_share() {
-    let read = COST.of(Op::Read, 4_096);
+    let read = COST.time_of(Op::Read, 4_096);
     let reserved = |share: f64, deadline: u64| VmConfig {
         normal: Some(Reservation {
             rate: (share * 1e9) as u64,

@@ -83,7 +83,7 @@ pub(crate) fn read_all(report: &mut Report<'_>, spec: &Section<'_, '_>, director
     match value {
         DeValue::Table(table) => {
             let section = Section::open(report, "[device]", table, place.value, KEYS, ALIASES);
-            let (entry, named) = one(report, &section, directory, 1);
+            let (entry, named) = read_device(report, &section, directory, 1);
             Devices { entries: vec![entry], bad: !named }
         }
         DeValue::Array(_) => {
@@ -98,7 +98,7 @@ pub(crate) fn read_all(report: &mut Report<'_>, spec: &Section<'_, '_>, director
             let mut lines = HashMap::new();
             for (table, span) in tables {
                 let section = Section::open(report, "[[device]]", table, span, KEYS, ALIASES);
-                let (entry, named) = one(report, &section, directory, many);
+                let (entry, named) = read_device(report, &section, directory, many);
                 devices.bad |= !named | !distinct(report, &section, &entry, &mut lines);
                 devices.entries.push(entry);
             }
@@ -142,7 +142,12 @@ fn distinct(
 }
 
 /// Reads one of `many` devices; also returns whether its name is readable.
-fn one(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path, many: usize) -> (Entry, bool) {
+fn read_device(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    directory: &Path,
+    many: usize,
+) -> (Entry, bool) {
     let name = match section.place("name") {
         None if many > 1 => section.name(report, "\"fast\""),
         None => Field::Absent,

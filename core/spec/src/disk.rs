@@ -71,7 +71,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>, devices: &Devi
     let mut good = true;
     for (table, span) in items {
         let section = Section::open(report, "a disk", table, span, KEYS, ALIASES);
-        match one(report, &section, vm.place("domain").is_some(), &device, devices, &mut lines) {
+        match read_disk(report, &section, vm.place("domain").is_some(), &device, devices, &mut lines) {
             Some(disk) => all.push(disk),
             None => good = false,
         }
@@ -79,7 +79,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>, devices: &Devi
     good.then_some(Disks::Named(all))
 }
 
-fn one(
+fn read_disk(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
     in_domain: bool,

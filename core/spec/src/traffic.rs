@@ -123,7 +123,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traf
             report.add(place.value, "`traffic` has a rate of its own and directions with theirs", help);
             None
         }
-        (false, true) => one(report, &section).map(Some).map(|every| Traffic {
+        (false, true) => read_limit(report, &section).map(Some).map(|every| Traffic {
             read: every,
             write: every,
             rx: every,
@@ -157,7 +157,7 @@ fn direction(
     };
     let section = Section::open(report, "traffic", table, place.value, KEYS, ALIASES);
     let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-    one(report, &section).filter(|_| known).map(Some)
+    read_limit(report, &section).filter(|_| known).map(Some)
 }
 
 /// Reads a rate in its unit, not rounded.
@@ -189,7 +189,7 @@ fn per_second(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> 
     })
 }
 
-fn one(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec> {
+fn read_limit(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<TrafficSpec> {
     let requests = requests(report, section);
     if section.place("rate").is_none() && section.place("iops").is_some() {
         let RequestLimit { rate, burst } = requests??;

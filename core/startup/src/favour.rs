@@ -3,7 +3,7 @@
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use crate::Word;
+use crate::StartMessage;
 
 /// Largest number of open starts of one VM; a guest that announces more gains nothing by it.
 const MOST_OPEN: usize = 32;
@@ -73,11 +73,11 @@ impl Favour {
     }
 
     /// Handles a message of the guest.
-    pub fn hear(&mut self, word: Word, now: Nanos) {
+    pub fn hear(&mut self, word: StartMessage, now: Nanos) {
         self.advance(now);
         match word {
-            Word::End { id } => self.open.retain(|(open, _)| *open != id),
-            Word::Start { id, wanted } => {
+            StartMessage::End { id } => self.open.retain(|(open, _)| *open != id),
+            StartMessage::Start { id, wanted } => {
                 self.counters.starts += 1;
                 // A repeated announcement of an open start changes nothing.
                 if self.open.iter().any(|(open, _)| *open == id) {
@@ -173,8 +173,8 @@ mod tests {
         FavourLimits { budget: Nanos(10 * S), within: Nanos(60 * S), longest: Nanos(8 * S) }
     }
 
-    fn start(id: u32, seconds: u64) -> Word {
-        Word::Start { id, wanted: Nanos(seconds * S) }
+    fn start(id: u32, seconds: u64) -> StartMessage {
+        StartMessage::Start { id, wanted: Nanos(seconds * S) }
     }
 
     #[test]
@@ -184,9 +184,9 @@ mod tests {
         favour.hear(start(1, 5), Nanos(S));
         assert!(favour.is_favoured(Nanos(S)));
         assert_eq!(favour.until(), Some(Nanos(6 * S)));
-        favour.hear(Word::End { id: 2 }, Nanos(2 * S));
+        favour.hear(StartMessage::End { id: 2 }, Nanos(2 * S));
         assert!(favour.is_favoured(Nanos(2 * S)), "another start's end");
-        favour.hear(Word::End { id: 1 }, Nanos(3 * S));
+        favour.hear(StartMessage::End { id: 1 }, Nanos(3 * S));
         assert!(!favour.is_favoured(Nanos(3 * S)));
         assert_eq!(
             favour.counters(),
@@ -233,7 +233,7 @@ mod tests {
             let (mut favour, mut now) = (Favour::new(limits, Nanos(0)), 0);
             for (is_start, id, wanted, pause) in words {
                 now += pause;
-                let word = if is_start { Word::Start { id, wanted: Nanos(wanted) } } else { Word::End { id } };
+                let word = if is_start { StartMessage::Start { id, wanted: Nanos(wanted) } } else { StartMessage::End { id } };
                 favour.hear(word, Nanos(now));
                 let most = limits.budget.0 + now / (limits.within.0 / limits.budget.0);
                 prop_assert!(favour.counters().favoured.0 <= most);

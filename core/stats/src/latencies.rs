@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use rtvirtio_units::{Nanos, Percentile};
 
 /// Longest latency that [`Latencies::new`] resolves, one hour; longer ones count as this.
-pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
+pub const MAX_LATENCY: Nanos = Nanos(3_600_000_000_000);
 /// Significant decimal digits of [`Latencies::new`].
 const DIGITS: u8 = 3;
 
@@ -18,10 +18,10 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// An empty histogram from 1 ns to [`LONGEST`] with three digits.
+    /// An empty histogram from 1 ns to [`MAX_LATENCY`] with three digits.
     #[must_use]
     pub fn new() -> Self {
-        Self::with_range(LONGEST, DIGITS)
+        Self::with_range(MAX_LATENCY, DIGITS)
     }
 
     /// An empty histogram from 1 ns to `longest` (at least 2 ns) with 1 to 5 significant `digits`:
@@ -132,7 +132,7 @@ mod tests {
     fn out_of_range_latencies_are_kept_at_the_bounds() {
         let h: Latencies = [Nanos(0), Nanos(u64::MAX)].into_iter().collect();
         assert_eq!(h.n(), 2);
-        assert!(h.at(Percentile(100.0)) >= LONGEST);
+        assert!(h.at(Percentile(100.0)) >= MAX_LATENCY);
         assert_eq!(h.at(Percentile(50.0)), Nanos(1));
         let mut short = Latencies::with_range(Nanos(1_000), 2);
         short.merge(&h);

@@ -13,7 +13,7 @@ mod rows;
 mod summary;
 
 pub use interval::{Interval, normal_quantile};
-pub use latencies::{LONGEST, Latencies};
+pub use latencies::{Latencies, MAX_LATENCY};
 pub use rng::Random;
 pub use rows::{Rows, RowsError, check_finite};
 pub use summary::Summary;

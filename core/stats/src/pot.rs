@@ -77,7 +77,7 @@ pub enum PotError {
     /// Latencies grow through the record.
     #[error(
         "latencies grow while they are measured (Kendall's S of ten blocks is {s} of {}): more is asked for than is served, and later ones are longer",
-        steady::MOST
+        steady::MAX_S
     )]
     Grows {
         /// Kendall's S of the medians of ten blocks.

@@ -31,7 +31,7 @@ pub struct Summary {
 impl Summary {
     /// Statistics of `values`; `None` for an empty list.
     #[must_use]
-    pub fn of(values: &[f64]) -> Option<Self> {
+    pub fn from_values(values: &[f64]) -> Option<Self> {
         let n = values.len();
         if n == 0 {
             return None;
@@ -53,14 +53,14 @@ mod tests {
 
     #[test]
     fn five_values_as_by_hand() {
-        let s = Summary::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let s = Summary::from_values(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
         assert_eq!((s.n, s.min, s.max, s.mean), (5, 1.0, 5.0, 3.0));
         assert!((s.deviation - 2.5f64.sqrt()).abs() < 1e-12);
         // 2.776 * 1.5811 / sqrt(5)
         assert!((s.interval - 1.963).abs() < 1e-3, "{}", s.interval);
-        assert!(Summary::of(&[]).is_none());
-        let one = Summary::of(&[2.0]).unwrap();
+        assert!(Summary::from_values(&[]).is_none());
+        let one = Summary::from_values(&[2.0]).unwrap();
         assert!(one.interval.is_infinite() && one.deviation == 0.0);
-        assert!(Summary::of(&[1.0; 100]).unwrap().interval == 0.0);
+        assert!(Summary::from_values(&[1.0; 100]).unwrap().interval == 0.0);
     }
 }

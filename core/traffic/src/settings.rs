@@ -71,7 +71,7 @@ impl fmt::Display for Actuator {
 /// Enforcement of a specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Worth {
+pub enum Enforcement {
     /// No interval exceeds the enforced limit, by construction.
     Guarantee,
     /// Enforced upper limit, with the stated excess.
@@ -80,7 +80,7 @@ pub enum Worth {
     Hint,
 }
 
-impl Worth {
+impl Enforcement {
     /// Name in texts and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -196,7 +196,7 @@ pub struct Compiled {
     /// it.
     pub excess: Option<f64>,
     /// Enforcement of the specification.
-    pub worth: Worth,
+    pub worth: Enforcement,
     /// Remarks for the user, one sentence each.
     pub notes: Vec<String>,
 }
@@ -207,7 +207,7 @@ impl Compiled {
         direction: Direction,
         asked: &Tspec,
         kept: Option<Arrival>,
-        worth: Worth,
+        worth: Enforcement,
     ) -> Self {
         let of = asked.arrival();
         let peak = |a: &Arrival| a.peak.map(|(peak, _)| peak);

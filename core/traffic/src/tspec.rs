@@ -98,7 +98,7 @@ impl Tspec {
     /// From a limit of a spec, with the direction's usual largest unit of service where bytes are
     /// counted.
     #[must_use]
-    pub fn of(spec: &TrafficSpec, direction: Direction) -> Self {
+    pub fn from_limit(spec: &TrafficSpec, direction: Direction) -> Self {
         let (unit, largest) = match (spec.unit, direction.is_disk()) {
             (TrafficUnit::Requests, _) => (Unit::Requests, 1),
             (TrafficUnit::Bytes, true) => (Unit::Bytes, DISK_PIECE),
@@ -116,9 +116,14 @@ impl Tspec {
         let given = given.filter_map(|(direction, spec)| Some((direction, spec?)));
         given.flat_map(|(direction, spec)| {
             let requests = spec.requests.map(|RequestLimit { rate, burst }| {
-                Self::of(&TrafficSpec { burst, ..TrafficSpec::new(TrafficUnit::Requests, rate) }, direction)
+                Self::from_limit(
+                    &TrafficSpec { burst, ..TrafficSpec::new(TrafficUnit::Requests, rate) },
+                    direction,
+                )
             });
-            std::iter::once(Self::of(&spec, direction)).chain(requests).map(move |tspec| (direction, tspec))
+            std::iter::once(Self::from_limit(&spec, direction))
+                .chain(requests)
+                .map(move |tspec| (direction, tspec))
         })
     }
 
@@ -161,12 +166,12 @@ mod tests {
     #[test]
     fn a_burst_holds_one_unit_of_service() {
         let spec = TrafficSpec::new(TrafficUnit::Bytes, 1_000);
-        assert_eq!(Tspec::of(&spec, Direction::Read).burst, 65_536);
-        assert_eq!(Tspec::of(&spec, Direction::Rx).burst, 1_514);
+        assert_eq!(Tspec::from_limit(&spec, Direction::Read).burst, 65_536);
+        assert_eq!(Tspec::from_limit(&spec, Direction::Rx).burst, 1_514);
         let small = TrafficSpec { burst: Some(100), ..spec };
-        assert_eq!(Tspec::of(&small, Direction::Tx).burst, 1_514);
+        assert_eq!(Tspec::from_limit(&small, Direction::Tx).burst, 1_514);
         let requests = TrafficSpec { unit: TrafficUnit::Requests, ..spec };
-        assert_eq!(Tspec::of(&requests, Direction::Rx).burst, 1);
+        assert_eq!(Tspec::from_limit(&requests, Direction::Rx).burst, 1);
     }
 
     #[test]

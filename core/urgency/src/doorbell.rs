@@ -3,8 +3,8 @@
 use rtvirtio_units::Nanos;
 
 /// The doorbell of one VM. A guest may ring it without limit: notifications beyond
-/// [`Doorbell::MOST`] in a [`Doorbell::WINDOW`] are only counted, to the window's end. The host
-/// then polls by its own timers.
+/// [`Doorbell::MAX_PER_WINDOW`] in a [`Doorbell::WINDOW`] are only counted, to the window's end.
+/// The host then polls by its own timers.
 #[derive(Clone, Debug, Default)]
 pub struct Doorbell {
     window: u64,
@@ -19,7 +19,7 @@ impl Doorbell {
     pub const WINDOW: Nanos = Nanos::from_millis(10);
     /// Notifications in a window that are handled. A vCPU with an urgent task each 250 us rings 80
     /// times, before and after it.
-    pub const MOST: u64 = 200;
+    pub const MAX_PER_WINDOW: u64 = 200;
 
     /// Counts `n` notifications at `now`; returns whether the host is to read the reports.
     pub fn ring(&mut self, now: Nanos, n: u64) -> bool {
@@ -30,9 +30,9 @@ impl Doorbell {
         let before = self.in_window;
         self.in_window = before.saturating_add(n);
         self.rung = self.rung.saturating_add(n);
-        let heard = n.min(Self::MOST.saturating_sub(before));
+        let heard = n.min(Self::MAX_PER_WINDOW.saturating_sub(before));
         self.ignored = self.ignored.saturating_add(n - heard);
-        if before <= Self::MOST && self.in_window > Self::MOST {
+        if before <= Self::MAX_PER_WINDOW && self.in_window > Self::MAX_PER_WINDOW {
             self.floods = self.floods.saturating_add(1);
         }
         heard > 0
@@ -41,7 +41,7 @@ impl Doorbell {
     /// End of the window where its limit is reached; `None` while notifications are handled.
     #[must_use]
     pub fn muted_until(&self, now: Nanos) -> Option<Nanos> {
-        let is_muted = now.0 / Self::WINDOW.0 == self.window && self.in_window >= Self::MOST;
+        let is_muted = now.0 / Self::WINDOW.0 == self.window && self.in_window >= Self::MAX_PER_WINDOW;
         is_muted.then(|| Nanos((self.window + 1).saturating_mul(Self::WINDOW.0)))
     }
 
@@ -72,7 +72,7 @@ mod tests {
     fn a_flood_is_counted_and_muted_to_the_end_of_its_window() {
         let mut bell = Doorbell::default();
         let at = |ms| Nanos::from_millis(ms);
-        assert!(bell.ring(at(1), Doorbell::MOST - 1) && bell.muted_until(at(1)).is_none());
+        assert!(bell.ring(at(1), Doorbell::MAX_PER_WINDOW - 1) && bell.muted_until(at(1)).is_none());
         assert!(bell.ring(at(2), 3), "one of them is heard");
         assert_eq!(bell.muted_until(at(2)), Some(at(10)));
         assert!(!bell.ring(at(9), u64::MAX), "and no overflow");

@@ -21,7 +21,7 @@ pub struct Lead {
 
 impl Lead {
     /// Limit of the measured part. It bounds the cost of an announced timer to the neighbours.
-    pub const MOST: Nanos = Nanos::from_micros(100);
+    pub const MAX: Nanos = Nanos::from_micros(100);
 
     /// A lead without any measured raise yet.
     #[must_use]
@@ -33,7 +33,7 @@ impl Lead {
     pub fn took(&mut self, raise: Nanos) {
         let moved =
             if raise > self.raise { self.raise.0 + UP.0 } else { self.raise.0.saturating_sub(UP.0 / DOWN) };
-        self.raise = Nanos(moved).min(Self::MOST);
+        self.raise = Nanos(moved).min(Self::MAX);
     }
 
     /// Lead time, fixed and measured parts together.
@@ -65,6 +65,6 @@ mod tests {
         (0..2000).for_each(|_| lead.took(us(20)));
         assert!(lead.get() < us(75), "{}", lead.get());
         (0..2000).for_each(|_| lead.took(Nanos(u64::MAX)));
-        assert_eq!(lead.get().0, us(50).0 + Lead::MOST.0);
+        assert_eq!(lead.get().0, us(50).0 + Lead::MAX.0);
     }
 }

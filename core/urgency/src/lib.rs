@@ -38,4 +38,4 @@ pub use level::{Change, GuestPolicy, Level};
 pub use report::Report;
 pub use share::{FairShare, LEAST as LEAST_WEIGHT, Usage};
 pub use unreported::{Activity, Unreported};
-pub use vcpu::{Counters, Interrupt, Look, Reason, Step, Vcpu};
+pub use vcpu::{Counters, Interrupt, Reason, Step, Vcpu, VcpuSample};

@@ -137,7 +137,7 @@ impl RawReport {
         }
     }
 
-    fn words(&self) -> [u32; vcpu::GUESTS] {
+    fn to_words(self) -> [u32; vcpu::GUESTS] {
         let mut words = [0; vcpu::GUESTS];
         words[vcpu::POLICY] = self.policy;
         words[vcpu::PRIORITY] = self.priority;
@@ -263,7 +263,7 @@ impl Block<'_> {
 
     /// Writes a report. Only one writer at a time.
     pub fn write(&self, report: &RawReport) {
-        let words = report.words();
+        let words = report.to_words();
         // An interrupted writer leaves the sequence number odd.
         let odd = self.load(vcpu::SEQUENCE, Ordering::Relaxed) | 1;
         self.words[vcpu::SEQUENCE].store(odd.to_le(), Ordering::Relaxed);

@@ -59,7 +59,7 @@ impl Reason {
 
 /// Observation of a vCPU at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+pub struct VcpuSample {
     /// Report of the guest; `None` where it could not be read, as while the guest writes it.
     pub report: Option<Report>,
     /// Whether the report is a new one since the last observation.
@@ -233,7 +233,7 @@ impl Vcpu {
 
     /// Records that the I/O domain completes an urgent request of the VM, and is about to interrupt
     /// one of its vCPUs: which one is not known here. The report of an urgent task is the answer to
-    /// it; without one the vCPU stays raised for [`Config::hold`]. Call [`Vcpu::look`] first:
+    /// it; without one the vCPU stays raised for [`Config::hold`]. Call [`Vcpu::observe`] first:
     /// reports written before are no answer.
     pub fn completion(&mut self, now: Nanos) -> Step {
         self.roll(now);
@@ -251,7 +251,7 @@ impl Vcpu {
     }
 
     /// Handles an observation and decides the level.
-    pub fn look(&mut self, look: Look, now: Nanos) -> Step {
+    pub fn observe(&mut self, look: VcpuSample, now: Nanos) -> Step {
         self.roll(now);
         self.charge(look.ran);
         if look.alive {
@@ -282,7 +282,7 @@ impl Vcpu {
             return None;
         }
         let used = used_since()?;
-        self.look(Look { ran: used.ran, ..Look::default() }, now);
+        self.observe(VcpuSample { ran: used.ran, ..VcpuSample::default() }, now);
         Some(used)
     }
 

@@ -2,7 +2,7 @@
 //! floor is charged to their budgets.
 
 use rtvirtio_units::Nanos;
-use rtvirtio_urgency::{Change, Config, GuestPolicy, Level, Look, Reason, Report, Usage, Vcpu};
+use rtvirtio_urgency::{Change, Config, GuestPolicy, Level, Reason, Report, Usage, Vcpu, VcpuSample};
 
 /// A thread's CPU time, as the kernel counts it: each use is returned once.
 #[derive(Default)]
@@ -30,7 +30,7 @@ fn config() -> Config {
 /// Lets the guest report at `now`.
 fn says(vcpu: &mut Vcpu, time: &mut CpuTime, report: Report, now: u64) {
     let ran = time.used_since().unwrap().ran;
-    vcpu.look(Look { report: Some(report), is_new: true, alive: true, ran }, Nanos(now));
+    vcpu.observe(VcpuSample { report: Some(report), is_new: true, alive: true, ran }, Nanos(now));
 }
 
 fn ordinary_until(deadline: u64) -> Report {

@@ -3,11 +3,11 @@
 
 use proptest::prelude::*;
 use rtvirtio_units::Nanos;
-use rtvirtio_urgency::{Config, GuestPolicy, Interrupt, Level, Look, Reason, Report, Vcpu};
+use rtvirtio_urgency::{Config, GuestPolicy, Interrupt, Level, Reason, Report, Vcpu, VcpuSample};
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    Look(Look),
+    VcpuSample(VcpuSample),
     Interrupt(Interrupt),
     Completion,
     KvmInterrupt,
@@ -67,7 +67,7 @@ impl Reference {
         let entries = self.history.iter().enumerate();
         let counted = entries.filter_map(|(at, e)| {
             let (level, reason) = self.before(at);
-            let Event::Look(look) = e.event else { return None };
+            let Event::VcpuSample(look) = e.event else { return None };
             let counts = self.period(e.now) == self.period(now)
                 && reasons.contains(&reason)
                 && level.priority > self.config.floor;
@@ -82,7 +82,7 @@ impl Reference {
             match e.event {
                 Event::Interrupt(k) if k == kind => pending = true,
                 Event::End => pending = false,
-                Event::Look(Look { report: Some(r), is_new: true, .. }) => {
+                Event::VcpuSample(VcpuSample { report: Some(r), is_new: true, .. }) => {
                     pending &= if kind == Interrupt::Maskable { r.interrupt } else { r.nmi };
                 }
                 _ => {}
@@ -99,7 +99,7 @@ impl Reference {
             return false;
         };
         let ran = (last + 1..self.history.len()).map(|at| match self.history[at].event {
-            Event::Look(look) if self.before(at).1 == Reason::Interrupt => look.ran.0,
+            Event::VcpuSample(look) if self.before(at).1 == Reason::Interrupt => look.ran.0,
             _ => 0,
         });
         let Config { hold, answer, .. } = *config;
@@ -121,7 +121,7 @@ impl Reference {
         let since = self.history.iter().rposition(|e| matches!(e.event, Event::End)).map_or(0, |at| at + 1);
         let looks = || {
             self.history[since..].iter().rev().filter_map(|e| match e.event {
-                Event::Look(look) => Some((e.now, look)),
+                Event::VcpuSample(look) => Some((e.now, look)),
                 _ => None,
             })
         };
@@ -134,7 +134,7 @@ impl Reference {
         let tasks = [Reason::Task, Reason::Timer, Reason::Completion, Reason::Interrupt, Reason::Blocked];
         let answered = |e: &Entry| match e.event {
             Event::End => true,
-            Event::Look(Look { report: Some(report), is_new: true, .. }) => {
+            Event::VcpuSample(VcpuSample { report: Some(report), is_new: true, .. }) => {
                 mapped(&report, &config) > config.floor
             }
             _ => false,
@@ -210,18 +210,18 @@ fn compare(config: Config, events: &[(u64, Event)]) {
         now = Nanos(now.0 + after);
         let before = vcpu.level();
         let step = match event {
-            Event::Look(look) => vcpu.look(*look, now),
+            Event::VcpuSample(look) => vcpu.observe(*look, now),
             Event::Interrupt(kind) => vcpu.interrupt(*kind, now),
             Event::Completion => vcpu.completion(now),
             Event::KvmInterrupt => vcpu.kvm_interrupt(now),
             // The timer acts at the next event; an event without a change will do.
             Event::Lead(lead) => {
                 vcpu.set_lead(*lead);
-                vcpu.look(Look::default(), now)
+                vcpu.observe(VcpuSample::default(), now)
             }
             Event::Answer(answer) => {
                 vcpu.set_answer(*answer);
-                vcpu.look(Look::default(), now)
+                vcpu.observe(VcpuSample::default(), now)
             }
             Event::End => vcpu.end(now),
         };
@@ -258,7 +258,7 @@ fn report() -> impl Strategy<Value = Report> {
 fn event() -> impl Strategy<Value = Event> {
     let look = (prop::option::weighted(0.8, report()), any::<bool>(), prop::bool::weighted(0.7), 0..120_u64);
     let look = look.prop_map(|(report, is_new, alive, ran)| {
-        Event::Look(Look { report, is_new, alive, ran: Nanos(ran) })
+        Event::VcpuSample(VcpuSample { report, is_new, alive, ran: Nanos(ran) })
     });
     prop_oneof![
         10 => look,
@@ -294,8 +294,8 @@ proptest! {
             now += after;
             // The vCPU computes all the time, also while it reports that it is blocked.
             let above = vcpu.level().priority > 0;
-            let look = Look { report: Some(*report), is_new: true, alive: true, ran: Nanos(*after) };
-            vcpu.look(look, Nanos(now));
+            let look = VcpuSample { report: Some(*report), is_new: true, alive: true, ran: Nanos(*after) };
+            vcpu.observe(look, Nanos(now));
             let awaits = vcpu.awaits_interrupt();
             if *interrupted {
                 let promotions = vcpu.counters().promotions;
@@ -327,7 +327,7 @@ proptest! {
 #[test]
 fn all_short_histories() {
     let says = |report: Report| {
-        Event::Look(Look { report: Some(report), is_new: true, alive: true, ran: Nanos(35) })
+        Event::VcpuSample(VcpuSample { report: Some(report), is_new: true, alive: true, ran: Nanos(35) })
     };
     let task = Report { policy: GuestPolicy::Fifo, priority: 80, ..Report::default() };
     let alphabet = [
@@ -337,9 +337,9 @@ fn all_short_histories() {
         says(Report { interrupt: true, ..Report::default() }),
         says(Report { interrupt: true, nmi: true, ..task }),
         says(Report { deadline: Some(Nanos(90)), ..Report::default() }),
-        Event::Look(Look { report: None, is_new: false, alive: false, ran: Nanos(250) }),
+        Event::VcpuSample(VcpuSample { report: None, is_new: false, alive: false, ran: Nanos(250) }),
         // A part of the time that an answer may take.
-        Event::Look(Look { report: None, is_new: false, alive: true, ran: Nanos(8) }),
+        Event::VcpuSample(VcpuSample { report: None, is_new: false, alive: true, ran: Nanos(8) }),
         Event::Interrupt(Interrupt::Maskable),
         Event::Interrupt(Interrupt::NonMaskable),
         Event::Completion,
@@ -359,26 +359,26 @@ fn all_short_histories() {
 fn nested_interrupts_end_one_by_one() {
     let mut vcpu = Vcpu::new(config(90, 0, 0), Nanos(0));
     let at = Nanos;
-    let says = |report| Look { report: Some(report), is_new: true, alive: true, ran: Nanos(0) };
-    assert_eq!(vcpu.look(says(Report::default()), at(100)).level, Level::ORDINARY);
+    let says = |report| VcpuSample { report: Some(report), is_new: true, alive: true, ran: Nanos(0) };
+    assert_eq!(vcpu.observe(says(Report::default()), at(100)).level, Level::ORDINARY);
     assert_eq!(vcpu.interrupt(Interrupt::Maskable, at(101)).level, Level::fifo(90));
     assert_eq!(vcpu.interrupt(Interrupt::NonMaskable, at(102)).level, Level::fifo(90));
     // The NMI's handler is done, that of the other goes on.
     let report = Report { interrupt: true, ..Report::default() };
-    assert_eq!(vcpu.look(says(report), at(150)).reason, Reason::Critical);
-    assert_eq!(vcpu.look(says(Report::default()), at(200)).reason, Reason::Floor);
+    assert_eq!(vcpu.observe(says(report), at(150)).reason, Reason::Critical);
+    assert_eq!(vcpu.observe(says(Report::default()), at(200)).reason, Reason::Floor);
     assert_eq!(vcpu.counters().demotions, 1);
 }
 
 #[test]
 fn a_silent_guest_has_its_contract_again() {
     let mut vcpu = Vcpu::new(config(90, 0, 45), Nanos(0));
-    let look = |alive| Look { report: Some(Report::default()), is_new: true, alive, ran: Nanos(0) };
+    let look = |alive| VcpuSample { report: Some(Report::default()), is_new: true, alive, ran: Nanos(0) };
     assert_eq!(vcpu.level(), Level::fifo(45));
-    let step = vcpu.look(look(true), Nanos(100));
+    let step = vcpu.observe(look(true), Nanos(100));
     assert_eq!((step.level, step.next), (Level::ORDINARY, Some(Nanos(500))));
-    assert_eq!(vcpu.look(look(false), Nanos(499)).level, Level::ORDINARY);
-    assert_eq!(vcpu.look(look(false), Nanos(500)).reason, Reason::Contract);
+    assert_eq!(vcpu.observe(look(false), Nanos(499)).level, Level::ORDINARY);
+    assert_eq!(vcpu.observe(look(false), Nanos(500)).reason, Reason::Contract);
     assert_eq!(vcpu.level(), Level::fifo(45));
 }
 
@@ -386,34 +386,35 @@ fn a_silent_guest_has_its_contract_again() {
 fn a_completion_raises_until_an_urgent_task_is_reported_or_its_time_is_over() {
     let config = Config { dwell: Nanos(0), ..config(90, 0, 0) };
     let mut vcpu = Vcpu::new(config, Nanos(0));
-    let says = |report, is_new| Look { report: Some(report), is_new, alive: true, ran: Nanos(0) };
+    let says = |report, is_new| VcpuSample { report: Some(report), is_new, alive: true, ran: Nanos(0) };
     let (nothing, urgent) =
         (Report::default(), Report { policy: GuestPolicy::Fifo, priority: 50, ..Report::default() });
-    vcpu.look(says(nothing, true), Nanos(100));
+    vcpu.observe(says(nothing, true), Nanos(100));
     assert_eq!(vcpu.completion(Nanos(110)).reason, Reason::Completion);
     // The interrupt has not been taken yet; the guest's report began before it.
-    let step = vcpu.look(says(nothing, true), Nanos(139));
+    let step = vcpu.observe(says(nothing, true), Nanos(139));
     assert_eq!((step.level, step.next), (Level::fifo(90), Some(Nanos(140))));
-    assert_eq!(vcpu.look(says(nothing, false), Nanos(140)).level, Level::ORDINARY);
+    assert_eq!(vcpu.observe(says(nothing, false), Nanos(140)).level, Level::ORDINARY);
     vcpu.completion(Nanos(200));
-    assert_eq!(vcpu.look(says(urgent, true), Nanos(205)).reason, Reason::Task);
-    assert_eq!(vcpu.look(says(nothing, true), Nanos(206)).reason, Reason::Floor);
+    assert_eq!(vcpu.observe(says(urgent, true), Nanos(205)).reason, Reason::Task);
+    assert_eq!(vcpu.observe(says(nothing, true), Nanos(206)).reason, Reason::Floor);
 }
 
 #[test]
 fn an_interrupt_by_kvm_raises_for_as_long_as_an_answer_takes() {
     let config = Config { dwell: Nanos(0), ..config(90, 0, 0) };
     let mut vcpu = Vcpu::new(config, Nanos(0));
-    let says = |ran| Look { report: Some(Report::default()), is_new: false, alive: true, ran: Nanos(ran) };
-    vcpu.look(says(0), Nanos(100));
+    let says =
+        |ran| VcpuSample { report: Some(Report::default()), is_new: false, alive: true, ran: Nanos(ran) };
+    vcpu.observe(says(0), Nanos(100));
     let step = vcpu.kvm_interrupt(Nanos(110));
     assert_eq!((step.level, step.reason, step.next), (Level::fifo(90), Reason::Interrupt, Some(Nanos(125))));
     // The vCPU waits for the CPU, and has a part of its answer's time left then.
-    assert_eq!(vcpu.look(says(9), Nanos(119)).next, Some(Nanos(125)));
-    assert_eq!(vcpu.look(says(6), Nanos(125)).reason, Reason::Floor, "it was for ordinary work");
+    assert_eq!(vcpu.observe(says(9), Nanos(119)).next, Some(Nanos(125)));
+    assert_eq!(vcpu.observe(says(6), Nanos(125)).reason, Reason::Floor, "it was for ordinary work");
     vcpu.kvm_interrupt(Nanos(200));
-    assert_eq!(vcpu.look(says(0), Nanos(244)).reason, Reason::Interrupt);
-    assert_eq!(vcpu.look(says(0), Nanos(245)).reason, Reason::Floor, "it has not run at all");
+    assert_eq!(vcpu.observe(says(0), Nanos(244)).reason, Reason::Interrupt);
+    assert_eq!(vcpu.observe(says(0), Nanos(245)).reason, Reason::Floor, "it has not run at all");
     vcpu.set_answer(Nanos(5));
     assert_eq!(vcpu.kvm_interrupt(Nanos(300)).next, Some(Nanos(305)));
 }

@@ -95,7 +95,7 @@ impl Network {
 
     /// Demand of the ports on the link. Each may send more than it reserves.
     fn demand(&self, sched: &Config) -> Vec<Flow> {
-        let largest = self.line().of(self.largest_frame()) as f64;
+        let largest = self.line().time_of(self.largest_frame()) as f64;
         let of = |(port, c): (usize, &VmConfig)| Link::demand(largest, port, c.weight, [c.urgent, c.normal]);
         sched.vms.iter().enumerate().flat_map(of).collect()
     }
@@ -337,7 +337,7 @@ mod tests {
         let file = parse("link = \"100Mbit/s\"", "").unwrap();
         // 1514 bytes and 24 more at 99 % of 100 Mbit/s.
         let exact = 1_538.0 * 80.0 / LINK_SHARE;
-        let cost = file.networks[0].line().of(1_514) as f64;
+        let cost = file.networks[0].line().time_of(1_514) as f64;
         assert!(cost >= exact && cost < exact + 3.0, "{cost} of {exact}");
     }
 

@@ -34,7 +34,7 @@ impl Device {
                 read: line(c.read),
                 write,
                 flush_ns: c.flush.0.max(c.write.base.0),
-                discard_ns: c.discard.map_or_else(|| write.of(self.quantum.0).max(500_000), |d| d.0),
+                discard_ns: c.discard.map_or_else(|| write.time_of(self.quantum.0).max(500_000), |d| d.0),
             }
         });
         let config = Config {

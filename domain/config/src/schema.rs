@@ -102,7 +102,7 @@ pub struct Device {
     /// Device time of pieces; equal for all when not given.
     pub cost: Option<CostConfig>,
     /// Pieces that the device serves at once, for admission.
-    #[serde(default = "one")]
+    #[serde(default = "default_one")]
     pub parallel: u32,
     /// Longest stall: garbage collection, a sleeping CPU. For admission.
     #[serde(default, deserialize_with = "parse_text")]
@@ -156,7 +156,7 @@ pub enum Window {
         /// Initial window, in pieces.
         start: u32,
         /// Smallest window, in pieces.
-        #[serde(default = "one")]
+        #[serde(default = "default_one")]
         least: u32,
         /// Largest window, in pieces.
         most: u32,
@@ -165,7 +165,7 @@ pub enum Window {
     },
 }
 
-fn one() -> u32 {
+fn default_one() -> u32 {
     1
 }
 

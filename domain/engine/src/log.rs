@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Lines that may be written at once.
 const BURST: u32 = 20;
 /// Longest text, in characters.
-const LONGEST: usize = 500;
+const MAX_CHARS: usize = 500;
 /// Interval at which another line is admitted.
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -80,7 +80,7 @@ pub fn keep_refusals(refusals: Arc<Refusals>) {
 
 /// Replaces control characters: QEMU controls parts of some texts.
 fn printable(text: &str) -> String {
-    text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
+    text.chars().take(MAX_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Writes `rtvirtio-iod: TEXT` by one write(2). A failure, as of a full disk or a closed pipe, is

@@ -44,7 +44,7 @@ fn error_text(result: i32) -> String {
 }
 
 fn by_reason(refused: RefusedRequests) -> BTreeMap<String, u64> {
-    Refused::ALL.into_iter().map(|why| (why.name().to_owned(), refused.of(why))).collect()
+    Refused::ALL.into_iter().map(|why| (why.name().to_owned(), refused.count_of(why))).collect()
 }
 
 fn disk_status(

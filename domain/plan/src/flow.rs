@@ -58,7 +58,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    pub(crate) fn of(flow: &Flow) -> Self {
+    pub(crate) fn from_flow(flow: &Flow) -> Self {
         if flow.mark.is_some() { Self::Urgent } else { Self::Normal }
     }
 

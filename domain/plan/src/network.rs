@@ -99,7 +99,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     let mut wanted: Vec<(Nanos, usize, Class)> = Vec::new();
     for (port, (vm, nic)) in vms.iter().enumerate() {
         for class in [Class::Urgent, Class::Normal] {
-            let sent = sent(vm, *nic).filter(|flow| Class::of(flow) == class);
+            let sent = sent(vm, *nic).filter(|flow| Class::from_flow(flow) == class);
             let tightest = sent.filter_map(|flow| flow.target).map(|target| target.latency).min();
             // The delay in the VM's own cap is not left for the link.
             let left = tightest.and_then(|target| held(port).and_then(|held| target.0.checked_sub(held.0)));
@@ -110,7 +110,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     let mut refused = Vec::new();
     for (deadline, port, class) in wanted {
         let (vm, nic) = vms[port];
-        let of_class = sent(vm, nic).filter(|flow| Class::of(flow) == class);
+        let of_class = sent(vm, nic).filter(|flow| Class::from_flow(flow) == class);
         let LinkReserve { rate, burst, .. } = link_reserve(of_class, deadline, stall);
         let reserve = Some(LinkReserve { rate, burst, deadline });
         let rate = RateConfig { rate, burst, deadline };
@@ -171,7 +171,7 @@ fn promise(
     (network, port): (&str, usize),
     ([urgent, normal], held): ([Option<Nanos>; 2], Option<Nanos>),
 ) -> FlowPromise {
-    let of_class = match (flow.direction, Class::of(flow)) {
+    let of_class = match (flow.direction, Class::from_flow(flow)) {
         (Direction::Rx, _) => None,
         (Direction::Tx, Class::Urgent) => urgent,
         (Direction::Tx, Class::Normal) => normal,

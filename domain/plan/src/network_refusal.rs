@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 use crate::flow::{Class, FlowPromise};
 
 /// Longest target of a spec.
-const LONGEST: Nanos = Nanos(3_600_000_000_000);
+const MAX_TARGET: Nanos = Nanos(3_600_000_000_000);
 
 /// The frames of a port that admission refuses a reservation.
 pub(crate) struct RefusedClass {
@@ -42,10 +42,10 @@ impl RefusedClass {
             *self.class.reserve(&mut trial.ports[self.port]) = Some(RateConfig { deadline, ..self.rate });
             trial.check().is_ok()
         };
-        if !is_admitted(LONGEST) {
+        if !is_admitted(MAX_TARGET) {
             return None;
         }
-        let (mut refused, mut admitted) = (self.rate.deadline.0.min(LONGEST.0 - 1), LONGEST.0);
+        let (mut refused, mut admitted) = (self.rate.deadline.0.min(MAX_TARGET.0 - 1), MAX_TARGET.0);
         while admitted - refused > 1 {
             let middle = refused + (admitted - refused) / 2;
             if is_admitted(Nanos(middle)) { admitted = middle } else { refused = middle }

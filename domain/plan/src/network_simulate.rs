@@ -15,7 +15,7 @@ use crate::simulate::{DRIFT, RATE_SLACK, Traffic};
 /// Frames that a flooding VM has in its queue.
 const FLOOD: usize = 16;
 /// Largest latency that the histograms distinguish: one hour.
-const LONGEST: Nanos = Nanos(3_600_000_000_000);
+const MAX_LATENCY: Nanos = Nanos(3_600_000_000_000);
 
 /// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -111,7 +111,7 @@ impl<'p> NetworkSimulation<'p> {
                     count,
                     period,
                     next: Nanos((random.unit() * period.0 as f64) as u64),
-                    hist: Latencies::with_range(LONGEST, 3),
+                    hist: Latencies::with_range(MAX_LATENCY, 3),
                     late: 0,
                 }
             })

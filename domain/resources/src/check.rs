@@ -114,7 +114,7 @@ pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec
         }
     }
     notes.extend(check_disk_files(file, running)?);
-    notes.extend(doubts::of(file));
+    notes.extend(doubts::warnings(file));
     Ok(notes)
 }
 

@@ -185,9 +185,9 @@ fn in_use(path: &Path, busy: Busy) -> BackingError {
             let list: Vec<String> = holders.iter().map(Holder::to_string).collect();
             return BackingError::InUse { path: path.to_owned(), by: list.join("; "), processes: Vec::new() };
         }
-        Busy::Exclusive => ("another user has it exclusively", Holders::of(path, &[])),
-        Busy::Flock => ("another process has locked it (flock)", Holders::of(path, &[])),
-        Busy::Image => ("another process has QEMU's image locks on it", Holders::of(path, &[])),
+        Busy::Exclusive => ("another user has it exclusively", Holders::find(path, &[])),
+        Busy::Flock => ("another process has locked it (flock)", Holders::find(path, &[])),
+        Busy::Image => ("another process has QEMU's image locks on it", Holders::find(path, &[])),
     };
     let seen = seen.unwrap_or_default();
     let processes = seen.found.iter().filter_map(|h| match h {

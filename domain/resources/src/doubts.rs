@@ -15,7 +15,7 @@ use crate::backing::{SECTOR, block_geometry, direct_alignment};
 
 /// All warnings, as sentences with a remedy. A failed check is one too.
 #[must_use]
-pub fn of(file: &File) -> Vec<String> {
+pub fn warnings(file: &File) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut sparse = BTreeMap::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
@@ -151,7 +151,7 @@ mod tests {
                     "[[device.disk]]\nname = \"{name}\"\nsocket = \"/s{name}\"\npath = \"{dir}/{name}\"\n{keys}\n"
                 );
             }
-            of(&File::parse(Path::new("x"), &text).unwrap())
+            warnings(&File::parse(Path::new("x"), &text).unwrap())
         };
         let sparse = |doubts: Vec<String>| {
             doubts.into_iter().filter(|doubt| doubt.contains("sparse")).collect::<Vec<_>>()

@@ -141,7 +141,7 @@ fn is_other_directory(entry: &Entry, machine: &Machine<'_>) -> bool {
     let (Some(identity), Some(dir)) = (entry.identity, entry.target.path.parent()) else { return false };
     match machine.host().identity(dir) {
         Ok(now) => now != identity,
-        Err(e) => matches!(Fault::of(e), Fault::Gone(_)),
+        Err(e) => matches!(Fault::from_io(e), Fault::Gone(_)),
     }
 }
 
@@ -226,7 +226,7 @@ fn add_fresh(
 ) -> Result<Touched, ApplyError> {
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     let fresh = capture(fresh, machine)?;
-    let inherited = Inherited::of(journal, &fresh);
+    let inherited = Inherited::from_journal(journal, &fresh);
     let before: Vec<_> = fresh.iter().map(|e| before_us(&inherited, &e.target, machine)).collect();
     // A value of ours must not be taken for what a thread had before. Such a thread is left out as
     // a whole: one that is in our cgroup and in no journal is moved to `home` when the cgroup is
@@ -383,7 +383,7 @@ struct Inherited<'j> {
 }
 
 impl<'j> Inherited<'j> {
-    fn of(journal: &'j Journal, fresh: &'j [Entry]) -> Self {
+    fn from_journal(journal: &'j Journal, fresh: &'j [Entry]) -> Self {
         let groups = journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)).collect();
         let mut main_policies = BTreeMap::new();
         for entry in journal.entries.iter().filter(|e| e.target.form == Form::Scheduling) {

@@ -159,7 +159,7 @@ fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option
     match (target.in_cgroup(), target.path.parent()) {
         (true, Some(dir)) => match machine.host().identity(dir) {
             Ok(id) => Ok(Some(id)),
-            Err(e) => match Fault::of(e) {
+            Err(e) => match Fault::from_io(e) {
                 Fault::Gone(_) if made => Ok(None),
                 fault => Err(unreadable(target, fault)),
             },

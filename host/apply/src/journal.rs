@@ -94,7 +94,7 @@ impl Entry {
 /// Weight of another device in a file whose default must be rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Kept {
+pub(crate) struct OtherWeight {
     pub target: Target,
     pub value: String,
     /// Inode of the cgroup's directory, as in [`Entry`].
@@ -122,7 +122,7 @@ pub(crate) struct Journal {
     #[serde(alias = "rest")]
     pub leftover: bool,
     /// Weights of other devices that must be written again should a revert be cut off.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<OtherWeight>,
     /// The knobs: writes in order, then files that change along.
     pub entries: Vec<Entry>,
 }
@@ -312,7 +312,7 @@ pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
         Ok(journal) => Ok(Some(journal)),
         Err(Unusable::Other(found)) => Err(ApplyError::OtherVersion { path, found, known: JOURNAL_SCHEMA }),
         Err(Unusable::Damaged(why)) => {
-            Err(ApplyError::BadJournal { path, why, readable: Readable::of(&bytes) })
+            Err(ApplyError::BadJournal { path, why, readable: Readable::parse(&bytes) })
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct Movable {
 }
 
 impl Movable {
-    fn of(entry: &Entry) -> Option<Self> {
+    fn from_entry(entry: &Entry) -> Option<Self> {
         let Place::Thread { pid, tid, start } = entry.target.place else { return None };
         let attr = |text: &String| text.parse::<Attr>().ok();
         if entry.target.form != Form::Scheduling || entry.levels.is_empty() {
@@ -81,7 +81,7 @@ pub struct MovableFile {
 }
 
 impl MovableFile {
-    fn of(entry: &Entry) -> Option<Self> {
+    fn from_entry(entry: &Entry) -> Option<Self> {
         if entry.target.place != Place::Host || entry.levels.is_empty() {
             return None;
         }
@@ -209,8 +209,8 @@ impl Levels {
         let whole = journal.complete && !journal.reverting && !journal.leftover;
         if whole && !journal.is_of_another_boot(&Machine::new(&machine, &NoGuests))? {
             self.by = Some(journal.pid);
-            self.movable = journal.entries.iter().filter_map(Movable::of).collect();
-            self.files = journal.entries.iter().filter_map(MovableFile::of).collect();
+            self.movable = journal.entries.iter().filter_map(Movable::from_entry).collect();
+            self.files = journal.entries.iter().filter_map(MovableFile::from_entry).collect();
             // A setting with its old value and a single value moves under no plan.
             let is_fixed = |e: &&Entry| e.levels.is_empty() && (e.new.is_none() || e.new != e.old);
             self.fixed = journal.entries.iter().filter(is_fixed).map(|e| e.target.clone()).collect();

@@ -226,7 +226,7 @@ impl Fault {
 
     /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the object itself is gone. After any other
     /// error it may still exist and have our value.
-    pub(crate) fn of(error: io::Error) -> Self {
+    pub(crate) fn from_io(error: io::Error) -> Self {
         if rtvirtio_kernel::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
     }
 
@@ -236,7 +236,7 @@ impl Fault {
     fn of_connect(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::Gone(error),
-            _ => Self::of(error),
+            _ => Self::from_io(error),
         }
     }
 }
@@ -272,13 +272,13 @@ impl<'a> Machine<'a> {
             (Place::Thread { pid, tid, start }, form) => {
                 self.same_thread(*pid, *tid, *start)?;
                 if *form == Form::Scheduling {
-                    return self.host.scheduling(*pid, *tid).map(|a| a.to_string()).map_err(Fault::of);
+                    return self.host.scheduling(*pid, *tid).map(|a| a.to_string()).map_err(Fault::from_io);
                 }
                 self.read_at(&Place::Host, &target.path)
             }
             (_, Form::Group { .. }) => match self.host.identity(&target.path) {
                 Ok(_) => Ok(PRESENT.to_owned()),
-                Err(e) => match Fault::of(e) {
+                Err(e) => match Fault::from_io(e) {
                     Fault::Gone(_) => Ok(ABSENT.to_owned()),
                     fault => Err(fault),
                 },
@@ -291,7 +291,7 @@ impl<'a> Machine<'a> {
     /// this check and the next call, because `sched_setattr` takes no file descriptor; as the
     /// kernel assigns ids in sequence, all of them would have to be used up meanwhile.
     pub(crate) fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
-        match self.host.thread_start(pid, tid).map_err(Fault::of)? {
+        match self.host.thread_start(pid, tid).map_err(Fault::from_io)? {
             now if now == start => Ok(()),
             _ => Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")))),
         }
@@ -300,7 +300,7 @@ impl<'a> Machine<'a> {
     /// The text of a file at a place.
     pub(crate) fn read_at(&self, place: &Place, path: &Path) -> Result<String, Fault> {
         match place {
-            Place::Host | Place::Thread { .. } => self.host.read(path).map_err(Fault::of),
+            Place::Host | Place::Thread { .. } => self.host.read(path).map_err(Fault::from_io),
             Place::Guest { agent, .. } => {
                 let bytes = self.in_guest(agent, |g| g.read(&path.to_string_lossy()))?;
                 String::from_utf8(bytes)
@@ -320,10 +320,10 @@ impl<'a> Machine<'a> {
                 self.write_thread(*pid, *tid, &target.form, text)
             }
             Place::Host if matches!(target.form, Form::Group { .. }) => match text {
-                PRESENT => self.host.make_dir(&target.path).map_err(Fault::of),
-                _ => self.host.remove_dir(&target.path).map_err(Fault::of),
+                PRESENT => self.host.make_dir(&target.path).map_err(Fault::from_io),
+                _ => self.host.remove_dir(&target.path).map_err(Fault::from_io),
             },
-            Place::Host => self.host.write(&target.path, text).map_err(Fault::of),
+            Place::Host => self.host.write(&target.path, text).map_err(Fault::from_io),
             Place::Guest { agent, .. } => {
                 self.in_guest(agent, |g| g.write(&target.path.to_string_lossy(), text.as_bytes()))
             }
@@ -335,13 +335,13 @@ impl<'a> Machine<'a> {
         match form {
             Form::Scheduling => {
                 let attr = text.parse::<Attr>().map_err(|e| invalid(e.to_string()))?;
-                self.host.set_scheduling(pid, tid, &attr).map_err(Fault::of)
+                self.host.set_scheduling(pid, tid, &attr).map_err(Fault::from_io)
             }
             Form::ThreadCgroup { mount, .. } => {
                 let below = text.strip_prefix('/').unwrap_or(text);
                 let file = mount.join(below).join(TASKS);
                 // `ENOENT` here is a missing cgroup, not a missing thread: that just existed.
-                self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::of(e) {
+                self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::from_io(e) {
                     Fault::Gone(e) if e.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => Fault::Io(e),
                     other => other,
                 })
@@ -369,6 +369,6 @@ impl<'a> Machine<'a> {
         if result.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
             open.remove(agent);
         }
-        result.map_err(Fault::of)
+        result.map_err(Fault::from_io)
     }
 }

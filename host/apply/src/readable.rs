@@ -50,7 +50,7 @@ pub struct ReadableEntry {
 impl Readable {
     /// Reads leniently: each JSON object that looks like an entry, whatever is around it. What is
     /// cut off or changed in its form is left out.
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(LIMIT)];
         let mut entries = Vec::new();
         let mut at = 0;

@@ -66,7 +66,7 @@ impl Attributes {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    fn of(descriptor: &OwnedFd) -> Self {
+    fn from_fd(descriptor: &OwnedFd) -> Self {
         Self::new().word(0, descriptor.as_raw_fd().unsigned_abs())
     }
 }
@@ -90,13 +90,13 @@ pub(crate) fn ring(bytes: u32) -> io::Result<OwnedFd> {
 
 /// Sets the value of a key in a [`hash`].
 pub fn update(hash: &OwnedFd, key: u32, value: u32) -> io::Result<()> {
-    let attributes = Attributes::of(hash).double(8, (&raw const key) as u64);
+    let attributes = Attributes::from_fd(hash).double(8, (&raw const key) as u64);
     attributes.double(16, (&raw const value) as u64).ask(MAP_UPDATE).map(drop)
 }
 
 /// Removes a key from a [`hash`].
 pub fn remove(hash: &OwnedFd, key: u32) -> io::Result<()> {
-    Attributes::of(hash).double(8, (&raw const key) as u64).ask(MAP_DELETE).map(drop)
+    Attributes::from_fd(hash).double(8, (&raw const key) as u64).ask(MAP_DELETE).map(drop)
 }
 
 /// Type information of a module, by which programs are attached to its functions; `None` where the
@@ -122,7 +122,7 @@ pub fn module(name: &str) -> io::Result<Option<OwnedFd>> {
         let mut info = Attributes::new().double(16, text.as_mut_ptr() as u64).word(24, text.len() as u32);
         let length = 32;
         let place = info.0.as_mut_ptr() as u64;
-        Attributes::of(&types).word(4, length).double(8, place).ask(OBJECT_INFO)?;
+        Attributes::from_fd(&types).word(4, length).double(8, place).ask(OBJECT_INFO)?;
         if info.word_at(28) == 1 && text.split(|b| *b == 0).next() == Some(name.as_bytes()) {
             return Ok(Some(types));
         }

@@ -51,7 +51,7 @@ impl Mapping {
 
     /// All words of the mapping.
     #[must_use]
-    pub fn words(&self) -> &[AtomicU32] {
+    pub fn as_words(&self) -> &[AtomicU32] {
         // SAFETY: `bytes` are mapped at a page's start until this is dropped, and other writers of
         // shared memory are what atomics are for.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes / 4) }

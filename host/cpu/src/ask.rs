@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ pub struct Settings {
     /// Mechanism that enforces the contract.
     pub backend: Backend,
     /// Guarantee, cap or hint.
-    pub strength: Strength,
+    pub strength: Enforcement,
     /// The writes in their order.
     #[serde(skip)]
     pub writes: Vec<Write>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use serde::{Deserialize, Serialize};
 
 /// Kernel mechanism that holds a VM's threads to a contract.
@@ -29,11 +29,11 @@ pub enum Backend {
 impl Backend {
     /// Guarantee, cap or hint.
     #[must_use]
-    pub fn strength(self) -> Strength {
+    pub fn strength(self) -> Enforcement {
         match self {
-            Self::Hcbs | Self::RtGroup | Self::Deadline => Strength::Guarantee,
-            Self::CpuMax => Strength::Cap,
-            Self::Throttle => Strength::Hint,
+            Self::Hcbs | Self::RtGroup | Self::Deadline => Enforcement::Guarantee,
+            Self::CpuMax => Enforcement::Cap,
+            Self::Throttle => Enforcement::Hint,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rtvirtio_kernel::sched::Policy;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Thread;
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub struct Control {
     /// Mechanism; `None` when nothing limits the thread.
     pub by: Option<Backend>,
     /// Guarantee, cap or hint; `None` as for `by`.
-    pub strength: Option<Strength>,
+    pub strength: Option<Enforcement>,
     /// Budget, as `4ms in 20ms`, or the reason why nothing limits the thread.
     pub what: String,
 }

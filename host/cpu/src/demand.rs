@@ -83,7 +83,7 @@ impl CurveChoice {
 
     /// Description for the user.
     #[must_use]
-    pub fn words(self) -> String {
+    pub fn description(self) -> String {
         match self {
             Self::Alone => "measured alone, as it is here".to_owned(),
             Self::Neighbour { neighbour_percent } => {
@@ -126,7 +126,7 @@ pub struct Choice {
 impl Choice {
     /// Sentence for the user: the point that decided.
     #[must_use]
-    pub fn words(&self, demand: &Demand) -> String {
+    pub fn description(&self, demand: &Demand) -> String {
         let mut text = format!(
             "{} for {} within {}: the smallest measured budget that carries {} is {} %, which answered {} ({} or more with 95 % confidence, n = {}; {}); \
              a request of {} of CPU time is answered within {}",
@@ -138,7 +138,7 @@ impl Choice {
             Iops(self.point.mean),
             Iops(self.point.lower.unwrap_or(0.0)),
             self.point.n,
-            self.curve.words(),
+            self.curve.description(),
             self.work,
             self.latest,
         );
@@ -275,7 +275,7 @@ pub fn find(
         // The smallest budget with this bound: the curve is flat from there.
         let percent = on_curve.iter().find(|p| lower(p) >= most).map_or(0, |p| p.budget_percent);
         let fits = Iops(most * (1.0 - curve.margin()));
-        let (vm, asked, curve) = (vm.clone(), demand.requests, curve.words());
+        let (vm, asked, curve) = (vm.clone(), demand.requests, curve.description());
         return Err(DemandError::TooMany {
             vm,
             asked,

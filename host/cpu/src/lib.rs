@@ -43,7 +43,7 @@ pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
 pub use managed::{room, room_beyond, room_load};
 pub use order::{Level, Order, attr, levels};
-pub use probe::{Found, Probe, choose, probe};
+pub use probe::{KernelMechanism, Probe, choose, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{group_name, settings};
 pub use split::{Share, split};

@@ -48,11 +48,11 @@ impl Level {
     /// Number of levels of [`Order::Contract`] and of [`Order::Rt`]: the kernel's interrupt threads
     /// are between them, at 50 (`MAX_RT_PRIO / 2`, `sched_set_fifo()`). Further VMs, those of the
     /// longest periods, share the last one.
-    const MOST: u32 = 23;
+    const LEVELS: u32 = 23;
 
     /// Levels below this one that are in use.
     fn below(self) -> u32 {
-        self.below.min((Self::MOST - 1).saturating_sub(self.above))
+        self.below.min((Self::LEVELS - 1).saturating_sub(self.above))
     }
 }
 
@@ -82,7 +82,7 @@ pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option
     let service = match order {
         Order::Contract => 2 + 2 * level.below(),
         Order::Rt if backend == Backend::Throttle => 49,
-        Order::Rt => 98 - 2 * level.above.min(Level::MOST - 1),
+        Order::Rt => 98 - 2 * level.above.min(Level::LEVELS - 1),
     };
     let vcpu = service - 1;
     // A main loop that is FIFO 98 starts workers; with the paper's setting they must not inherit

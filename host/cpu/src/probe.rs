@@ -12,7 +12,7 @@ use crate::{Backend, Grant, Load};
 
 /// Mechanism that this kernel has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Found {
+pub struct KernelMechanism {
     /// Mechanism that can be used.
     pub backend: Backend,
     /// Shares that it grants, and those taken.
@@ -23,7 +23,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Probe {
     /// Usable mechanisms, the strongest first.
-    pub found: Vec<Found>,
+    pub found: Vec<KernelMechanism>,
     /// Missing mechanisms, with the reason and the remedy.
     pub missing: Vec<(Backend, String)>,
     /// Number of CPUs that are online.
@@ -57,7 +57,7 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
             (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
         };
         match result {
-            Ok(grant) => probe.found.push(Found { backend, grant }),
+            Ok(grant) => probe.found.push(KernelMechanism { backend, grant }),
             Err(why) => probe.missing.push((backend, why)),
         }
     }
@@ -68,8 +68,8 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
 /// Mechanism for a contract: the one asked for, else the strongest. Real-time priorities need one
 /// that holds FIFO threads.
 #[must_use]
-pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&Found> {
-    let fits = |f: &&Found| match wanted {
+pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&KernelMechanism> {
+    let fits = |f: &&KernelMechanism| match wanted {
         Some(wanted) => f.backend == wanted,
         None if real_time => matches!(f.backend, Backend::Hcbs | Backend::RtGroup | Backend::Throttle),
         None => f.backend != Backend::Throttle,
@@ -116,9 +116,9 @@ fn taken(
     Ok(loads)
 }
 
-type Looked = Result<Result<Grant, String>, HostError>;
+type ProbeResult = Result<Result<Grant, String>, HostError>;
 
-fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
+fn hcbs(root: &Root, cgroups: &Cgroups) -> ProbeResult {
     let file = cgroups.mount.join("cpu.rt.max");
     let ratio = |text: &str| {
         let mut words = text.split_whitespace().map(str::parse::<f64>);
@@ -141,7 +141,7 @@ fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
     Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
 }
 
-fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> Looked {
+fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> ProbeResult {
     let share = |dir: &Path| {
         let read = |name: &str| number(root, &dir.join(name));
         let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
@@ -173,7 +173,7 @@ fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> 
     Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken }))
 }
 
-fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
+fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> ProbeResult {
     if global.is_some_and(|g| g <= 0.0) {
         return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
     }
@@ -217,7 +217,7 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
     Ok(loads)
 }
 
-fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {
+fn cpu_max(root: &Root, cgroups: &Cgroups) -> ProbeResult {
     // The root group has no limit of its own; on v2 its children show the file once the controller
     // is enabled for them.
     let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"))?;
@@ -227,7 +227,7 @@ fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {
     Ok(Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() }))
 }
 
-fn throttle(root: &Root, global: &Option<f64>) -> Looked {
+fn throttle(root: &Root, global: &Option<f64>) -> ProbeResult {
     let server = rtvirtio_kernel::check::least_fair_server(root)?.unwrap_or(0.0);
     let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
     Ok(match limit {

@@ -6,7 +6,7 @@ use std::path::Path;
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text, unless_gone};
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_vmm::threads::main_loop_without_vcpus;
 use rtvirtio_vmm::{Role, Thread};
 
@@ -106,7 +106,7 @@ fn weaken(ask: &Ask<'_>, out: &mut Settings) {
     let vcpu = |tid: u32| ask.threads.iter().find(|t| t.tid == tid && matches!(t.role, Role::Vcpu(_)));
     let outside: Vec<_> = out.outside.iter().filter_map(|(tid, _)| vcpu(*tid)).collect();
     if let Some(first) = outside.first() {
-        out.strength = Strength::Hint;
+        out.strength = Enforcement::Hint;
         out.notes.push(format!(
             "{} of thread {} is outside of the contract, which therefore promises nothing",
             first.role, first.tid

@@ -135,7 +135,7 @@ fn the_smallest_budget_that_carries_the_requests_is_taken() {
     assert_eq!(alone.contract, contract(1500, 5000), "its mean of 80 is no promise");
     assert_eq!((alone.point.budget_percent, alone.point.n), (30, 3));
     assert!((alone.work.as_millis_f64() - 2.1).abs() < 1e-6);
-    let words = alone.words(&demand(79.0, 100));
+    let words = alone.description(&demand(79.0, 100));
     for part in
         ["1.5ms in 5ms for 79/s within 100ms", "is 30 %, which answered 120/s", "n = 3", "measured alone"]
     {
@@ -153,7 +153,7 @@ fn requests_that_take_several_cpus_at_once_are_reported() {
     assert!(!at(&p).parallel);
     p.runs.iter_mut().for_each(|r| r.cpu *= 1.5);
     assert!(at(&p).parallel);
-    assert!(at(&p).words(&demand(70.0, 200)).contains("several CPUs"));
+    assert!(at(&p).description(&demand(70.0, 200)).contains("several CPUs"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use rtvirtio_cpu::{
 };
 use rtvirtio_kernel::sched::Reservation;
 use rtvirtio_kernel::{Cgroups, Root};
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle};
@@ -106,7 +106,7 @@ fn v1_with_rt_groups_counts_what_others_have() {
     host.rt_group("/web/inner", "10000\n", "100000\n");
     let probe = host.probe();
     let found = choose(&probe, None, true).unwrap();
-    assert_eq!((found.backend, found.backend.strength()), (Backend::RtGroup, Strength::Guarantee));
+    assert_eq!((found.backend, found.backend.strength()), (Backend::RtGroup, Enforcement::Guarantee));
     assert_eq!(found.grant.taken.len(), 1, "{found:?}");
     assert!((found.grant.free() - 0.65).abs() < 1e-9 && found.grant.taken[0].name == "cgroup web");
     assert_eq!(probe.cpus, 2);
@@ -125,7 +125,7 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     // threads is available.
     assert_eq!(host.chosen(true), Some(Backend::Throttle));
     let cap = choose(&probe, Some(Backend::CpuMax), false).unwrap();
-    assert_eq!((cap.backend.strength(), cap.grant.limit.0), (Strength::Cap, 1.0));
+    assert_eq!((cap.backend.strength(), cap.grant.limit.0), (Enforcement::Cap, 1.0));
 
     let old = Host::new(V1, "5.10.0\n");
     old.put("/proc/sys/kernel/sched_rt_runtime_us", "-1\n");
@@ -398,11 +398,11 @@ fn a_vcpu_outside_of_the_contract_weakens_it() {
     host.rt_group("", "950000\n", "1000000\n");
     let mut threads = host.vm("/vms/plc", 0, "0");
     let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
-    assert_eq!(made.strength, Strength::Guarantee);
+    assert_eq!(made.strength, Enforcement::Guarantee);
     let vcpu = threads.iter_mut().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
     vcpu.reservation = Some(Reservation { runtime: 1_000_000, deadline: 20_000_000, period: 20_000_000 });
     let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
-    assert_eq!(made.strength, Strength::Hint);
+    assert_eq!(made.strength, Enforcement::Hint);
     assert!(made.notes.iter().any(|n| n.contains("vcpu 0 of thread 103 is outside")), "{:?}", made.notes);
 }
 
@@ -424,6 +424,6 @@ fn helpers_in_the_vms_cgroup_are_held_with_it() {
     let threads = discover(&host.root, &handle).unwrap();
     assert_eq!(threads.len(), 6);
     let made = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
-    assert_eq!((made.strength, made.writes.len()), (Strength::Cap, 1));
+    assert_eq!((made.strength, made.writes.len()), (Enforcement::Cap, 1));
     assert!(made.outside.is_empty(), "{:?}", made.outside);
 }

@@ -9,7 +9,7 @@ use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent};
 use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, probe, settings};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Policy;
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_testkit::{Need, has};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
@@ -104,7 +104,7 @@ fn a_contract_holds_the_vcpus_of_other_vmms() {
             used: &[],
         };
         let made = settings(&root, &probe, Backend::RtGroup, &ask).unwrap();
-        assert_eq!(made.strength, Strength::Guarantee, "{names}");
+        assert_eq!(made.strength, Enforcement::Guarantee, "{names}");
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let session = Session::open(dir.path().join("state")).unwrap();
         let machine = Host::new(&root, &NoGuests);

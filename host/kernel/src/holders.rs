@@ -25,7 +25,7 @@ use self::target::Target;
 use crate::HostError;
 
 /// Time within which a transient holder, such as udev's `blkid`, may go.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TRANSIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -130,7 +130,7 @@ impl Holders {
     ///
     /// # Errors
     /// When the path, sysfs, the mount table or `/proc` cannot be read.
-    pub fn of(path: &Path, except: &[u32]) -> Result<Self, HostError> {
+    pub fn find(path: &Path, except: &[u32]) -> Result<Self, HostError> {
         let target = Target::find(path)?;
         let mut found = target.kernel_uses()?;
         let unseen = processes::holding(&target, except, &mut found)?;
@@ -246,7 +246,7 @@ impl Claim {
                 Ok(claim) => return Ok(claim),
                 Err(holders) => holders,
             };
-            if begin.elapsed() >= PATIENCE {
+            if begin.elapsed() >= TRANSIENT_TIMEOUT {
                 return Err(ClaimError::InUse { path: path.to_owned(), holders });
             }
             std::thread::sleep(PAUSE);
@@ -255,7 +255,7 @@ impl Claim {
 
     fn try_take(path: &Path, except: &[u32]) -> Result<Result<Self, Vec<Holder>>, ClaimError> {
         let look = || -> Result<Holders, ClaimError> {
-            let holders = Holders::of(path, except)?;
+            let holders = Holders::find(path, except)?;
             let is_root = rustix::process::geteuid().is_root();
             if holders.found.is_empty() && !holders.unseen.is_empty() && !is_root {
                 return Err(ClaimError::Unseen { path: path.to_owned(), processes: holders.unseen });

@@ -23,7 +23,7 @@ const OF_A_PROCESS: [&str; 2] = ["learn-", "bench-"];
 /// cgroups of both versions among them.
 const ATTRIBUTE: &str = "trusted.rtvirtio.known_by";
 /// Longest path, in bytes (`PATH_MAX`).
-const LONGEST: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// Owner of a cgroup: a process or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ fn known_by(root: &Root, dir: &Path, name: &str) -> KnownBy {
             return u32::try_from(pid).map_or(KnownBy::Unknown, |pid| KnownBy::Process(pid, start));
         }
     }
-    let mut path = vec![0; LONGEST];
+    let mut path = vec![0; MAX_PATH];
     match getxattr(root.at(dir), ATTRIBUTE, &mut path) {
         Ok(length) => {
             path.truncate(length);

@@ -35,7 +35,7 @@ impl ProcessId {
     ///
     /// # Errors
     /// When `/proc/PID/stat` exists but cannot be read.
-    pub fn of(pid: u32) -> io::Result<Option<Self>> {
+    pub fn find(pid: u32) -> io::Result<Option<Self>> {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 

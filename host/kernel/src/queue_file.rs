@@ -90,7 +90,7 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
 /// any that they write now.
 fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
-    let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::of(pid).ok().flatten());
+    let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::find(pid).ok().flatten());
     if let (Some(process), Some(note)) = (process, note_of(path)) {
         let text = format!("{} {}\n", process.pid, process.start_time);
         // Without the note, only the error that the caller gets tells of it.

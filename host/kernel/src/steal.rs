@@ -45,7 +45,7 @@ impl StealWatch {
     /// # Errors
     /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
-        self.of(root, &[STEAL])
+        self.share_of(root, &[STEAL])
     }
 
     /// Share of the time of all CPUs since then in which they had nothing to do, 0 to 1; `None`
@@ -54,10 +54,10 @@ impl StealWatch {
     /// # Errors
     /// As [`Self::start`].
     pub fn idle(&self, root: &Root) -> Result<Option<f64>, HostError> {
-        self.of(root, &IDLE)
+        self.share_of(root, &IDLE)
     }
 
-    fn of(&self, root: &Root, places: &[usize]) -> Result<Option<f64>, HostError> {
+    fn share_of(&self, root: &Root, places: &[usize]) -> Result<Option<f64>, HostError> {
         let now = times(root, ALL)?;
         // A CPU that goes offline takes its times out of the sum.
         let passed: Vec<u64> =

@@ -64,7 +64,7 @@ pub enum Refusal {
 impl Refusal {
     /// The refusal in an error; `None` for another error.
     #[must_use]
-    pub fn of(error: &io::Error) -> Option<&Self> {
+    pub fn find_in(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }

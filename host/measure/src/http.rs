@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub use url::{Url, UrlError};
 
 /// Time without data after which a server counts as hung.
-const PATIENCE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval at which a client checks whether it must stop.
 const STOP_CHECK: Duration = Duration::from_millis(500);
 /// Interval at which the answers are checked for being complete.
@@ -69,7 +69,7 @@ impl Request {
     /// Receives the answer; false when stopped. `whole` counts its bytes.
     fn receive(&self, bytes: &AtomicU64, whole: &mut u64, stop: &AtomicBool) -> io::Result<bool> {
         let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-        let mut stream = TcpStream::connect_timeout(&self.url.address(), PATIENCE)?;
+        let mut stream = TcpStream::connect_timeout(&self.url.address(), IDLE_TIMEOUT)?;
         stream.set_read_timeout(Some(STOP_CHECK))?;
         stream.write_all(&self.text)?;
         let (mut head, mut body) = (Vec::new(), None::<usize>);
@@ -83,7 +83,7 @@ impl Request {
                 Ok(0) => break,
                 Ok(n) => n,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    if last.elapsed() > PATIENCE {
+                    if last.elapsed() > IDLE_TIMEOUT {
                         return Err(e);
                     }
                     continue;
@@ -264,7 +264,7 @@ pub fn periodic(
         let last = Instant::now();
         while !sent.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             let given_up = cancelled.load(Ordering::Relaxed);
-            if given_up || last.elapsed() > PATIENCE {
+            if given_up || last.elapsed() > IDLE_TIMEOUT {
                 stop.store(true, Ordering::Relaxed);
             }
             if given_up {

@@ -35,7 +35,7 @@
 //! in whole ms, exactly (with several in flight to 1 ms), unless every single request was made 1 ms
 //! too late; then `L_i` is too small by the least of these delays.
 
-use crate::fio::{Pace, Sample};
+use crate::fio::{FioRate, Sample};
 
 /// Completed request with its place in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +57,13 @@ pub struct Timed {
 /// Latencies from the intended start, in the log's order. Samples of a direction without a pace are
 /// left out; the caller compares the number.
 #[must_use]
-pub fn from_intended_start(samples: &[Sample], pace: &Pace, depth: u32) -> Vec<Timed> {
+pub fn from_intended_start(samples: &[Sample], pace: &FioRate, depth: u32) -> Vec<Timed> {
     if depth <= 1 { one_in_flight(samples, pace) } else { several_in_flight(samples, pace) }
 }
 
 /// Start of the job in whole ms of the log's clock; see the module's text. `None` for an empty log.
 #[must_use]
-pub fn job_start_ms(samples: &[Sample], pace: &Pace, depth: u32) -> Option<u64> {
+pub fn job_start_ms(samples: &[Sample], pace: &FioRate, depth: u32) -> Option<u64> {
     let mut order: Vec<usize> = (0..samples.len()).collect();
     if depth > 1 {
         order = by_start(samples);
@@ -88,7 +88,7 @@ fn by_start(samples: &[Sample]) -> Vec<usize> {
     order
 }
 
-fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
+fn one_in_flight(samples: &[Sample], pace: &FioRate) -> Vec<Timed> {
     let mut next = [0u128; 2];
     let mut free_at = 0u64;
     let mut timed = Vec::with_capacity(samples.len());
@@ -111,7 +111,7 @@ fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
     timed
 }
 
-fn several_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
+fn several_in_flight(samples: &[Sample], pace: &FioRate) -> Vec<Timed> {
     let mut next = [0u128; 2];
     let mut timed = vec![None; samples.len()];
     for i in by_start(samples) {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// Stalls within an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stood {
+pub struct StallTotal {
     /// Sum of their lengths.
     pub total: Nanos,
     /// Number of stalls in the interval.
@@ -32,9 +32,9 @@ pub struct LateInterval {
     /// Mean number in flight.
     pub depth: f64,
     /// Stalls of the host; `None` where these are not known.
-    pub host: Option<Stood>,
+    pub host: Option<StallTotal>,
     /// Standstills of the disk, less the host's stalls; `None` where these are not known.
-    pub disk: Option<Stood>,
+    pub disk: Option<StallTotal>,
 }
 
 /// Number of late requests by cause.
@@ -69,7 +69,7 @@ pub fn causes(intervals: &[LateInterval]) -> LateCauses {
 }
 
 /// Number of requests that arrive during some stalls or are in flight at their start.
-fn touched(stood: Stood, interval: &LateInterval) -> u64 {
+fn touched(stood: StallTotal, interval: &LateInterval) -> u64 {
     let arrive = interval.rate.max(0.0) * stood.total.0 as f64 / 1e9;
     // With none in flight, a request that arrives is delayed all the same.
     let in_flight = stood.count as f64 * interval.depth.max(0.0);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn interval(late: u64, host_ms: u64, disk_ms: u64) -> LateInterval {
-        let stood = |ms| Some(Stood { total: Nanos::from_millis(ms), count: u64::from(ms > 0) });
+        let stood = |ms| Some(StallTotal { total: Nanos::from_millis(ms), count: u64::from(ms > 0) });
         LateInterval { late, rate: 1_000.0, depth: 2.0, host: stood(host_ms), disk: stood(disk_ms) }
     }
 

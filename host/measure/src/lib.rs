@@ -21,7 +21,6 @@
 //! `docs/explanation/measuring.md` explains how latency is counted, with the experiment that shows
 //! why.
 
-pub mod awake;
 mod error;
 pub mod fio;
 pub mod flow;
@@ -31,6 +30,7 @@ pub mod late;
 pub mod local;
 pub mod noise;
 pub mod observe;
+pub mod pm_qos;
 pub mod profile;
 mod result;
 pub mod run;

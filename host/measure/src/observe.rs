@@ -64,14 +64,19 @@ pub struct Tail {
 #[must_use]
 pub fn of_qemu(before: &DiskStats, after: &DiskStats, time: Duration) -> Option<Vec<Observed>> {
     let directions = [Direction::Read, Direction::Write, Direction::Flush];
-    let all = directions.map(|d| (d, one(d, before.of(d), after.of(d), time)));
+    let all = directions.map(|d| (d, observe_direction(d, before.counters(d), after.counters(d), time)));
     if all.iter().any(|(_, observed)| observed.is_none()) {
         return None;
     }
     Some(all.into_iter().filter_map(|(_, observed)| observed).filter(|o| o.n > 0).collect())
 }
 
-fn one(direction: Direction, before: &Counters, after: &Counters, time: Duration) -> Option<Observed> {
+fn observe_direction(
+    direction: Direction,
+    before: &Counters,
+    after: &Counters,
+    time: Duration,
+) -> Option<Observed> {
     let n = after.ops.checked_sub(before.ops)?;
     let bytes = after.bytes.checked_sub(before.bytes)?;
     let busy = after.time_ns.checked_sub(before.time_ns)?;

@@ -21,7 +21,9 @@ use rtvirtio_stats::Latencies;
 use rtvirtio_stats::pot::can_carry;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
-use crate::fio::{Direction, FioOutput, JobFile, JobStats, LogClock, Pace, Section, parse_json, parse_log};
+use crate::fio::{
+    Direction, FioOutput, FioRate, JobFile, JobStats, LogClock, Section, parse_json, parse_log,
+};
 use crate::intended::{Timed, from_intended_start, job_start_ms};
 use crate::stalls::Stalls;
 use crate::tail::estimate;
@@ -242,7 +244,7 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
 
 /// The requests of one paced section.
 struct Stream {
-    pace: Pace,
+    pace: FioRate,
     timed: Vec<Timed>,
     /// Start of the job in ns of CLOCK_MONOTONIC, where the log has it.
     start_ns: Option<u64>,
@@ -251,7 +253,7 @@ struct Stream {
 /// Requests of one section from its log, checked against fio's own count.
 fn stream(
     task: &Task,
-    pace: &Pace,
+    pace: &FioRate,
     stats: &JobStats,
     log: Option<&[u8]>,
     clock: LogClock,
@@ -374,7 +376,7 @@ fn kept_rate(
     }
     let owed = |t: u64| -> u64 {
         let by = t.saturating_sub(recent).saturating_add(1);
-        let of = |pace: &Pace, write| {
+        let of = |pace: &FioRate, write| {
             let n = pace.due_before(write, by).saturating_sub(pace.due_before(write, warmup));
             n.saturating_mul(pace.mean_bytes()).saturating_sub(pace.slack_bytes())
         };

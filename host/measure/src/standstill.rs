@@ -29,7 +29,7 @@ const PERIOD_NS: u64 = 2_000_000;
 /// the scale of targets of some 10 ms.
 const KEPT_NS: u64 = 5_000_000;
 /// Largest number of standstills kept: at one every 6 ms, a run of an hour and a half.
-const MOST: usize = 1_000_000;
+const MAX_KEPT: usize = 1_000_000;
 /// Priority below the threads of an emulated device (FIFO 40), whose time must not be taken, and
 /// above all load.
 const PRIORITY: i32 = 39;
@@ -165,7 +165,7 @@ impl Finder {
 
     fn close(&mut self) {
         let Some((from, _)) = self.since.take() else { return };
-        if self.until > from + KEPT_NS && self.spans.len() < MOST {
+        if self.until > from + KEPT_NS && self.spans.len() < MAX_KEPT {
             self.spans.push((from, self.until));
         }
     }

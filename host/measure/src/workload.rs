@@ -194,14 +194,14 @@ pub struct Measured {
 }
 
 /// Results of a run: each task, stalls of the host, and standstills of the disk.
-pub type Seen = (Vec<TaskResult>, Option<Noise>, Option<Standstills>);
+pub type RunResults = (Vec<TaskResult>, Option<Noise>, Option<Standstills>);
 
 /// Runs the tasks of all VMs at once and judges them, in the order given, with the stalls of host
 /// and disk. When one VM fails the others are stopped.
 ///
 /// # Errors
 /// The first failure that is not a consequence of another one.
-pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Seen, WorkloadError> {
+pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<RunResults, WorkloadError> {
     let measured = measure(loads, options)?;
     let tasks = measured.tasks.into_iter().map(TaskMeasurement::with_tail).collect();
     Ok((tasks, measured.noise, measured.disk))

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use common::{StallingFile, no_fio, no_fuse, p99, skip, task, vm};
-use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Pace, parse_log};
+use rtvirtio_measure::fio::{FioOutput, FioRate, JobFile, JobOptions, LogClock, parse_log};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::stalls::Stalls;
@@ -60,7 +60,7 @@ fn run_on_stalling_file(
     let result = measured.result;
     // One server, so answers come in the order of requests: the truth needs neither fio's clock nor
     // its log. (For an open loop's streams, in the order of intended starts.)
-    let mut intended: Vec<u64> = Pace::of(&vm.tasks[0])
+    let mut intended: Vec<u64> = FioRate::from_task(&vm.tasks[0])
         .unwrap()
         .iter()
         .flat_map(|p| (0..p.due_before(false, 10_000_000_000)).map(|i| p.intended_ns(false, i).unwrap()))

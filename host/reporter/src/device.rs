@@ -18,7 +18,7 @@ const ID: [&str; 2] = ["0x1af4", "0x1110"];
 /// Word of the doorbell register in BAR 0.
 const DOORBELL: usize = 3;
 /// Largest part of BAR 2 that is mapped, in bytes: 288 vCPUs need less.
-const MOST: u64 = 64 << 10;
+const MAX_MAPPED: u64 = 64 << 10;
 
 /// Shared memory of the device, and its doorbell.
 #[derive(Debug)]
@@ -73,12 +73,13 @@ impl Device {
             Mapping::new(&file, bytes.next_multiple_of(rustix::param::page_size()))
                 .map_err(ReporterError::io("map", &path))
         };
-        let memory = map("resource2", MOST)?;
-        if Region::new(memory.words()).is_none() {
+        let memory = map("resource2", MAX_MAPPED)?;
+        if Region::new(memory.as_words()).is_none() {
             return Err(ReporterError::TooSmall { vcpu: 0, blocks: 0 });
         }
         // BAR 1, the interrupt table, is there only in a device with a doorbell.
-        let registers = if path.join("resource1").exists() { Some(map("resource0", MOST)?) } else { None };
+        let registers =
+            if path.join("resource1").exists() { Some(map("resource0", MAX_MAPPED)?) } else { None };
         Ok(Self { path: path.to_owned(), memory, registers })
     }
 
@@ -94,13 +95,13 @@ impl Device {
     /// Never: its size is checked when it is opened.
     #[must_use]
     pub fn region(&self) -> Region<'_> {
-        Region::new(self.memory.words()).expect("a page of the least size")
+        Region::new(self.memory.as_words()).expect("a page of the least size")
     }
 
     /// Rings the doorbell, if the host has asked for it.
     pub fn ring(&self) {
         if let (Some(registers), Some(value)) = (&self.registers, self.region().doorbell()) {
-            registers.words()[DOORBELL].store(value.to_le(), Ordering::Release);
+            registers.as_words()[DOORBELL].store(value.to_le(), Ordering::Release);
         }
     }
 }

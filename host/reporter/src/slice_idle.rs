@@ -29,7 +29,7 @@ const STARTS: &str = "starts";
 const RECORD: &str = "slice_idle";
 /// Longest wait for another start's lock, which it holds for some microseconds: a process that is
 /// stopped in that moment must not stop all others.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Disk whose value is raised; both values in ms.
@@ -158,7 +158,9 @@ fn locked(path: &Path) -> Result<File, ReporterError> {
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < LOCK_TIMEOUT => {
+                std::thread::sleep(PAUSE)
+            }
             Err(e) => return Err(ReporterError::io("lock", path)(e.into())),
         }
     }

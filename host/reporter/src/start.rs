@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rtvirtio_startup::{PORT, Word};
+use rtvirtio_startup::{PORT, StartMessage};
 use rtvirtio_units::Nanos;
 
 use crate::ReporterError;
@@ -63,7 +63,7 @@ pub fn start(
     let port = find_port(Path::new(PORTS));
     let said = match &port {
         None => Err(format!("this machine has no port {PORT}")),
-        Some(port) => say(port, Word::Start { id, wanted }),
+        Some(port) => say(port, StartMessage::Start { id, wanted }),
     };
     if let Err(why) = &said {
         note(&format!("the host is not notified: {why}"));
@@ -95,7 +95,7 @@ pub fn start(
         note(&format!("not put back, which the next `rtvirtio-guest start` by root does: {e}"));
     }
     if let (Ok(()), Some(port)) = (&said, &port) {
-        if let Err(why) = say(port, Word::End { id }) {
+        if let Err(why) = say(port, StartMessage::End { id }) {
             note(&format!("the host is not notified of the end of the start: {why}"));
         }
     }
@@ -125,7 +125,7 @@ fn find_port(ports: &Path) -> Option<PathBuf> {
 }
 
 /// Writes a line. The port is opened only for that: the kernel allows a single opener.
-fn say(port: &Path, word: Word) -> Result<(), String> {
+fn say(port: &Path, word: StartMessage) -> Result<(), String> {
     let mut attempt = 1;
     let mut file = loop {
         // kernel file
@@ -249,8 +249,8 @@ mod tests {
         // A line is written to the port by a single write.
         let file = dir.path().join("port");
         fs::write(&file, "").unwrap();
-        say(&file, Word::End { id: 5 }).unwrap();
+        say(&file, StartMessage::End { id: 5 }).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "end 5\n");
-        assert!(say(dir.path(), Word::End { id: 5 }).is_err());
+        assert!(say(dir.path(), StartMessage::End { id: 5 }).is_err());
     }
 }

@@ -52,7 +52,7 @@ fn this_kernels_scheduler_is_reported() {
     assert!(watch.announces_timers());
     let address = watch.address().unwrap();
     assert!(address > 0 && address % 4096 == 0, "{address:#x}");
-    let words = watch.words();
+    let words = watch.as_words();
 
     // This thread watches from CPU 0 another one on CPU 1, which computes until its report was
     // seen, and then sleeps.

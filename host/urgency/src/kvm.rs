@@ -27,7 +27,7 @@ const SLOT: usize = 16;
 const SINCE: i16 = 0;
 const ARMED: i16 = 8;
 /// Number of vCPUs whose slots fit into a page. A power of two.
-const MOST: usize = 4096 / SLOT;
+const MAX_VCPUS: usize = 4096 / SLOT;
 /// `BPF_RB_FORCE_WAKEUP`: wakes even if the ring is not empty.
 const WAKE: i32 = 2;
 
@@ -40,7 +40,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
+    fn from_btf(btf: &Btf<'_>) -> Result<Self, BtfError> {
         let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {
             vcpu_of_apic: offset("kvm_lapic", "vcpu")?,
@@ -71,9 +71,9 @@ fn on_interrupt(threads: i32, slots: i32, ring: i32, layout: Layout) -> Vec<u64>
     a.set_map(1, threads);
     a.call(Helper::Lookup);
     a.jump_if(0, If::Equal, 0, "end");
-    // r7 = its slot. The number is below MOST anyway: this is for the verifier.
+    // r7 = its slot. The number is below MAX_VCPUS anyway: this is for the verifier.
     a.load(Width::Word, 2, 0, 0);
-    a.and(2, MOST as i32 - 1);
+    a.and(2, MAX_VCPUS as i32 - 1);
     a.shift_left(2, SLOT.trailing_zeros() as i32);
     a.set_value_of(7, slots);
     a.add_register(7, 2);
@@ -143,8 +143,8 @@ impl KvmInterrupts {
             &kernel
         };
         let function = btf.function(FUNCTION).map_err(|e| lacks("KVM for x86, loaded", &e))?;
-        let layout = Layout::of(btf).map_err(|e| lacks("KVM's structures", &e))?;
-        let threads = hash(MOST as u32).map_err(|e| lacks("BPF maps", &e))?;
+        let layout = Layout::from_btf(btf).map_err(|e| lacks("KVM's structures", &e))?;
+        let threads = hash(MAX_VCPUS as u32).map_err(|e| lacks("BPF maps", &e))?;
         let (page, maps) = (rustix::param::page_size(), |e: io::Error| lacks("BPF maps", &e));
         let array = array(1, page as u32).map_err(maps)?;
         let slots = Mapping::of_descriptor(&array, page).map_err(maps)?;
@@ -175,7 +175,7 @@ impl KvmInterrupts {
     /// As bpf(2) reports.
     pub(crate) fn add(&mut self, thread: u32) -> io::Result<Option<Slot>> {
         let free = self.used.iter().position(Option::is_none).unwrap_or(self.used.len());
-        if free == MOST {
+        if free == MAX_VCPUS {
             return Ok(None);
         }
         let slot = Slot(free);
@@ -204,7 +204,7 @@ impl KvmInterrupts {
 
     /// Sets whether the next interrupt of a slot's thread wakes the follower.
     pub(crate) fn arm(&self, slot: &Slot, is_armed: bool) {
-        let armed = &self.slots.words()[(slot.0 * SLOT + ARMED as usize) / 4];
+        let armed = &self.slots.as_words()[(slot.0 * SLOT + ARMED as usize) / 4];
         armed.store(is_armed.into(), Ordering::Release);
     }
 }

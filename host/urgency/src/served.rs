@@ -1,8 +1,8 @@
 //! VM whose page is followed.
 
-mod asker;
 mod history;
 mod interrupts;
+mod monitor_poller;
 mod place;
 mod raises;
 mod share;
@@ -15,7 +15,8 @@ use rtvirtio_apply::{Guard, Hold, Levels};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::page::{BLOCK, Blocks, Host, LEAST_SIZE, Mode};
 use rtvirtio_urgency::{
-    Answer, Change, Config, Doorbell, FairShare, GuestClock, Lead, Look, Reason, Report, Unreported, Vcpu,
+    Answer, Change, Config, Doorbell, FairShare, GuestClock, Lead, Reason, Report, Unreported, Vcpu,
+    VcpuSample,
 };
 use rtvirtio_vmm::Qmp;
 use rustix::io::Errno;
@@ -24,7 +25,7 @@ use crate::kvm::Slot;
 use crate::thread::VcpuThread;
 use crate::{DOORBELL, FileMemory, KvmInterrupts, Page, UrgencyError};
 
-use asker::Asker;
+use monitor_poller::MonitorPoller;
 use raises::Trace;
 use vcpus::{Untaken, set_to_contract};
 
@@ -70,7 +71,7 @@ pub struct ServedVm {
     host: Host<FileMemory>,
     /// Locked as long as the VM is followed.
     _lock: std::fs::File,
-    monitor: Asker,
+    monitor: MonitorPoller,
     mode: Mode,
     /// Blocks in which the guest reports; `None` while unknown.
     blocks: Option<Blocks<FileMemory>>,
@@ -137,7 +138,8 @@ impl ServedVm {
             config,
             host,
             _lock: page.lock,
-            monitor: Asker::start(monitor).map_err(UrgencyError::io("start", "a thread that asks QEMU"))?,
+            monitor: MonitorPoller::start(monitor)
+                .map_err(UrgencyError::io("start", "a thread that asks QEMU"))?,
             mode: Mode::Off,
             blocks: None,
             shown,
@@ -239,7 +241,7 @@ impl ServedVm {
             return false;
         }
         // Earlier reports are no answer to them.
-        self.look(levels, now);
+        self.poll(levels, now);
         for v in &mut self.vcpus {
             v.machine.completion(now);
         }
@@ -250,7 +252,7 @@ impl ServedVm {
     /// Polls once, and moves the threads whose level changes. Returns the time of the next change
     /// without a report. A thread that has ended is no error, and a journal that cannot be read now
     /// only keeps threads from being moved.
-    pub fn look(&mut self, levels: &Levels, now: Nanos) -> Option<Nanos> {
+    pub fn poll(&mut self, levels: &Levels, now: Nanos) -> Option<Nanos> {
         self.take_answers(levels, now);
         let alive = self.find_blocks(now);
         let mut next = None;
@@ -356,11 +358,11 @@ impl ServedVm {
             let report = seen.map(|seen| v.unreported.report(seen, self.config.hold)).or(v.report);
             let is_new = report != v.report;
             v.report = report;
-            return v.machine.look(Look { report, is_new, alive: true, ran: charged }, now).next;
+            return v.machine.observe(VcpuSample { report, is_new, alive: true, ran: charged }, now).next;
         }
         // For a guest that named memory which it does not have, nothing is urgent.
         let nothing = self.wrong.then(Report::default);
-        let mut look = Look { report: nothing, is_new: false, alive, ran: charged };
+        let mut look = VcpuSample { report: nothing, is_new: false, alive, ran: charged };
         if let Some(blocks) = &self.blocks {
             // A VM that has just ended takes its memory with it: its threads show that.
             match blocks.read(v.vcpu).ok().flatten() {
@@ -387,7 +389,7 @@ impl ServedVm {
             }
         }
         let by_other = v.expects(now);
-        let next = v.machine.look(look, now).next;
+        let next = v.machine.observe(look, now).next;
         if let Some(took) = v.answered(ran, by_other, now) {
             self.answer.took(took);
         }

@@ -43,7 +43,7 @@ struct Served {
     doorbell: u64,
 }
 
-fn beside(socket: &Path, extension: &str) -> PathBuf {
+fn sibling_path(socket: &Path, extension: &str) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(extension);
     name.into()
@@ -65,7 +65,7 @@ fn place(socket: &Path) -> Result<(StateDir, &str), UrgencyError> {
 /// Path of the file with the memory that is served at a socket.
 #[must_use]
 pub fn memory_file(socket: &Path) -> PathBuf {
-    beside(socket, ".page")
+    sibling_path(socket, ".page")
 }
 
 /// Socket at which QEMU gets memory and doorbell.
@@ -94,7 +94,7 @@ impl Server {
         let opened = |extension: &str| dir.open_file(&format!("{name}{extension}"), 0o600);
         let memory = opened(".page").map_err(UrgencyError::io("open", &page))?;
         memory.set_len(LEAST_SIZE as u64).map_err(UrgencyError::io("size", &page))?;
-        let path = beside(socket, ".lock");
+        let path = sibling_path(socket, ".lock");
         let lock = opened(".lock").map_err(UrgencyError::io("open", &path))?;
         match rtvirtio_kernel::flock::lock(&lock) {
             Ok(true) => {}
@@ -141,7 +141,7 @@ impl Server {
             failed(io::Error::new(io::ErrorKind::Unsupported, "this kernel numbers no eventfds (Linux 5.2)"))
         })?;
         // Written before QEMU can run its guest.
-        let path = beside(&self.socket, ".json");
+        let path = sibling_path(&self.socket, ".json");
         let text = serde_json::to_vec(&Served { doorbell }).map_err(|e| failed(e.into()))?;
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
         self.dir.replace(name, 0o600, &text).map_err(UrgencyError::io("write", &path))?;
@@ -187,7 +187,7 @@ fn eventfd_id(pid: u32, fd: u32) -> io::Result<Option<u64>> {
 /// # Errors
 /// When QEMU does not have it, as when it was connected to an earlier server of the socket.
 pub fn take_eventfd(vm: &str, socket: &Path, qemu: u32) -> Result<OwnedFd, UrgencyError> {
-    let path = beside(socket, ".json");
+    let path = sibling_path(socket, ".json");
     // The path of the socket comes from QEMU.
     let (dir, name) = place(socket)?;
     let text = dir.read(&format!("{name}.json")).map_err(UrgencyError::io("read", &path))?;

@@ -167,7 +167,7 @@ fn follow<V: BorrowMut<ServedVm>>(
             if at < *due && !is_called && !is_raised {
                 continue;
             }
-            let next = vm.look(levels, now());
+            let next = vm.poll(levels, now());
             let after = now();
             // A task that has been urgent for long may stay so for some time.
             let interval =

@@ -17,7 +17,7 @@ pub(crate) struct BlockNode {
 
 impl BlockNode {
     /// Parses a plain path, or QEMU's `json:{...}`.
-    pub(crate) fn of(filename: &str) -> Self {
+    pub(crate) fn parse(filename: &str) -> Self {
         let Some(text) = filename.strip_prefix("json:") else {
             let file = (!filename.is_empty() && !filename.contains("://")).then(|| PathBuf::from(filename));
             return Self { file, groups: Vec::new() };
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_filename_shows_the_file_and_the_groups() {
-        let of = |text: &str| BlockNode::of(text);
+        let of = |text: &str| BlockNode::parse(text);
         assert_eq!(of("/vm/a.img"), BlockNode { file: Some("/vm/a.img".into()), groups: vec![] });
         assert_eq!(of(""), BlockNode::default());
         assert_eq!(of("nbd://host/x"), BlockNode::default());

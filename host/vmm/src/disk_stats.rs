@@ -101,7 +101,7 @@ pub struct DiskStats {
 impl DiskStats {
     /// Counters of a direction.
     #[must_use]
-    pub fn of(&self, direction: Direction) -> &Counters {
+    pub fn counters(&self, direction: Direction) -> &Counters {
         match direction {
             Direction::Read => &self.read,
             Direction::Write => &self.write,
@@ -193,7 +193,7 @@ impl Qmp {
 
 /// Path in a file name of QEMU's; the name itself where it has none.
 fn plain(name: &str) -> String {
-    BlockNode::of(name).file.map_or_else(|| name.to_owned(), |path| path.display().to_string())
+    BlockNode::parse(name).file.map_or_else(|| name.to_owned(), |path| path.display().to_string())
 }
 
 fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {

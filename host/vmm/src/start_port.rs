@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rtvirtio_startup::{Word, WordReader};
+use rtvirtio_startup::{StartMessage, StartMessageReader};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -37,14 +37,14 @@ pub struct StartPort {
     path: PathBuf,
     stream: Option<UnixStream>,
     next_try: Instant,
-    reader: WordReader,
+    reader: StartMessageReader,
 }
 
 impl StartPort {
     /// Port at QEMU's socket; not connected yet.
     #[must_use]
     pub fn new(path: &Path) -> Self {
-        let (path, reader) = (path.to_owned(), WordReader::default());
+        let (path, reader) = (path.to_owned(), StartMessageReader::default());
         Self { path, stream: None, next_try: Instant::now(), reader }
     }
 
@@ -67,7 +67,7 @@ impl StartPort {
     }
 
     /// Reads messages of the guest, or tries to connect; never waits.
-    pub fn poll(&mut self, on_word: &mut dyn FnMut(Word)) -> PortState {
+    pub fn poll(&mut self, on_word: &mut dyn FnMut(StartMessage)) -> PortState {
         let Some(stream) = &mut self.stream else {
             if Instant::now() < self.next_try {
                 return PortState::Absent;
@@ -75,7 +75,7 @@ impl StartPort {
             self.next_try = Instant::now() + RETRY;
             return match connect(&self.path) {
                 Ok(stream) => {
-                    (self.stream, self.reader) = (Some(stream), WordReader::default());
+                    (self.stream, self.reader) = (Some(stream), StartMessageReader::default());
                     PortState::Connected
                 }
                 Err(e) if [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&e.kind()) => {
@@ -137,7 +137,7 @@ mod tests {
         assert!(matches!(port.poll(&mut |w| words.push(w)), PortState::Same));
         guest.write_all(b"start 3 250\nnonsense\nend").unwrap();
         assert!(matches!(port.poll(&mut |w| words.push(w)), PortState::Same));
-        assert_eq!(words, [Word::Start { id: 3, wanted: Nanos(250_000_000) }]);
+        assert_eq!(words, [StartMessage::Start { id: 3, wanted: Nanos(250_000_000) }]);
         assert_eq!(port.ignored(), 1);
         drop(guest);
         assert!(matches!(port.poll(&mut |_| {}), PortState::Closed));

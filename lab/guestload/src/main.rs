@@ -24,7 +24,7 @@ const USAGE: &str = "usage: rtvirtio-guestload work FILE | switches SECONDS | pr
 /// Additions in one unit of work: some hundred microseconds of an emulated processor.
 const PIECE: u64 = 50_000;
 /// Timeout of a change of level by the host.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LEVEL_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -119,7 +119,7 @@ fn promote(n: u64) -> Done {
         reporter.device().ring();
         let start = Instant::now();
         while block.level() > 0 {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > LEVEL_TIMEOUT {
                 return Err("the host does not lower this vCPU".into());
             }
         }
@@ -130,7 +130,7 @@ fn promote(n: u64) -> Done {
         reporter.report(0, &RawReport { policy: 1, priority: 99, ..RawReport::default() })?;
         reporter.device().ring();
         while block.level() == 0 {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > LEVEL_TIMEOUT {
                 return Err("the host does not raise this vCPU".into());
             }
         }

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::Session;
 use rtvirtio_cpu::{Backend, choose, probe};
 use rtvirtio_kernel::{Cgroups, Root};
-use rtvirtio_measure::awake::Awake;
+use rtvirtio_measure::pm_qos::PmQosGuard;
 use rustix::thread::CpuSet;
 
 use rtvirtio_testbed::LabHost;
@@ -104,8 +104,8 @@ pub fn core_and_others() -> anyhow::Result<(u32, Vec<u32>)> {
 }
 
 /// Keeps idle CPUs awake, as real-time hosts are set up; warns where that is not possible.
-pub fn keep_awake(progress: &dyn Progress) -> Option<Awake> {
-    Awake::hold()
+pub fn keep_awake(progress: &dyn Progress) -> Option<PmQosGuard> {
+    PmQosGuard::hold()
         .inspect_err(|e| progress.warn(&format!("the CPUs may sleep when they are idle, and wake late: {e}")))
         .ok()
 }

@@ -101,7 +101,7 @@ impl Files {
             bail!("process {} measures with huge pages: wait for its end", record.by.pid);
         }
         let before = self.number()?;
-        let by = ProcessId::of(std::process::id())?.context("this process")?;
+        let by = ProcessId::find(std::process::id())?.context("this process")?;
         let record = Record { by, before, added: pages };
         self.write_record(&record)?;
         let reserved = HugePages { files: self, record };

@@ -11,8 +11,8 @@ use rtvirtio_learn::load::vm_name;
 use rtvirtio_learn::runs::{MeasuredDevice, Runs, RunsFile, began_with};
 use rtvirtio_learn::stage::Stage;
 use rtvirtio_learn::sweep::{Allowed, Cost, Learning, profile_cost};
-use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::local::ensure_fio;
+use rtvirtio_measure::pm_qos::PmQosGuard;
 use rtvirtio_model::{Config, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::Lab;
@@ -46,7 +46,7 @@ pub struct TestBed<'a> {
     lab: Lab,
     labs: LabHost,
     /// Keeps idle CPUs awake, as in a real-time host, which an emulated device stands in for.
-    awake: Option<Awake>,
+    awake: Option<PmQosGuard>,
     progress: &'a dyn Progress,
 }
 

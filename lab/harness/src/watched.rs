@@ -121,7 +121,7 @@ mod tests {
 
     fn inventory(qmp: Option<&Path>) -> Inventory {
         let guest = qmp.map(|qmp| ListedGuest {
-            process: ProcessId::of(std::process::id()).unwrap().unwrap(),
+            process: ProcessId::find(std::process::id()).unwrap().unwrap(),
             qmp: qmp.to_owned(),
             agent: "/nowhere/agent".into(),
             disk: "/dev/vda".into(),

@@ -123,7 +123,7 @@ impl QemuGuest {
         let pid = child.id();
         // A child that has ended at once is a zombie without a start time; `died` below reports its
         // exit status.
-        let process = match ProcessId::of(pid) {
+        let process = match ProcessId::find(pid) {
             Ok(found) => found.unwrap_or(ProcessId { pid, start_time: 0 }),
             Err(source) => {
                 // The first error is reported.

@@ -164,7 +164,7 @@ fn fio_knobs_and_a_clean_end() {
     let process = guest.handle().process.clone();
     guest.stop().unwrap();
     assert!(!process.is_alive());
-    assert!(ProcessId::of(pid).unwrap().is_none(), "not even a zombie");
+    assert!(ProcessId::find(pid).unwrap().is_none(), "not even a zombie");
     assert!(!fixture.run_dir().exists());
 }
 

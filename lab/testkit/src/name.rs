@@ -67,10 +67,10 @@ mod tests {
     #[test]
     fn names_hold_their_process() {
         let this = Owner::this();
-        assert_eq!(Owner::of(&unique("plc")), Some(this));
+        assert_eq!(Owner::from_name(&unique("plc")), Some(this));
         assert_ne!(unique("plc"), unique("plc"));
         let dir = tempdir().unwrap();
-        assert_eq!(Owner::of(dir.path().file_name().unwrap().to_str().unwrap()), Some(this));
+        assert_eq!(Owner::from_name(dir.path().file_name().unwrap().to_str().unwrap()), Some(this));
         assert!(!this.is_gone());
         assert!(Owner { start: this.start + 1, ..this }.is_gone(), "its id was used again");
     }
@@ -78,10 +78,10 @@ mod tests {
     #[test]
     fn other_names_are_of_no_test() {
         for name in ["rtvirtio-web", "rtvirtio-test-", "rtvirtio-test-1", "test-1-x", "rtvirtio-latest-1-2"] {
-            assert_eq!(Owner::of(name), None, "{name}");
+            assert_eq!(Owner::from_name(name), None, "{name}");
         }
-        assert_eq!(Owner::of("rtvirtio-box-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
-        assert_eq!(Owner::of("rtvirtio-test-test-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
+        assert_eq!(Owner::from_name("rtvirtio-box-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
+        assert_eq!(Owner::from_name("rtvirtio-test-test-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
     }
 
     #[test]

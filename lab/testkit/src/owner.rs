@@ -26,7 +26,7 @@ impl Owner {
     }
 
     /// The process that a name contains; `None` for a name that is not of a test.
-    pub(crate) fn of(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         let after = |mark: &str| {
             let at_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
             name.match_indices(mark).filter(|(at, _)| at_start(*at)).find_map(|(at, _)| {

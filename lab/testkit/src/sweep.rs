@@ -54,7 +54,7 @@ fn directories(places: &[PathBuf]) -> Vec<PathBuf> {
 
 fn is_of_the_dead(path: &Path) -> bool {
     let name = path.file_name().and_then(|n| n.to_str()).filter(|n| n.starts_with("rtvirtio-"));
-    name.and_then(Owner::of).is_some_and(Owner::is_gone)
+    name.and_then(Owner::from_name).is_some_and(Owner::is_gone)
 }
 
 /// Removes a directory or a file, and all uses of it on the machine: settings, processes, loop
@@ -214,7 +214,7 @@ pub(crate) fn domain_groups() -> Vec<PathBuf> {
 
 /// The test that named the VM of a group.
 fn owner(group: &Path) -> Option<Owner> {
-    Owner::of(group.file_name()?.to_str()?)
+    Owner::from_name(group.file_name()?.to_str()?)
 }
 
 /// Whether this process named the VM of a group.
@@ -252,7 +252,7 @@ pub(crate) fn remove_empty_group(group: &Path) {
 
 /// Removes the cgroup of a VM's CPU contract, if a failed test left one.
 pub fn remove_vm_group(vm: &str) {
-    assert!(Owner::of(vm).is_some(), "{vm} is no name of `unique`");
+    assert!(Owner::from_name(vm).is_some(), "{vm} is no name of `unique`");
     let name = format!("rtvirtio-{vm}");
     let ours = |group: &PathBuf| group.file_name().is_some_and(|n| n == name.as_str());
     groups().into_iter().filter(ours).for_each(|group| remove_group(&group));

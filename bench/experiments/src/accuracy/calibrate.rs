@@ -74,7 +74,7 @@ impl Calibration {
 /// [`CalibrateError`].
 pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calibration, CalibrateError> {
     let points = of_the_paper(points);
-    let runs = PaperRuns::of(&points)?;
+    let runs = PaperRuns::from_points(&points)?;
     let best = runs.solve(&runs.all(), profile, &START, &LIMITS)?;
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];

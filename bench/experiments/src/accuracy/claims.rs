@@ -14,7 +14,7 @@ const DOUBTED: f64 = 0.1;
 const BROKEN: f64 = 0.01;
 
 /// Claims on tails as measured and, where the host's own stalls are known, on tails less these.
-pub fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
+pub fn accuracy_claims(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     let n = a.held.len();
     let at = if confidence < 1.0 - MISS { format!(" at {:.0} %", 100.0 * confidence) } else { String::new() };
     let mut claims = Vec::new();

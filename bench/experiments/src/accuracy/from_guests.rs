@@ -22,7 +22,7 @@ pub struct FromGuests {
 impl FromGuests {
     /// `unseen` are models of process VMs with the guests' runs of conditions that each has not
     /// seen; it learns from all others of `runs`.
-    pub fn of(
+    pub fn evaluate(
         unseen: &[(Models, Vec<Point>)],
         (runs, profile): (&[Point], &Profile),
         settings: &TrainSettings,

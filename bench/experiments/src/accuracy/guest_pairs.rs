@@ -61,7 +61,7 @@ pub fn pairs(guests: &[Point], processes: &[Point]) -> Vec<Pair> {
             continue;
         }
         let (spec, config) = inputs(same[0]);
-        let regime = Regime::of(&spec, &config);
+        let regime = Regime::from_config(&spec, &config);
         for (task, (_, stream, result)) in run.tasks().enumerate() {
             if stream.rate.is_some() {
                 let others = same.iter().map(|p| p.results[task].p9999.as_millis_f64()).collect();

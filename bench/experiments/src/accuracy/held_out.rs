@@ -102,7 +102,7 @@ pub fn predict_held_out(
                 id: point.id.clone(),
                 task: i,
                 vms: point.vms.iter().filter(|vm| vm.iter().any(|s| s.rate.is_some())).count(),
-                regime: Regime::of(&spec, &config).name(),
+                regime: Regime::from_config(&spec, &config).name(),
                 elevator: config.elevator,
                 writes: writes(&spec),
                 load: x[i][load_at],

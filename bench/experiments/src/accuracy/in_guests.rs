@@ -63,7 +63,7 @@ impl Runs {
 impl InGuests {
     /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of
     /// process VMs, of the dataset `processes`.
-    pub fn of(
+    pub fn evaluate(
         guests: Runs,
         judged: &[(Models, Vec<Point>)],
         parts: &[(Vec<Point>, Vec<Point>)],
@@ -93,7 +93,7 @@ impl InGuests {
             accuracy: judge(&unseen, &profile)?,
             guest_ratios: guest_ratios(&pairs),
             pairs,
-            learned: FromGuests::of(&unseen, (&runs, &profile), settings),
+            learned: FromGuests::evaluate(&unseen, (&runs, &profile), settings),
             runs: (runs, profile.guest),
         })
     }

@@ -189,15 +189,15 @@ impl Accuracy {
         let held = || self.held.iter().filter(|h| h.is_non_idling());
         let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
         (
-            NonIdling::of(held().map(HeldOut::bound_over_tail).collect()),
-            measured.collect::<Option<Vec<f64>>>().map(NonIdling::of),
+            NonIdling::from_ratios(held().map(HeldOut::bound_over_tail).collect()),
+            measured.collect::<Option<Vec<f64>>>().map(NonIdling::from_ratios),
         )
     }
 }
 
 impl NonIdling {
     /// From the ratio of bound to tail of each task.
-    fn of(over: Vec<f64>) -> Self {
+    fn from_ratios(over: Vec<f64>) -> Self {
         let below = over.iter().filter(|ratio| **ratio >= 1.0).count();
         let coverage = below as f64 / over.len().max(1) as f64;
         Self { n: over.len(), coverage, sharpness: median(over) }
@@ -206,7 +206,7 @@ impl NonIdling {
 
 impl WithHost {
     /// `None` where the stalls of the held-out runs are not known.
-    fn of(held: &[HeldOut], others: &[HeldOut]) -> Result<Option<Self>, TrainError> {
+    fn from_held_out(held: &[HeldOut], others: &[HeldOut]) -> Result<Option<Self>, TrainError> {
         let all = || held.iter().chain(others);
         let Some(uppers) = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>() else {
             return Ok(None);
@@ -273,12 +273,12 @@ fn summarise(
         scores,
         coverage: share,
         coverage_interval: interval_by_runs(&held, share),
-        with_host: WithHost::of(&held, others)?,
+        with_host: WithHost::from_held_out(&held, others)?,
         groups,
         sharpness: median(held.iter().map(HeldOut::bound_over_tail).collect()),
         sharpness_by_regime,
-        idling_rates: Rates::of(held.iter().chain(others).filter(|h| !h.is_non_idling())),
-        non_idling_rates: Rates::of(held.iter().chain(others).filter(|h| h.is_non_idling())),
+        idling_rates: Rates::from_held_out(held.iter().chain(others).filter(|h| !h.is_non_idling())),
+        non_idling_rates: Rates::from_held_out(held.iter().chain(others).filter(|h| h.is_non_idling())),
         held,
     })
 }

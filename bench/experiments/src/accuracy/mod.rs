@@ -91,7 +91,8 @@ pub fn report(
     };
     let judged = parts.iter().map(fitted).collect::<anyhow::Result<Vec<_>>>()?;
     let accuracy = judge(&judged, profile)?;
-    let guests = guests.map(|g| InGuests::of(g, &judged, &parts, (&data, &all), &settings)).transpose()?;
+    let guests =
+        guests.map(|g| InGuests::evaluate(g, &judged, &parts, (&data, &all), &settings)).transpose()?;
     // The learning curve and the networks use the first split only.
     let (Some((train, test)), Some((model, _))) = (parts.into_iter().next(), judged.into_iter().next())
     else {
@@ -121,7 +122,7 @@ pub fn report(
         report.text.push_str(&guests.text());
         report.claims.extend(guests.claims(1.0 - options.miss));
     }
-    report.claims.extend(claims::of(&accuracy, &curve, 1.0 - options.miss));
+    report.claims.extend(claims::accuracy_claims(&accuracy, &curve, 1.0 - options.miss));
     report.runs = runs(&all, &accuracy);
     report.claims.extend(limits.claims());
     report.sections = page::accuracy(device, &accuracy, &curve);

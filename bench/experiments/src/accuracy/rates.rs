@@ -21,7 +21,7 @@ pub struct Rates {
 
 impl Rates {
     /// Counts predictions and outcomes of held-out tasks.
-    pub fn of<'a>(held: impl IntoIterator<Item = &'a HeldOut>) -> Self {
+    pub fn from_held_out<'a>(held: impl IntoIterator<Item = &'a HeldOut>) -> Self {
         let mut all = Self::default();
         for h in held {
             let (promised, kept) = (h.expected_kept >= RATE_KEPT, h.kept >= RATE_KEPT);
@@ -80,10 +80,10 @@ mod tests {
     #[test]
     fn promises_and_doubts_are_counted_apart() {
         let all = [held(1.0, 0.995), held(0.992, 0.98), held(0.5, 0.99), held(0.1, 0.2)];
-        let rates = Rates::of(&all);
+        let rates = Rates::from_held_out(&all);
         assert_eq!(rates, Rates { promised: 2, broken: 1, kept: 2, refused: 1 });
         assert_eq!((rates.broken_share(), rates.refused_share()), (0.5, 0.5));
-        let none = Rates::of(&[]);
+        let none = Rates::from_held_out(&[]);
         assert_eq!((none, none.broken_share(), none.refused_share()), (Rates::default(), 0.0, 0.0));
     }
 }

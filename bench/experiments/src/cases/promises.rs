@@ -48,10 +48,10 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
 pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
     let by_bound = points.iter().filter(|p| p.is_of("bound"));
     let (shown, other): (Vec<&Point>, Vec<&Point>) = by_bound.partition(|p| within(p));
-    type Held = fn(&Outcome) -> Option<bool>;
-    let measured: Held = |o| Some(o.p9999 <= o.promised?);
-    let awake: Held = |o| Some(o.tail() <= o.upper?);
-    let claim = |id: &str, of: &[&Point], what: String, held: Held| {
+    type Check = fn(&Outcome) -> Option<bool>;
+    let measured: Check = |o| Some(o.p9999 <= o.promised?);
+    let awake: Check = |o| Some(o.tail() <= o.upper?);
+    let claim = |id: &str, of: &[&Point], what: String, held: Check| {
         let tasks = of.iter().flat_map(|p| p.tasks()).filter(|(_, s, _)| s.target.is_some());
         let held: Vec<bool> = tasks.filter_map(|(_, _, o)| held(o)).collect();
         let share = held.iter().filter(|h| **h).count() as f64 / held.len().max(1) as f64;

@@ -12,7 +12,7 @@ use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::stage::Treatment;
 use rtvirtio_model::{Config, Forecast, HostModel, Learned, ModelError, TailModel};
 use rtvirtio_paper::PaperModels;
-use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
+use rtvirtio_planner::tune::{TrialResult, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
@@ -253,7 +253,7 @@ impl<'a> CaseRunner<'a> {
             return None;
         }
         let start = format!("{case}/{repetition}/");
-        let knobs = Knobs::of(&treatment.config);
+        let knobs = Knobs::from_config(&treatment.config);
         let same = |p: &&Point| {
             let plain = !p.is_of(TRIAL) && !p.is_of(RtXen.name());
             p.id.starts_with(&start) && plain && p.knobs == knobs && p.classes == treatment.classes
@@ -320,7 +320,8 @@ impl<'a> CaseRunner<'a> {
             // A resumed run follows the trials in the dataset, also when the model has changed
             // since. A point holds only the knobs that act, so the tuner gets its own configuration
             // where both are the same.
-            let tried = if Knobs::of(&config) == point.knobs { config } else { point.knobs.config() };
+            let tried =
+                if Knobs::from_config(&config) == point.knobs { config } else { point.knobs.config() };
             tuner.observe(&tried, &observations(&point));
         }
         Ok(tuner.best().map_or_else(|| baseline.clone(), |(_, config)| config.clone()))
@@ -337,10 +338,10 @@ fn add(treatments: &mut Vec<(String, Treatment)>, scheme: &str, treatment: Treat
     }
 }
 
-fn observations(point: &Point) -> Vec<Seen> {
+fn observations(point: &Point) -> Vec<TrialResult> {
     point
         .tasks()
-        .map(|(_, stream, outcome)| Seen {
+        .map(|(_, stream, outcome)| TrialResult {
             latency_ns: outcome.tail().0 as f64,
             kept: stream.rate.map_or(1.0, |r| outcome.rate.0 / r.0),
         })

@@ -189,7 +189,7 @@ impl CyclictestData {
 
     /// The runs of a set-up of the guest with this kernel; the host's for [`Setup::Host`].
     #[must_use]
-    pub fn of(&self, kernel: &str, setup: Setup) -> Option<&Series> {
+    pub fn series_for(&self, kernel: &str, setup: Setup) -> Option<&Series> {
         self.series.iter().find(|s| s.setup == setup && (setup == Setup::Host || s.kernel == kernel))
     }
 }
@@ -200,7 +200,7 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let mut claims = Vec::new();
     let (mut worst, mut samples, mut least) = (None, 0, f64::INFINITY);
     for kernel in data.kernels() {
-        let pair = data.of(kernel, Setup::AioLowered).zip(data.of(kernel, Setup::Guest));
+        let pair = data.series_for(kernel, Setup::AioLowered).zip(data.series_for(kernel, Setup::Guest));
         let Some((with_series, without_series)) = pair else { continue };
         let rounds = with_series.rounds.iter().zip(&without_series.rounds);
         let ratios: Vec<f64> = rounds.map(|(w, o)| w.at(0.999) as f64 / o.at(0.999).max(1) as f64).collect();
@@ -304,8 +304,8 @@ mod tests {
         let all = claims(&data);
         assert!((all[0].value - 0.3).abs() < 1e-9 && !all[0].met && all[0].n == 4, "{all:?}");
         data.push(Setup::Guest, rt, Latencies { seconds: 2.0, ..Latencies::default() });
-        assert_eq!(data.of(rt, Setup::Guest).unwrap().rounds.len(), 3);
-        assert!((data.of(rt, Setup::Guest).unwrap().all().seconds - 2.0).abs() < 1e-9);
+        assert_eq!(data.series_for(rt, Setup::Guest).unwrap().rounds.len(), 3);
+        assert!((data.series_for(rt, Setup::Guest).unwrap().all().seconds - 2.0).abs() < 1e-9);
         assert_eq!(data.differs(&data), None);
         let asleep = CyclictestData { awake: false, ..data.clone() };
         assert_eq!(data.differs(&asleep).unwrap(), "--awake: true there, false here");

@@ -37,7 +37,7 @@ fn sections(data: &CyclictestData) -> Vec<Section> {
 fn section(data: &CyclictestData, kernel: &str) -> Section {
     let (mut lines, mut rows) = (Vec::new(), Vec::new());
     for (index, setup) in Setup::ALL.into_iter().enumerate() {
-        let Some(of) = data.of(kernel, setup) else { continue };
+        let Some(of) = data.series_for(kernel, setup) else { continue };
         let all = of.all();
         let at = |p: f64| all.at(p).to_string();
         let rounds: Vec<u64> = of.rounds.iter().map(|r| r.at(0.999)).collect();

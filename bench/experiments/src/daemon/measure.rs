@@ -29,7 +29,7 @@ use crate::planning::flash_twin;
 use crate::saved::Saved as _;
 
 /// Longest wait for a condition.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CONDITION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of polls for a condition: the resolution of the times.
 const LOOK: Duration = Duration::from_millis(1);
 /// VMs of the measurement at rest.
@@ -63,14 +63,14 @@ pub struct DaemonOptions {
 }
 
 /// A service with directories of its own. On drop it is killed and all settings are restored.
-pub(super) struct Rig {
+pub(super) struct TestService {
     dir: tempfile::TempDir,
     dirs: Dirs,
     program: PathBuf,
     service: Option<Child>,
 }
 
-impl Drop for Rig {
+impl Drop for TestService {
     fn drop(&mut self) {
         self.kill();
         if let Ok(scopes) = Scopes::lock(&self.dirs) {
@@ -79,7 +79,7 @@ impl Drop for Rig {
     }
 }
 
-impl Rig {
+impl TestService {
     pub fn new(program: &Path) -> anyhow::Result<Self> {
         // Short, because sockets below it have to fit into 107 bytes (unix(7)).
         let dir = tempfile::Builder::new().prefix(&ProcessId::prefix("daemon")).tempdir_in("/tmp")?;
@@ -203,7 +203,7 @@ impl BareQemu {
     }
 
     fn monitor(&self) -> anyhow::Result<Qmp> {
-        Ok(Qmp::connect(&self.ours, PATIENCE)?)
+        Ok(Qmp::connect(&self.ours, CONDITION_TIMEOUT)?)
     }
 
     fn ready(&self) -> anyhow::Result<()> {
@@ -242,8 +242,8 @@ impl BareQemu {
 pub(super) fn wait(what: &str, mut condition: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begin = Instant::now();
     while !condition()? {
-        if begin.elapsed() > PATIENCE {
-            bail!("{what} did not come within {PATIENCE:?}");
+        if begin.elapsed() > CONDITION_TIMEOUT {
+            bail!("{what} did not come within {CONDITION_TIMEOUT:?}");
         }
         std::thread::sleep(LOOK);
     }
@@ -338,7 +338,7 @@ fn threads(
     progress: &dyn Progress,
 ) -> anyhow::Result<Vec<f64>> {
     progress.step(&format!("{} threads that come", options.threads));
-    let mut rig = Rig::new(&options.program)?;
+    let mut rig = TestService::new(&options.program)?;
     let vm = BareQemu::start(rig.dir.path(), "daemon-threads")?;
     rig.contract(&vm, 4)?;
     rig.start()?;
@@ -364,7 +364,7 @@ fn threads(
 /// From the first answer of a restarted QEMU's monitor to the contract of its vCPU, in s.
 fn restarts(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<Vec<f64>> {
     progress.step(&format!("{} restarts of a VM", options.restarts));
-    let mut rig = Rig::new(&options.program)?;
+    let mut rig = TestService::new(&options.program)?;
     let mut vm = BareQemu::start(rig.dir.path(), "daemon-restart")?;
     rig.contract(&vm, 4)?;
     rig.start()?;
@@ -385,7 +385,7 @@ fn restarts(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<
 /// them. Started again and asked to revert all, it has to leave no difference.
 fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) -> anyhow::Result<Kills> {
     progress.step(&format!("the service is killed {} times", options.kills));
-    let mut rig = Rig::new(&options.program)?;
+    let mut rig = TestService::new(&options.program)?;
     let vm = BareQemu::start(rig.dir.path(), "daemon-kills")?;
     let before = vm.snapshot()?;
     let mut kills = Kills::default();
@@ -432,7 +432,7 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
 fn compare(
     before: &BTreeMap<String, String>,
     vm: &BareQemu,
-    rig: &Rig,
+    rig: &TestService,
     kill: usize,
     kills: &mut Kills,
 ) -> anyhow::Result<()> {
@@ -456,7 +456,7 @@ fn compare(
 /// Share of one CPU that the service uses while nothing happens.
 fn idle(options: &DaemonOptions, progress: &dyn Progress) -> anyhow::Result<Vec<f64>> {
     progress.step(&format!("{IDLE_VMS} VMs at rest"));
-    let mut rig = Rig::new(&options.program)?;
+    let mut rig = TestService::new(&options.program)?;
     let mut vms = Vec::new();
     for i in 0..IDLE_VMS {
         let vm = BareQemu::start(rig.dir.path(), &format!("daemon-idle{i}"))?;

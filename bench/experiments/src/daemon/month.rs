@@ -10,11 +10,11 @@ use std::path::Path;
 
 use rtvirtio_cpu::Level;
 use rtvirtio_daemon::{
-    Action, Admission, Config, Contract, Daemon, Desired, Drift, DriftPolicy, Host, KnobClass, Look, Memory,
-    Millis, Observed, ObservedVm, Outcome, Presence, ScopeState, ScopeView, Step,
+    Action, Admission, Config, Contract, Daemon, Desired, Drift, DriftPolicy, Host, KnobClass, Memory,
+    Millis, Observed, ObservedVm, Outcome, Presence, ScanDepth, ScopeState, ScopeView, Step,
 };
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Request, Sight};
+use rtvirtio_planner::replan::{Observations, Request};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_stats::Random;
 use serde::{Deserialize, Serialize};
@@ -192,10 +192,10 @@ impl Host for SimHost {
         std::mem::take(&mut self.changed).then(|| self.desired_now())
     }
 
-    fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
+    fn observe(&mut self, desired: &Desired, look: ScanDepth) -> Observed {
         let mut observed = Observed { admission: self.admission(desired), ..Observed::default() };
         for (name, vm) in &self.vms {
-            if desired.of(name).is_none() && vm.scope.is_none() {
+            if desired.contract_of(name).is_none() && vm.scope.is_none() {
                 continue;
             }
             let drift = |(path, found): (&&'static str, &String)| Drift {
@@ -212,7 +212,7 @@ impl Host for SimHost {
                 state: if scope.whole { ScopeState::Whole } else { ScopeState::Cut },
                 level: Some(scope.level),
                 // A shallow scan compares nothing.
-                drift: if look == Look::Compare {
+                drift: if look == ScanDepth::Compare {
                     scope.drift.iter().map(drift).collect()
                 } else {
                     Vec::new()
@@ -230,7 +230,7 @@ impl Host for SimHost {
         observed
     }
 
-    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
         None
     }
 
@@ -258,7 +258,7 @@ impl Host for SimHost {
                 } else {
                     vm.allowance -= 1;
                 }
-                vm.scope = match (&step.action, &vm.process, desired.of(&step.vm)) {
+                vm.scope = match (&step.action, &vm.process, desired.contract_of(&step.vm)) {
                     (Action::Apply, Some(start), Some(contract)) => Some(Scope {
                         contract: contract.id.clone(),
                         start: start.clone(),
@@ -400,8 +400,9 @@ fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     let admission = host.admission(&desired);
     let mut wrong = 0;
     for (name, vm) in &host.vms {
-        let should =
-            desired.of(name).filter(|_| vm.process.is_some() && admission.admitted.contains_key(name));
+        let should = desired
+            .contract_of(name)
+            .filter(|_| vm.process.is_some() && admission.admitted.contains_key(name));
         let fits = match (should, &vm.scope) {
             (None, None) => true,
             (Some(contract), Some(scope)) => {

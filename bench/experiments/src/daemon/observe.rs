@@ -16,7 +16,7 @@ use rtvirtio_workflow::Progress;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::measure::{Rig, cpu_ticks};
+use super::measure::{TestService, cpu_ticks};
 use crate::interleave::Counter;
 
 /// Size of the guest's disk, in memory.
@@ -45,7 +45,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// Attempts to connect to a monitor that a stopped service may hold.
 const TRIES: u32 = 5;
 /// Longest wait for the first observation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Load of the guest in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ pub fn measure(
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     let disk = RamDisk::new(DISK)?;
-    let mut rig = Rig::new(program)?;
+    let mut rig = TestService::new(program)?;
     let region = DiskRegion { path: disk.device().to_owned(), offset: Bytes(0), size: DISK };
     let config = QemuConfig { accel, ..QemuConfig::new("observed", image, region, rig.path()) };
     let mut guest = QemuGuest::start(&config)?;
@@ -169,8 +169,8 @@ fn wait_for_histogram(handle: &QemuHandle, progress: &dyn Progress) -> anyhow::R
         });
         match disks {
             Ok(_) if is_there => return Ok(()),
-            Ok(_) => ensure!(begin.elapsed() < PATIENCE, "the service does not observe the guest"),
-            Err(e) if begin.elapsed() > PATIENCE => return Err(e),
+            Ok(_) => ensure!(begin.elapsed() < OBSERVATION_TIMEOUT, "the service does not observe the guest"),
+            Err(e) if begin.elapsed() > OBSERVATION_TIMEOUT => return Err(e),
             Err(_) => {}
         }
         progress.pause(POLL)?;

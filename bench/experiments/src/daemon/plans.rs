@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rtvirtio_daemon::{
-    Action, Config, Contract, Daemon, Desired, Host, Look, MadePlan, Memory, Millis, Observed, ObservedVm,
-    Outcome, PlanConfig, PlanScope, Plant, Presence, ScopeState, SettingChange, Step,
+    Action, Config, Contract, Daemon, Desired, Host, MadePlan, Memory, Millis, Observed, ObservedVm, Outcome,
+    PlanConfig, PlanScope, PlannedHost, Presence, ScanDepth, ScopeState, SettingChange, Step,
 };
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_model::Profile;
 use rtvirtio_planner::replan::{
-    Basis, Candidate, Change, Ground, Outline, Request, Sight, candidate, load_key,
+    Basis, Candidate, Change, Observations, Outline, PlanInput, Request, candidate, load_key,
 };
 use rtvirtio_planner::{PlanOptions, Setting};
 use rtvirtio_spec::{HostSpec, Spec};
@@ -126,7 +126,7 @@ impl PlanHost {
     fn new(pattern: Pattern, seed: u64, days: u64, accepts: bool, profile: &Profile) -> anyhow::Result<Self> {
         let host = HostSpec::parse("plant.toml", SPEC)?;
         let contracts = Contract::of_spec(&host, Path::new("plant.toml"));
-        let plant = Some(Plant { id: "plant".to_owned(), host: host.clone() });
+        let plant = Some(PlannedHost { id: "plant".to_owned(), host: host.clone() });
         let process = |pid| (ProcessId { pid, start_time: 1 }, false);
         let names = host.vms().iter().map(|vm| vm.name.clone());
         Ok(Self {
@@ -296,7 +296,7 @@ impl Host for PlanHost {
         self.desired.take()
     }
 
-    fn observe(&mut self, _: &Desired, _: Look) -> Observed {
+    fn observe(&mut self, _: &Desired, _: ScanDepth) -> Observed {
         let vm = |(name, (process, lacks_held)): (&String, &(ProcessId, bool))| {
             let presence = Presence::Running(vec![process.clone()]);
             (name.clone(), ObservedVm { presence, lacks_held: *lacks_held, ..ObservedVm::off("") })
@@ -326,12 +326,12 @@ impl Host for PlanHost {
         Observed { vms: self.running.iter().map(vm).collect(), plan, made, ..Observed::default() }
     }
 
-    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
         if std::mem::replace(&mut self.looked, true) {
             return None;
         }
         let (load, slow, missed) = self.shown();
-        Some(Sight {
+        Some(Observations {
             loads: [(load_key("plc", false), load), (load_key("hmi", false), 1.0)].into(),
             slow: [(DEVICE.to_owned(), slow)].into(),
             missed: [("plc/cycle".to_owned(), missed), ("hmi/screen".to_owned(), false)].into(),
@@ -343,7 +343,7 @@ impl Host for PlanHost {
         let options = PlanOptions::new(default_config(&self.spec));
         let in_force = self.in_force.as_ref().map(|(settings, _)| settings.as_slice()).unwrap_or_default();
         let (spec, profile) = (&self.spec, &self.profile);
-        let ground = Ground { device: DEVICE, spec, profile, options: &options, in_force };
+        let ground = PlanInput { device: DEVICE, spec, profile, options: &options, in_force };
         // A model refuses no load of the patterns; were it to, no request would be answered, and
         // the month would show no plan.
         let Ok(made) = candidate(&ground, &request.input) else { return };
@@ -398,7 +398,7 @@ fn simulate_with(plan: &PlanConfig, host: PlanHost) -> anyhow::Result<PlanMonth>
             let mut host = daemon.into_host();
             let spec = HostSpec::parse("plant.toml", SPEC)?;
             let contracts = Contract::of_spec(&spec, Path::new("plant.toml"));
-            let plant = Some(Plant { id: "plant".to_owned(), host: spec });
+            let plant = Some(PlannedHost { id: "plant".to_owned(), host: spec });
             host.desired = Some(Desired { contracts, plant, ..Desired::default() });
             daemon = Daemon::new(host, config(), Memory::default());
         }

@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// Observations of an [`Overlap`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct OverlapCounts {
     /// VMs seen running on two nodes, over all checks.
     pub(super) on_two_nodes: usize,
     /// Time at which the VM of the lost node was first seen on another.
@@ -23,7 +23,7 @@ pub(super) struct Seen {
 /// Polls the processes of all nodes.
 pub(super) struct Overlap {
     end: Arc<AtomicBool>,
-    thread: JoinHandle<Seen>,
+    thread: JoinHandle<OverlapCounts>,
 }
 
 impl Overlap {
@@ -38,7 +38,7 @@ impl Overlap {
         let end = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&end);
         let thread = std::thread::spawn(move || {
-            let mut seen = Seen::default();
+            let mut seen = OverlapCounts::default();
             while !ended.load(Ordering::Relaxed) {
                 for (i, vm) in vms.iter().enumerate() {
                     let on: Vec<usize> = (0..nodes).filter(|n| runs_in(&groups[*n], vm)).collect();
@@ -54,7 +54,7 @@ impl Overlap {
         Self { end, thread }
     }
 
-    pub(super) fn seen(self) -> Seen {
+    pub(super) fn seen(self) -> OverlapCounts {
         self.end.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }

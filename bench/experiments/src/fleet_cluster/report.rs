@@ -131,7 +131,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: ClusterData = read(path)?;
     let lead = format!(
         "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine, {}; {} CPUs, Linux {}, {}; {}, {}.",
-        data.vms.words(),
+        data.vms.description(),
         data.host.cpus,
         data.host.kernel,
         data.host.vmm,
@@ -155,7 +155,7 @@ fn section(data: &ClusterData) -> Section {
     };
     let fencing = if data.vms == ClusterVms::Fenced { "on" } else { "off" };
     Section {
-        title: format!("Scenarios in a cluster: {}", data.vms.words()),
+        title: format!("Scenarios in a cluster: {}", data.vms.description()),
         text: vec![format!("Seconds. Each round is a new cluster. Fencing is {fencing}.")],
         plots: Vec::new(),
         tables: vec![table(

@@ -17,7 +17,7 @@ use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{LONGEST, NODES, Parts, VMS, host, settle, violations};
+use super::{NODES, Parts, STEP_TIMEOUT, VMS, host, settle, violations};
 use crate::claims::Claim;
 use crate::page::Section;
 use crate::page::xy::table;
@@ -172,7 +172,7 @@ impl Scenario<'_> {
         site.set_contracts(&[first, second, third])?;
         site.publish(all)?;
         site.constrain(0)?;
-        let at = [site.wait_held(first, all, LONGEST)?, site.wait_held(second, all, LONGEST)?];
+        let at = [site.wait_held(first, all, STEP_TIMEOUT)?, site.wait_held(second, all, STEP_TIMEOUT)?];
         settle(site, 0)?;
         let slow = all.iter().copied().find(|n| !at.contains(n)).context("every node has a VM")?;
         let _publishers = site.publish_every(all, EVERY)?;
@@ -182,26 +182,26 @@ impl Scenario<'_> {
         std::thread::sleep(HEALTHY);
         let published = self.site.published(0)?;
         self.result.vetoes_of_healthy += vetoes(&published).into_iter().filter(of_slow_disk).count();
-        self.look();
+        self.count_violations();
 
         self.progress.step("the disk of a node becomes slow");
         self.disks[slow].set_slow(true)?;
         self.result.veto_s = self.wait_vetoes(slow, 3)?;
         self.site.cluster.run(0, &target_role(third, "Started"))?;
-        let on = self.site.wait_held(third, all, LONGEST)?;
+        let on = self.site.wait_held(third, all, STEP_TIMEOUT)?;
         self.result.placed_there += usize::from(on == slow);
         self.refused(at[0], slow)?;
-        self.look();
+        self.count_violations();
 
         self.progress.step("the disk is as fast as before");
         self.disks[slow].set_slow(false)?;
         self.result.recovered_s = self.wait_vetoes(slow, 0)?;
         let begin = Instant::now();
         self.order(first, slow)?;
-        self.site.wait_held(first, &[slow], LONGEST)?;
+        self.site.wait_held(first, &[slow], STEP_TIMEOUT)?;
         self.result.moved_s = begin.elapsed().as_secs_f64();
         settle(&self.site, 0)?;
-        self.look();
+        self.count_violations();
         Ok(())
     }
 
@@ -243,12 +243,12 @@ impl Scenario<'_> {
             if there == n {
                 return Ok(begin.elapsed().as_secs_f64());
             }
-            ensure!(begin.elapsed() < LONGEST, "waited in vain for {n} vetoes of {name}: {published:?}");
+            ensure!(begin.elapsed() < STEP_TIMEOUT, "waited in vain for {n} vetoes of {name}: {published:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn look(&mut self) {
+    fn count_violations(&mut self) {
         let (beyond, unverified) = violations(&self.site, &VMS[..3]);
         self.result.beyond_capacity += beyond;
         self.result.unverified += unverified;

@@ -40,7 +40,7 @@ pub struct MachineFacts {
 impl MachineFacts {
     /// Facts of this host. Unreadable ones are empty.
     #[must_use]
-    pub fn of(root: &Root) -> Self {
+    pub fn read(root: &Root) -> Self {
         let read = |path: &str| fs::read_to_string(root.at(path)).unwrap_or_default();
         let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
         let of = |text: &str, key: &str| {
@@ -119,7 +119,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let facts = MachineFacts::of(&Root::new(dir.path()));
+        let facts = MachineFacts::read(&Root::new(dir.path()));
         assert_eq!(facts.system, "Debian GNU/Linux 12 (bookworm)");
         assert_eq!((facts.processor.as_str(), facts.memory_mib), ("A CPU @ 2 GHz", 24_576));
         assert!(facts.virtual_machine && !facts.kvm && !facts.preempt_rt);

@@ -35,7 +35,7 @@ const FILE_ON_DRIVE: &str = "rtvirtio-bench.img";
 /// Exit codes with a result: met, a claim or target missed, a target not proven.
 const WITH_RESULT: [i32; 3] = [0, 2, 4];
 /// Factor of the expected duration after which a part is stopped.
-const PATIENCE: u32 = 6;
+const STOP_FACTOR: u32 = 6;
 /// Time limit of a part to restore all settings after a signal.
 const PUT_BACK: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(50);
@@ -90,7 +90,7 @@ pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
         );
     }
     let root = Root::default();
-    let machine = MachineFacts::of(&root);
+    let machine = MachineFacts::read(&root);
     let path = options.out.join(FILE);
     let own_drive = options.drive.is_some();
     let bundle = if is_there(&path)? {
@@ -193,7 +193,7 @@ pub fn measure(work: Work, options: &HostOptions, progress: &dyn Progress) -> an
             names.join(", ")
         );
     }
-    let scrub = Scrub::of(&root);
+    let scrub = Scrub::for_host(&root);
     let path = options.out.join(FILE);
     let begin = Instant::now();
     let (mut bundle, total) = (work.bundle, work.parts.len());
@@ -219,7 +219,7 @@ pub fn measure(work: Work, options: &HostOptions, progress: &dyn Progress) -> an
                 part.name,
                 choice.time().as_secs()
             ));
-            one(choice, options, &scrub, progress)?
+            run_part(choice, options, &scrub, progress)?
         };
         bundle.put(result(choice, options, outcome, &scrub));
         bundle.generated = rtvirtio_workflow::generated();
@@ -234,7 +234,7 @@ fn result(choice: Choice, options: &HostOptions, outcome: Outcome, scrub: &Scrub
     PartResult { name: choice.part.name.to_owned(), command, size: choice.size, outcome }
 }
 
-fn one(
+fn run_part(
     choice: Choice,
     options: &HostOptions,
     scrub: &Scrub,
@@ -246,7 +246,7 @@ fn one(
         std::fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;
     }
     std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
-    let mut args = words(choice, options, &out.display().to_string());
+    let mut args = arguments(choice, options, &out.display().to_string());
     args.push("--json".to_owned());
     args.extend(options.global.iter().cloned());
     let begin = Instant::now();
@@ -270,7 +270,7 @@ fn one(
 /// Command line as a user would type it.
 fn shown_command(choice: Choice, options: &HostOptions) -> String {
     let program = if is_demo(choice) { LAB } else { "rtvirtio-bench" };
-    format!("{program} {}", words(choice, options, "DIR").join(" "))
+    format!("{program} {}", arguments(choice, options, "DIR").join(" "))
 }
 
 /// Whether `rtvirtio-lab` runs the part.
@@ -278,7 +278,7 @@ fn is_demo(choice: Choice) -> bool {
     choice.part.sizes[choice.size].args.first() == Some(&"demo")
 }
 
-fn words(choice: Choice, options: &HostOptions, out: &str) -> Vec<String> {
+fn arguments(choice: Choice, options: &HostOptions, out: &str) -> Vec<String> {
     let device = match &options.drive {
         Some(dir) => format!("file:{}", dir.join(FILE_ON_DRIVE).display()),
         None => TWIN.to_owned(),
@@ -304,7 +304,7 @@ fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress)
     let mut child = command.spawn().with_context(|| program.display().to_string())?;
     let stdout = read_all(child.stdout.take());
     let lines = read_lines(child.stderr.take());
-    let limit = choice.time() * PATIENCE;
+    let limit = choice.time() * STOP_FACTOR;
     let begin = Instant::now();
     let mut signalled: Option<(Instant, String)> = None;
     let mut last: Vec<String> = Vec::new();

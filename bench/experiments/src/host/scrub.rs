@@ -37,7 +37,7 @@ impl Scrub {
     /// Names, serial numbers and hardware addresses of this host. A file that cannot be read is in
     /// no output of an unprivileged program either.
     #[must_use]
-    pub fn of(root: &Root) -> Self {
+    pub fn for_host(root: &Root) -> Self {
         let mut words = BTreeSet::new();
         let mut add = |path: &Path| {
             let text = fs::read_to_string(root.at(path)).unwrap_or_default();
@@ -117,7 +117,7 @@ mod tests {
         file("sys/block/sda/device/serial", "abc\n");
         file("sys/class/net/eth0/address", "52:54:00:12:34:56\n");
         file("sys/class/net/lo/address", "00:00:00:00:00:00\n");
-        let scrub = Scrub::of(&Root::new(dir.path()));
+        let scrub = Scrub::for_host(&Root::new(dir.path()));
         let text = "plant-7: eui.0025385b71b2c3d4 on 52:54:00:12:34:56, machine 8f0c2a6e1b7d4b0e9a55d1c2e3f40516, \
                     192.168.4.7:80 and fe80::5054:ff:fe12:3456. Linux 6.1.0-37, 127.0.0.1, 00:00:00:00:00:00, abc, 1.5 ms";
         assert_eq!(

@@ -82,7 +82,7 @@ pub fn measure(options: &IodOptions, labs: &LabHost, progress: &dyn Progress) ->
     for round in 0..options.repeat {
         let run = |scheme: &FloodScheme| {
             let (run, window) = one(scheme, length.min(WINDOW_RUN), round)?;
-            Ok(WindowRun::of(&run, window))
+            Ok(WindowRun::from_run(&run, window))
         };
         windows.push(interleaved(&WINDOW_SCHEMES, round, &mut counter, progress, run)?);
     }

@@ -49,7 +49,7 @@ pub struct WindowRun {
 impl WindowRun {
     /// Computes the values of a run.
     #[must_use]
-    pub fn of(run: &Run, window: u64) -> Self {
+    pub fn from_run(run: &Run, window: u64) -> Self {
         Self { iops: total(run), kept: kept(run), p50_ms: middle_ms(run), p9999_ms: measured_ms(run), window }
     }
 }

@@ -23,7 +23,7 @@ const DISK: Bytes = Bytes(64 << 20);
 /// Bytes of a request.
 const BLOCK: u32 = 4_096;
 /// Longest wait for a completion.
-const PATIENCE: Duration = Duration::from_secs(60);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait until the I/O domain has noticed that a guest has left.
 const LEAVE: Duration = Duration::from_secs(10);
 /// From the start of the client to the first turn.
@@ -71,7 +71,9 @@ pub fn measure(options: &AttachOptions, progress: &dyn Progress) -> anyhow::Resu
     let (during, between): (Vec<Span>, Vec<Span>) =
         counted.partition(|(from, to)| times.iter().any(|(begin, end)| from <= end && begin <= to));
     let latencies = |spans: Vec<Span>| {
-        Requests::of(spans.into_iter().map(|(from, to)| to.duration_since(from).as_nanos() as u64).collect())
+        Requests::from_latencies(
+            spans.into_iter().map(|(from, to)| to.duration_since(from).as_nanos() as u64).collect(),
+        )
     };
     Ok(AttachData {
         schema: AttachData::SCHEMA.to_owned(),
@@ -167,8 +169,8 @@ fn next(queue: &mut ClientQueue) -> anyhow::Result<(u16, u8)> {
         if let Some(answer) = queue.pop_used() {
             return Ok((answer.slot, answer.status));
         }
-        if begin.elapsed() > PATIENCE {
-            bail!("no answer for {} s", PATIENCE.as_secs());
+        if begin.elapsed() > COMPLETION_TIMEOUT {
+            bail!("no answer for {} s", COMPLETION_TIMEOUT.as_secs());
         }
         std::thread::sleep(Duration::from_micros(50));
     }

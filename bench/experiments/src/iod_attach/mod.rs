@@ -41,7 +41,7 @@ pub struct Requests {
 impl Requests {
     /// Summary of latencies in ns.
     #[must_use]
-    pub fn of(mut latencies: Vec<u64>) -> Self {
+    pub fn from_latencies(mut latencies: Vec<u64>) -> Self {
         latencies.sort_unstable();
         let n = latencies.len();
         let at = |share| nearest_rank(&latencies, share).unwrap_or(0);
@@ -174,10 +174,13 @@ mod tests {
 
     #[test]
     fn percentiles_are_of_the_right_rank() {
-        let requests = Requests::of((1..=20_000).rev().collect());
+        let requests = Requests::from_latencies((1..=20_000).rev().collect());
         assert_eq!((requests.n, requests.p50_ns, requests.p9999_ns), (20_000, 10_000, 19_998));
         assert_eq!(requests.longest_ns, 20_000);
-        assert_eq!(Requests::of(Vec::new()), Requests::default());
-        assert_eq!(Requests::of(vec![7]), Requests { n: 1, p50_ns: 7, p9999_ns: 7, longest_ns: 7 });
+        assert_eq!(Requests::from_latencies(Vec::new()), Requests::default());
+        assert_eq!(
+            Requests::from_latencies(vec![7]),
+            Requests { n: 1, p50_ns: 7, p9999_ns: 7, longest_ns: 7 }
+        );
     }
 }

@@ -263,14 +263,14 @@ impl Saved for StartupData {
 impl StartupData {
     /// Start-ups of a scheme.
     #[must_use]
-    pub fn of(&self, scheme: &str) -> Vec<&Start> {
+    pub fn starts_of(&self, scheme: &str) -> Vec<&Start> {
         self.starts.iter().filter(|s| s.scheme == scheme).collect()
     }
 
     /// Median seconds of a scheme.
     #[must_use]
     pub fn seconds(&self, scheme: &str) -> f64 {
-        median(self.of(scheme).iter().map(|s| s.seconds).collect())
+        median(self.starts_of(scheme).iter().map(|s| s.seconds).collect())
     }
 }
 
@@ -278,11 +278,11 @@ impl StartupData {
 #[must_use]
 pub fn claims(data: &StartupData) -> Vec<Claim> {
     let idle = data.seconds("idle").max(1e-9);
-    let n = |scheme: &str| data.of(scheme).len();
+    let n = |scheme: &str| data.starts_of(scheme).len();
     let over = |id: &str, what: &str, scheme: &str| {
         Claim::new(id, what, data.seconds(scheme) / idle, "times", n(scheme).min(n("idle")))
     };
-    let flood = |scheme: &str| median(data.of(scheme).iter().map(|s| s.flood).collect());
+    let flood = |scheme: &str| median(data.starts_of(scheme).iter().map(|s| s.flood).collect());
     let mut claims = vec![
         over(
             "iod.startup.over_idle",

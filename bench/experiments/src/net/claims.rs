@@ -2,8 +2,8 @@
 
 use rtvirtio_learn::statistic::median;
 
-use super::bed::{LINK, System};
 use super::polling::PollingRun;
+use super::test_bed::{LINK, System};
 use super::{NetData, PathData, Situation, UplinkData, WebData};
 use crate::claims::Claim;
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 
-use super::bed::{GUESTS, HOST};
 use super::probe::{Flood, PEER};
+use super::test_bed::{GUESTS, HOST};
 use crate::backend::Backend;
 
 /// Time in which frames are counted.

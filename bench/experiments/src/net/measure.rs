@@ -12,12 +12,12 @@ use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 
-use super::bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetBed, NetThread, System, Uplink};
 use super::host_only::{Attacker, flood_per_second, frames_per_second};
 use super::polling::measure_polling;
 use super::probe::{Flood, RoundTrips, round_trips};
 use super::simulated::simulate;
 use super::sv::measure_sv;
+use super::test_bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetTestBed, NetThread, System, Uplink};
 use super::web::measure_web;
 use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
 use crate::guest::facts;
@@ -96,17 +96,17 @@ const SLOW_LINKS: [(System, Uplink); 3] =
     [(System::Tap, Uplink::Fifo), (System::Tap, Uplink::Htb), (System::Domain, Uplink::Fifo)];
 
 struct Beds {
-    tap: NetBed,
-    domain: NetBed,
+    tap: NetTestBed,
+    domain: NetTestBed,
 }
 
 impl Beds {
-    fn of(&mut self, system: System) -> &mut NetBed {
+    fn for_system(&mut self, system: System) -> &mut NetTestBed {
         if system == System::Tap { &mut self.tap } else { &mut self.domain }
     }
 }
 
-fn probe(bed: &NetBed, count: u32, period: Duration) -> anyhow::Result<RoundTrips> {
+fn probe(bed: &NetTestBed, count: u32, period: Duration) -> anyhow::Result<RoundTrips> {
     round_trips(&bed.namespace, HOST, GUESTS[0], count, period)
 }
 
@@ -178,7 +178,7 @@ fn pair_of_beds(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     progress.step("booting two guests on taps and two on the I/O domain");
-    let bed = |system| NetBed::new(system, (image, accel), options.bed(), None, progress);
+    let bed = |system| NetTestBed::new(system, (image, accel), options.bed(), None, progress);
     let mut beds = Beds { tap: bed(System::Tap)?, domain: bed(System::Domain)? };
     data.host = facts(&mut beds.tap.guests[0], accel, DEVICE.to_owned())?;
     let paths: Vec<(System, Situation)> = [System::Tap, System::Domain]
@@ -207,14 +207,14 @@ fn pair_of_beds(
                     };
                     let measured =
                         interleaved(&paths, round, &mut counter, progress, |(system, situation)| {
-                            Ok(path(beds.of(*system), *situation, requests, period)?.0)
+                            Ok(path(beds.for_system(*system), *situation, requests, period)?.0)
                         })?;
                     if *part == Part::Ping { &mut data.pings } else { &mut data.paths }.extend(measured);
                 }
                 Part::Uplink => {
                     let measured =
                         interleaved(&links, round, &mut counter, progress, |(system, link, udp)| {
-                            slow_link(beds.of(*system), *link, *udp, options.requests / 4)
+                            slow_link(beds.for_system(*system), *link, *udp, options.requests / 4)
                         })?;
                     data.uplinks.extend(measured);
                     data.promises.push(promise(&beds.domain)?);
@@ -243,7 +243,7 @@ fn pair_of_beds(
 
 /// Round trips to the victim in one situation, and the CPUs of the I/O domain or the switch.
 pub(super) fn path(
-    bed: &mut NetBed,
+    bed: &mut NetTestBed,
     situation: Situation,
     requests: u32,
     period: Duration,
@@ -267,7 +267,7 @@ pub(super) fn path(
 }
 
 /// Round trips while the neighbour sends at full speed through a slow link.
-fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow::Result<UplinkData> {
+fn slow_link(bed: &mut NetTestBed, link: Uplink, udp: bool, requests: u32) -> anyhow::Result<UplinkData> {
     bed.set_uplink(link)?;
     let sink = bed.sink()?;
     let load = bed.start_neighbour(udp)?;
@@ -283,7 +283,7 @@ fn slow_link(bed: &mut NetBed, link: Uplink, udp: bool, requests: u32) -> anyhow
 }
 
 /// Victim's reservation by the I/O domain: bound and worst, ns, and frames over the deadline.
-fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
+fn promise(bed: &NetTestBed) -> anyhow::Result<[u64; 3]> {
     let status = rtvirtio_workflow::domain::client::ask(&bed.dir().join("control"))?;
     let port =
         status.ports.iter().find(|port| port.name == NAMES[0]).context("the domain has no such port")?;
@@ -296,7 +296,12 @@ fn promise(bed: &NetBed) -> anyhow::Result<[u64; 3]> {
 }
 
 /// Kills the I/O domain repeatedly while the victim is probed.
-fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Progress) -> anyhow::Result<()> {
+fn crashes(
+    bed: &mut NetTestBed,
+    n: usize,
+    data: &mut CrashData,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
     for _ in 0..n {
         progress.check_cancelled()?;
         let killed = bed.crash(Some(LINK))?;
@@ -318,7 +323,7 @@ fn crashes(bed: &mut NetBed, n: usize, data: &mut CrashData, progress: &dyn Prog
 }
 
 /// Whether the victim answers one request within 20 ms.
-fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
+fn probe_once(bed: &NetTestBed) -> anyhow::Result<bool> {
     use rtvirtio_testbed::netns::RawSocket;
     bed.namespace.enter()?;
     let socket = RawSocket::open(super::probe::PEER)?;
@@ -335,7 +340,7 @@ fn probe_once(bed: &NetBed) -> anyhow::Result<bool> {
 }
 
 /// Seconds of a TCP transfer through the I/O domain, with a declared link of this rate.
-fn tcp_through(bed: &mut NetBed, link: Option<f64>) -> anyhow::Result<f64> {
+fn tcp_through(bed: &mut NetTestBed, link: Option<f64>) -> anyhow::Result<f64> {
     bed.crash(link)?;
     wait_for_link(bed)?;
     let seconds = bed.tcp_seconds(TCP_BYTES);
@@ -344,7 +349,7 @@ fn tcp_through(bed: &mut NetBed, link: Option<f64>) -> anyhow::Result<f64> {
     seconds
 }
 
-fn wait_for_link(bed: &NetBed) -> anyhow::Result<()> {
+fn wait_for_link(bed: &NetTestBed) -> anyhow::Result<()> {
     let begin = Instant::now();
     while !probe_once(bed)? {
         if begin.elapsed() > BACK {

@@ -5,7 +5,6 @@
 //! four guests run all the time; every round measures each system and situation once, in random
 //! order. Parts without guests have vhost-user front ends in their place.
 
-mod bed;
 mod claims;
 mod host_only;
 mod measure;
@@ -16,6 +15,7 @@ pub(crate) mod probe;
 mod simulated;
 mod sink;
 mod sv;
+mod test_bed;
 pub mod timeline;
 mod web;
 
@@ -26,7 +26,6 @@ use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
-pub use self::bed::{NetThread, System};
 pub use self::claims::claims;
 pub use self::measure::{NetOptions, measure};
 pub use self::part::{Part, PartFacts};
@@ -34,6 +33,7 @@ pub use self::polling::{PollingData, PollingRun};
 use self::probe::RoundTrips;
 pub use self::simulated::{Simulated, simulate};
 pub use self::sv::{SvData, SvRun};
+pub use self::test_bed::{NetThread, System};
 pub use self::web::{Order, WebData, WebRun};
 use crate::page::{Section, Table};
 use crate::report::{ExperimentReport, read};
@@ -75,7 +75,7 @@ pub struct Tails {
 }
 
 impl Tails {
-    fn of(trips: &RoundTrips) -> Self {
+    fn from_trips(trips: &RoundTrips) -> Self {
         let mut ns = trips.ns.clone();
         ns.sort_unstable();
         let at = |share| nearest_rank(&ns, share).unwrap_or(0);
@@ -118,7 +118,14 @@ impl PathData {
         attacks: Option<u64>,
         cpus: f64,
     ) -> Self {
-        Self { domain: system == System::Domain, situation, tails: Tails::of(trips), flood, attacks, cpus }
+        Self {
+            domain: system == System::Domain,
+            situation,
+            tails: Tails::from_trips(trips),
+            flood,
+            attacks,
+            cpus,
+        }
     }
 }
 
@@ -139,7 +146,7 @@ pub struct UplinkData {
 
 impl UplinkData {
     fn new(system: System, htb: bool, udp: bool, trips: &RoundTrips, bits_per_second: f64) -> Self {
-        Self { domain: system == System::Domain, htb, udp, tails: Tails::of(trips), bits_per_second }
+        Self { domain: system == System::Domain, htb, udp, tails: Tails::from_trips(trips), bits_per_second }
     }
 }
 
@@ -321,11 +328,12 @@ mod tests {
 
     #[test]
     fn tails_are_of_the_right_rank() {
-        let tails = Tails::of(&RoundTrips { ns: (1..=2_000).rev().collect(), lost: 3, sent: Vec::new() });
+        let tails =
+            Tails::from_trips(&RoundTrips { ns: (1..=2_000).rev().collect(), lost: 3, sent: Vec::new() });
         assert_eq!(
             (tails.n, tails.lost, tails.p50, tails.p99, tails.p999, tails.max),
             (2_003, 3, 1_000, 1_980, 1_998, 2_000)
         );
-        assert_eq!(Tails::of(&RoundTrips::default()).max, 0);
+        assert_eq!(Tails::from_trips(&RoundTrips::default()).max, 0);
     }
 }

@@ -158,7 +158,7 @@ impl Making {
         let mut command = self.command(program, &[arguments, &own].concat());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = spawn(command, Vec::new(), Lifetime::WithParent).with_context(|| program.to_owned())?;
-        Ok(Backend::of(child))
+        Ok(Backend::from_child(child))
     }
 
     /// Runs a command of `ovs-vsctl` as soon as the database answers.

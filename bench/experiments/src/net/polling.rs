@@ -11,8 +11,8 @@ use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
-use super::bed::{BedOptions, NetBed, NetThread, System};
 use super::measure::{FAST, NetOptions, path};
+use super::test_bed::{BedOptions, NetTestBed, NetThread, System};
 use super::{PathData, Situation, Tails, ovs};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
@@ -80,7 +80,7 @@ pub fn measure_polling(
     progress.step("booting two guests on a polling domain and two on OVS-DPDK");
     let thread = NetThread { poll: Some(POLL), ..options.thread };
     let bed_options = BedOptions { thread, ..options.bed() };
-    let bed = |system| NetBed::new(system, (image, accel), bed_options, None, progress);
+    let bed = |system| NetTestBed::new(system, (image, accel), bed_options, None, progress);
     let mut domain = bed(System::Domain)?;
     let host = facts(&mut domain.guests[0], accel, "veth".to_owned())?;
     let mut dpdk = bed(System::Dpdk)?;

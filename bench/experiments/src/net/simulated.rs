@@ -102,7 +102,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
             let mut used = 0;
             loop {
                 let len = SHORTEST_FRAME + random.below(200) as u64;
-                let cost = config.cost.of(Op::Write, len);
+                let cost = config.cost.time_of(Op::Write, len);
                 if cost > burst {
                     break;
                 }

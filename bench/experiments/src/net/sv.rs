@@ -23,9 +23,9 @@ use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{BedOptions, GUESTS, HOST, NetBed, NetThread, System, command};
 use super::measure::NetOptions;
 use super::probe::{Flood, PEER};
+use super::test_bed::{BedOptions, GUESTS, HOST, NetTestBed, NetThread, System, command};
 use crate::guest::{facts, program};
 use crate::interleave::{Counter, interleaved};
 use crate::page::Table;
@@ -105,7 +105,7 @@ pub fn measure_sv(
     let of_bed = options.bed();
     let thread = NetThread { fifo: of_bed.thread.fifo.or(Some(DOMAIN)), ..of_bed.thread };
     let of_bed = BedOptions { thread, ..of_bed };
-    let mut bed = NetBed::new(System::Domain, (image, accel), of_bed, backing, progress)?;
+    let mut bed = NetTestBed::new(System::Domain, (image, accel), of_bed, backing, progress)?;
     let host = facts(&mut bed.guests[0], accel, "veth, disk in memory".to_owned())?;
     let program = program(CLIENT)?;
     let bytes = std::fs::read(&program).with_context(|| program.display().to_string())?;
@@ -131,7 +131,7 @@ pub fn measure_sv(
 }
 
 /// Gives the client's VM its CPU contract, as `apply` does.
-fn set_contract(contracts: &ScopedContracts<'_>, bed: &mut NetBed) -> anyhow::Result<()> {
+fn set_contract(contracts: &ScopedContracts<'_>, bed: &mut NetTestBed) -> anyhow::Result<()> {
     let client = &mut bed.guests[0];
     let named = Named::ask(&mut client.qmp()?)?;
     let handle = VmHandle { named, ..VmHandle::of_pid(client.handle().process.pid) };
@@ -149,7 +149,7 @@ fn set_contract(contracts: &ScopedContracts<'_>, bed: &mut NetBed) -> anyhow::Re
 }
 
 fn situation(
-    bed: &mut NetBed,
+    bed: &mut NetTestBed,
     flooded: bool,
     options: &NetOptions,
     progress: &dyn Progress,
@@ -170,7 +170,7 @@ fn situation(
 }
 
 /// Sends the frames from the host's end.
-fn publish(bed: &NetBed, options: &NetOptions, progress: &dyn Progress) -> anyhow::Result<SvRun> {
+fn publish(bed: &NetTestBed, options: &NetOptions, progress: &dyn Progress) -> anyhow::Result<SvRun> {
     let flow = Flow {
         name: "sv".to_owned(),
         nic: 0,

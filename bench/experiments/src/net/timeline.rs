@@ -12,9 +12,9 @@ use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use super::bed::{BedOptions, GUESTS, HOST, LINK, NetBed, System, Uplink};
 use super::ovs;
 use super::probe::{RoundTrips, round_trips};
+use super::test_bed::{BedOptions, GUESTS, HOST, LINK, NetTestBed, System, Uplink};
 use crate::claims::Claim;
 use crate::guest::facts;
 use crate::page::xy::{axis, plot, table};
@@ -108,7 +108,7 @@ pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> an
         }
         progress.step(&format!("booting two guests: {}", system.name()));
         let options = BedOptions { cap, ..BedOptions::default() };
-        let mut bed = NetBed::new(system, (&image, accel), options, None, progress)?;
+        let mut bed = NetTestBed::new(system, (&image, accel), options, None, progress)?;
         data.host = facts(&mut bed.guests[0], accel, format!("veth, {} Mbit/s by tbf", LINK / 1e6))?;
         for (name, uplink) in uplinks {
             progress.pause(Duration::from_secs(1))?;
@@ -118,7 +118,7 @@ pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> an
     Ok(data)
 }
 
-fn course(name: &str, uplink: Uplink, bed: &mut NetBed) -> anyhow::Result<Course> {
+fn course(name: &str, uplink: Uplink, bed: &mut NetTestBed) -> anyhow::Result<Course> {
     bed.set_uplink(uplink)?;
     let sink = bed.sink()?;
     bed.send_later(BEGIN, FLOOD)?;

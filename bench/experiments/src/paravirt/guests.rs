@@ -26,7 +26,7 @@ use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 use rtvirtio_workflow::{Kind, Progress};
 
 use super::Setup;
-use super::chain::DiskBed;
+use super::chain::DiskTestBed;
 use crate::guest;
 use rtvirtio_harness::cores::{FairGroup, bind, core_and_others};
 
@@ -37,7 +37,7 @@ const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait until other programs' contracts leave room.
 const ADMISSION: Duration = Duration::from_secs(120);
 /// Longest wait until a guest that reports is followed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most recorded moments of a vCPU: some minutes of them.
 const MOMENTS: usize = 1 << 20;
@@ -64,7 +64,7 @@ pub struct Guests<'c> {
     /// Records of the last time that A was followed, with disks.
     history: Option<History>,
     _server: Server,
-    disks: Option<DiskBed>,
+    disks: Option<DiskTestBed>,
 }
 
 /// Result of following, the VM's last status, and its history.
@@ -90,7 +90,7 @@ impl<'c> Guests<'c> {
     pub fn boot(
         contracts: &'c ScopedContracts<'c>,
         (contract, budget): (Contract, Nanos),
-        (disks, port): (Option<DiskBed>, Option<u16>),
+        (disks, port): (Option<DiskTestBed>, Option<u16>),
         dir: &Path,
         labs: &LabHost,
         progress: &dyn Progress,
@@ -118,7 +118,7 @@ impl<'c> Guests<'c> {
         let mut server = Server::bind(&socket)?;
         // QEMU waits for the server while it starts.
         let server = std::thread::spawn(move || server.serve_one(&|| false).map(|_| server));
-        let guest_disks = disks.as_ref().map_or([GuestDisk::None, GuestDisk::None], DiskBed::disks);
+        let guest_disks = disks.as_ref().map_or([GuestDisk::None, GuestDisk::None], DiskTestBed::disks);
         let config = |i: usize| QemuConfig {
             accel,
             port: port.filter(|_| i == 0),
@@ -262,7 +262,7 @@ impl<'c> Guests<'c> {
     }
 
     /// Disks of the guests.
-    pub fn disks(&self) -> anyhow::Result<&DiskBed> {
+    pub fn disks(&self) -> anyhow::Result<&DiskTestBed> {
         self.disks.as_ref().context("guests without disks")
     }
 
@@ -306,7 +306,7 @@ impl<'c> Guests<'c> {
             if let Some(out) = self.vms[0].poll(reporter)? {
                 bail!("rtvirtio-guest in the guest: {}", String::from_utf8_lossy(&out.stderr).trim());
             }
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > FOLLOW_TIMEOUT {
                 bail!("the guest's reports are not followed: {:?}", self.status());
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -318,7 +318,7 @@ impl<'c> Guests<'c> {
     pub fn kill(&mut self, vm: usize, names: &[&str]) -> anyhow::Result<()> {
         for name in names {
             // A program that has ended by itself is no error.
-            self.vms[vm].exec(&["killall", "-9", name], PATIENCE)?;
+            self.vms[vm].exec(&["killall", "-9", name], FOLLOW_TIMEOUT)?;
         }
         Ok(())
     }

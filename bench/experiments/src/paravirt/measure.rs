@@ -12,7 +12,7 @@ use rtvirtio_testbed::qemu::QemuGuest;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Progress, generated};
 
-use super::chain::{self, DiskBed};
+use super::chain::{self, DiskTestBed};
 use super::guests::Guests;
 use super::{
     Both, CHAIN_FILE, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup, interrupts,
@@ -107,7 +107,7 @@ pub fn measure(
     };
     let awake = if options.awake { keep_awake(progress) } else { None };
     let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
-    let disks = options.has(Piece::Chain).then(|| DiskBed::start(dir.path())).transpose()?;
+    let disks = options.has(Piece::Chain).then(|| DiskTestBed::start(dir.path())).transpose()?;
     let asked = (contract, options.boost);
     let port = options.has(Piece::Interrupts).then(free_port).transpose()?;
     let mut guests = Guests::boot(&contracts, asked, (disks, port), dir.path(), labs, progress)?;

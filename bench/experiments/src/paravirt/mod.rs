@@ -214,7 +214,7 @@ impl ParavirtData {
     #[must_use]
     pub fn latencies(&self, setup: Setup) -> Latencies {
         let mut all = Latencies::default();
-        self.of(setup).for_each(|b| all.merge(&b.latencies));
+        self.runs_of(setup).for_each(|b| all.merge(&b.latencies));
         all
     }
 
@@ -225,13 +225,13 @@ impl ParavirtData {
     }
 
     /// The runs of a set-up, in order of the rounds.
-    pub fn of(&self, setup: Setup) -> impl Iterator<Item = &Both> {
+    pub fn runs_of(&self, setup: Setup) -> impl Iterator<Item = &Both> {
         self.both.iter().filter(move |b| b.setup == setup)
     }
 
     /// Ratio of a value under one set-up to that under another, for each round.
     fn ratios(&self, of: Setup, over: Setup, value: impl Fn(&Both) -> f64) -> Vec<f64> {
-        self.of(of).zip(self.of(over)).map(|(a, b)| value(a) / value(b).max(1e-9)).collect()
+        self.runs_of(of).zip(self.runs_of(over)).map(|(a, b)| value(a) / value(b).max(1e-9)).collect()
     }
 
     /// Ratio of a value with reports to that without, for each round.
@@ -279,7 +279,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
     let mut claims = Vec::new();
     let [none, always, alone, urgency] = Setup::ALL.map(|s| data.latencies(s));
     let n = count(none.n().min(always.n()).min(alone.n()).min(urgency.n()));
-    let rounds = data.of(Setup::Urgency).count();
+    let rounds = data.runs_of(Setup::Urgency).count();
     if rounds > 0 {
         let over = |a: &Latencies, b: &Latencies| a.at(0.999) as f64 / b.at(0.999).max(1) as f64;
         // A's background job may use up A's budget, and A's task then waits for the next period.

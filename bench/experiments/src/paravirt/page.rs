@@ -93,10 +93,10 @@ fn both(data: &ParavirtData) -> Section {
     let mut rows = Vec::new();
     for setup in Setup::ALL {
         let all = data.latencies(setup);
-        let of = |value: fn(&super::Both) -> f64| data.of(setup).map(value).collect::<Vec<_>>();
+        let of = |value: fn(&super::Both) -> f64| data.runs_of(setup).map(value).collect::<Vec<_>>();
         rows.push(vec![
             setup.name().to_owned(),
-            data.of(setup).count().to_string(),
+            data.runs_of(setup).count().to_string(),
             all.n().to_string(),
             format!("{:.0}", all.mean()),
             all.at(0.5).to_string(),
@@ -107,7 +107,7 @@ fn both(data: &ParavirtData) -> Section {
             spread(&of(|b| b.background), 1),
             spread(&of(|b| b.batch), 1),
             spread(&of(|b| b.boosted / b.latencies.seconds.max(1e-9) * 100.0), 1),
-            spread(&data.of(setup).filter_map(|b| b.weight).collect::<Vec<_>>(), 2),
+            spread(&data.runs_of(setup).filter_map(|b| b.weight).collect::<Vec<_>>(), 2),
         ]);
     }
     let head = [

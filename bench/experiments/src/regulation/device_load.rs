@@ -19,7 +19,7 @@ const REQUEST: usize = 1 << 20;
 /// Alignment of the buffer for direct reads.
 const ALIGNED: usize = 4_096;
 /// Longest wait for the first request; a device over memory is far faster.
-const PATIENCE: Duration = Duration::from_secs(10);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct Gate {
@@ -63,7 +63,7 @@ impl DeviceLoad {
         self.gate.changed.notify_all();
         let begin = Instant::now();
         while on && self.read() == before {
-            ensure!(begin.elapsed() < PATIENCE, "the second device moves nothing");
+            ensure!(begin.elapsed() < FIRST_REQUEST_TIMEOUT, "the second device moves nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

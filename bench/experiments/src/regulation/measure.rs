@@ -106,7 +106,7 @@ pub(super) struct Length {
 }
 
 impl Length {
-    pub(super) fn of(self, rate: Option<u64>) -> Duration {
+    pub(super) fn for_rate(self, rate: Option<u64>) -> Duration {
         // Two percent more, as the rate is not exceeded and the first units are not counted.
         let units = |rate: u64| Duration::from_secs_f64(1.02 * UNITS as f64 / rate as f64);
         rate.map_or(SATURATED, |rate| units(rate).max(SHORTEST)).min(self.longest)
@@ -125,11 +125,11 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
     let load = Loads::new(&options.loads, progress)?;
     let mut spoiled = 0;
     let points = points(options, &rates, (dir.path(), ram.device()), &load, &mut spoiled, progress)?;
-    let mut bed = VictimBed {
+    let mut bed = VictimTestBed {
         dir: dir.path().to_owned(),
         device: ram.device().to_owned(),
         // All have the same time: the longest gap grows with the measured time.
-        time: length.of(None),
+        time: length.for_rate(None),
         rounds: options.rounds.max(1),
         spoiled,
     };
@@ -203,7 +203,7 @@ fn points(
         .collect();
     let mut counter = Counter::new(progress, "rates, directions and loads", items.len());
     interleaved(&items, 0, &mut counter, progress, |item| {
-        one(*item, length.of(item.2), dir, device, load, spoiled)
+        measure_point(*item, length.for_rate(item.2), dir, device, load, spoiled)
     })
 }
 
@@ -213,7 +213,7 @@ fn with_none(rates: &[u64]) -> Vec<Option<u64>> {
 }
 
 /// Measures a victim next to a neighbour.
-struct VictimBed {
+struct VictimTestBed {
     dir: PathBuf,
     device: PathBuf,
     time: Duration,
@@ -222,8 +222,8 @@ struct VictimBed {
     spoiled: u64,
 }
 
-impl VictimBed {
-    fn one(&mut self, rate: Option<u64>, round: u32) -> anyhow::Result<VictimPoint> {
+impl VictimTestBed {
+    fn measure_point(&mut self, rate: Option<u64>, round: u32) -> anyhow::Result<VictimPoint> {
         let time = self.time;
         until_quiet(
             &mut self.spoiled,
@@ -244,7 +244,9 @@ impl VictimBed {
         let mut all = Vec::new();
         for round in 0..self.rounds {
             let order = 1 + round as usize;
-            all.extend(interleaved(&items, order, &mut counter, progress, |rate| self.one(*rate, round))?);
+            all.extend(interleaved(&items, order, &mut counter, progress, |rate| {
+                self.measure_point(*rate, round)
+            })?);
         }
         Ok(all)
     }
@@ -276,7 +278,7 @@ impl VictimBed {
             let order = 1 + round as usize;
             all.extend(interleaved(&chosen, order, &mut counter, progress, |(target, chosen)| {
                 let rate = (*chosen as u64).max(1);
-                let measured = self.one(Some(rate), round)?;
+                let measured = self.measure_point(Some(rate), round)?;
                 let burst = Some(burst(rate) as f64);
                 Ok(ChosenRate { target: *target, chosen: *chosen, burst, measured })
             })?);
@@ -303,7 +305,7 @@ fn until_quiet<T>(
 }
 
 /// Measures one point. Where the host stalls for most of its time it is repeated, for longer.
-fn one(
+fn measure_point(
     item: (Direction, Beside, Option<u64>),
     time: Duration,
     dir: &Path,
@@ -391,10 +393,13 @@ mod tests {
     #[test]
     fn each_rate_has_ten_thousand_units_where_that_is_in_time() {
         let length = |seconds| Length { longest: Duration::from_secs(seconds) };
-        assert_eq!(length(80).of(Some(128)).as_millis(), 79_687);
-        assert_eq!(length(10).of(Some(128)), Duration::from_secs(10));
-        assert_eq!(length(80).of(Some(65_536)), SHORTEST);
-        assert_eq!((length(80).of(None), length(1).of(None)), (SATURATED, Duration::from_secs(1)));
+        assert_eq!(length(80).for_rate(Some(128)).as_millis(), 79_687);
+        assert_eq!(length(10).for_rate(Some(128)), Duration::from_secs(10));
+        assert_eq!(length(80).for_rate(Some(65_536)), SHORTEST);
+        assert_eq!(
+            (length(80).for_rate(None), length(1).for_rate(None)),
+            (SATURATED, Duration::from_secs(1))
+        );
     }
 
     #[test]

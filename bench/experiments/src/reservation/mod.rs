@@ -125,7 +125,7 @@ pub struct ReservationData {
     /// Length of each measurement of throughput, in s.
     pub length: f64,
     /// Pieces of each, measured in one random order with those of all others.
-    #[serde(default = "one")]
+    #[serde(default = "default_one")]
     pub slices: usize,
     /// Period of the contracts for throughput, in us.
     #[serde(default = "paper_period")]
@@ -153,7 +153,7 @@ impl Saved for ReservationData {
     const SCHEMA: &str = "rtvirtio-cpu-reservation/1";
 }
 
-fn one() -> usize {
+fn default_one() -> usize {
     1
 }
 
@@ -184,7 +184,7 @@ impl ReservationData {
     /// Median throughput of the VM at a budget of the neighbour, MB/s, and the number of
     /// measurements.
     #[must_use]
-    pub fn beside(&self, neighbour: u64, all_threads: bool) -> (f64, usize) {
+    pub fn throughput_next_to(&self, neighbour: u64, all_threads: bool) -> (f64, usize) {
         let matching =
             self.beside.iter().filter(|b| b.neighbour == neighbour && b.all_threads == all_threads);
         let values: Vec<f64> = matching.map(|b| b.mb_per_s).collect();

@@ -31,7 +31,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
 
 /// Sections of all figures.
 fn sections(data: &ReservationData) -> Vec<Section> {
-    let mut all = vec![alone(data), beside(data)];
+    let mut all = vec![alone(data), neighbour_section(data)];
     // With `--requests 0` there are none.
     all.extend((!data.web.is_empty()).then(|| web(data)));
     all
@@ -75,10 +75,10 @@ fn alone(data: &ReservationData) -> Section {
     }
 }
 
-fn beside(data: &ReservationData) -> Section {
+fn neighbour_section(data: &ReservationData) -> Section {
     let curve = |index: usize, name: &str, all_threads: bool| {
         let points = NEIGHBOUR_BUDGETS.iter().filter_map(|&n| {
-            let (mb, count) = data.beside(n, all_threads);
+            let (mb, count) = data.throughput_next_to(n, all_threads);
             (count > 0).then(|| (n as f64, mb, format!("{n} %: {mb:.2} MB/s")))
         });
         series(index, name, points.collect())

@@ -11,9 +11,9 @@ pub const DISK: u64 = crate::iod_startup::DISK;
 /// Bytes of the part that each reader or writer cycles through.
 pub const PART: u64 = 48 << 20;
 /// Most readers and writers of a load.
-pub const MOST: u64 = 5;
+pub const MAX_STREAMS: u64 = 5;
 /// Offset of these parts on the guest's disk: the applications' file system is before.
-pub const LOAD_FROM: u64 = DISK - MOST * PART;
+pub const LOAD_FROM: u64 = DISK - MAX_STREAMS * PART;
 /// Bytes of a sequential request: a file read in order is read by read-ahead of 128 KiB.
 const IN_ORDER: &str = "128k";
 /// Bytes of a random request.
@@ -56,7 +56,7 @@ pub const SCHEDULERS: [&str; 4] = ["bfq", "mq-deadline", "kyber", "none"];
 
 impl GuestLoad {
     /// The load of a name of [`GUEST_LOADS`].
-    fn of(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         let (readers, writers) = match name.split('-').next()? {
             "none" => (0, 0),
             "1r" => (1, 0),
@@ -86,7 +86,7 @@ impl HostLoad {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let place = HOST_LOADS.iter().position(|known| *known == name)?;
-        Some(Self { readers: [0, 1, MOST][place] })
+        Some(Self { readers: [0, 1, MAX_STREAMS][place] })
     }
 
     /// fio's arguments on the host: processes, each with an I/O context of its own, as programs
@@ -185,7 +185,7 @@ impl Cell {
     /// Load in the guest; `None` for an unknown name.
     #[must_use]
     pub fn guest(&self) -> Option<GuestLoad> {
-        GuestLoad::of(&self.guest_load)
+        GuestLoad::from_name(&self.guest_load)
     }
 
     /// Load of the host; `None` for an unknown name.
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn every_name_is_a_load_of_its_size() {
         for name in GUEST_LOADS {
-            let load = GuestLoad::of(name).unwrap();
+            let load = GuestLoad::from_name(name).unwrap();
             let args = load.fio("/dev/vda");
             let jobs = args.iter().filter(|a| a.starts_with("--name=")).count() as u64;
             assert_eq!(jobs, load.readers + load.writers, "{name}");
@@ -320,7 +320,7 @@ mod tests {
         let args = HostLoad::named("5r").unwrap().fio("/dev/loop0");
         let offsets = args.iter().filter_map(|a| a.strip_prefix("--offset=")?.parse::<u64>().ok());
         assert!(offsets.clone().all(|at| at >= DISK && at + PART <= 2 * DISK), "behind the guest's disk");
-        assert!(HostLoad::named("2r").is_none() && GuestLoad::of("1r").is_none());
+        assert!(HostLoad::named("2r").is_none() && GuestLoad::from_name("1r").is_none());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::cell::{GuestLoad, HostLoad, PART};
 /// The agent answers late under load.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit until fio has ended its processes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const FIO_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than any run: the load ends when it is dropped.
 const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 /// Bytes of a request of the I/O domain's client, the same as of the host's readers.
@@ -119,7 +119,7 @@ fn terminate(child: &mut Child) {
     }
     let begin = Instant::now();
     while matches!(child.try_wait(), Ok(None)) {
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > FIO_STOP_TIMEOUT {
             let _ = child.kill();
             let _ = child.wait();
             return;

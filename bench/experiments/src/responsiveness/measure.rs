@@ -12,8 +12,8 @@ use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_workflow::{Progress, cpus, generated, is_there, kernel_release};
 
-use super::bed::{Bed, RunPlan};
 use super::cell::{Cell, Choice, Plane};
+use super::test_bed::{DeviceTestBed, RunPlan};
 use super::{ResponsivenessData, RunOfStarts};
 use crate::iod_startup::Tuning;
 use crate::report::{read, write};
@@ -214,7 +214,7 @@ fn measure_on(
     runs: Vec<Wanted>,
 ) -> anyhow::Result<()> {
     let tuning = tuning(bed, device, options, progress)?;
-    let mut bed = Bed::make(bed, tuning, dir, labs, progress)?;
+    let mut bed = DeviceTestBed::make(bed, tuning, dir, labs, progress)?;
     let plan = RunPlan {
         starts: options.starts,
         limit: options.limit,

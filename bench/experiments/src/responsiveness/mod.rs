@@ -7,13 +7,13 @@
 //! flushed after the making of the file system; the bytes that each start reads from the guest's
 //! disk are in the result.
 
-mod bed;
 mod cell;
 mod load;
 mod measure;
 mod page;
 mod script;
 mod service;
+mod test_bed;
 mod video;
 
 pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
@@ -81,7 +81,7 @@ impl RunOfStarts {
     /// Summary of the starts' durations, s; `None` without starts.
     #[must_use]
     pub fn summary(&self) -> Option<Summary> {
-        Summary::of(&self.starts.iter().map(|s| s.seconds).collect::<Vec<_>>())
+        Summary::from_values(&self.starts.iter().map(|s| s.seconds).collect::<Vec<_>>())
     }
 }
 
@@ -141,8 +141,8 @@ impl ResponsivenessData {
             |rates: &[[f64; 2]]| [0, 1].map(|i| rates.iter().map(|r| r[i]).sum::<f64>() / rates.len() as f64);
         let meanwhile: Option<Vec<[f64; 2]>> = runs.iter().map(|r| r.meanwhile).collect();
         Some(Point {
-            all: Summary::of(&starts)?,
-            means: Summary::of(&means)?,
+            all: Summary::from_values(&starts)?,
+            means: Summary::from_values(&means)?,
             failed: runs.iter().any(|r| r.failed()),
             throughput: mean(&runs.iter().map(|r| r.throughput).collect::<Vec<_>>()),
             meanwhile: meanwhile.map(|rates| mean(&rates)),

@@ -34,7 +34,7 @@ const PIECE: u64 = 64 << 10;
 /// the device: it admits 95 at most.
 const LARGEST_SHARE: f64 = 47.0;
 /// Time limit beyond the length of the video, under load and emulation.
-const PATIENCE: Duration = Duration::from_secs(120);
+const EXTRA_TIMEOUT: Duration = Duration::from_secs(120);
 /// Index of the group of the host's readers, after those of the two VMs.
 const READERS: usize = 2;
 
@@ -181,7 +181,7 @@ impl<'a> Players<'a> {
         }
         let mut all = Vec::new();
         for (guest, process) in self.guests.iter_mut().zip(processes) {
-            let timeout = Duration::from_secs(seconds) + PATIENCE;
+            let timeout = Duration::from_secs(seconds) + EXTRA_TIMEOUT;
             let output = guest::wait_for_exit(guest, process, timeout, progress, &mut || Ok(()))?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();

@@ -43,7 +43,7 @@ pub(super) fn move_cost(dims: usize) -> usize {
 impl Moves {
     /// Gao and Han's equation 4.1. In 1 dimension it would shrink to a point, so that of 2 is used,
     /// which is the original method's.
-    fn of(dims: usize) -> Self {
+    fn for_dimensions(dims: usize) -> Self {
         let n = dims.max(2) as f64;
         Self { expand: 1.0 + 2.0 / n, contract: 0.75 - 0.5 / n, shrink: 1.0 - 1.0 / n }
     }
@@ -51,7 +51,7 @@ impl Moves {
 
 impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
     pub(super) fn new(objective: F, region: Region, options: &'a MinimizeOptions) -> Self {
-        let moves = Moves::of(region.dims());
+        let moves = Moves::for_dimensions(region.dims());
         let start = region.free_start();
         let (corners, sizes) = (Vec::new(), Vec::new());
         let mut simplex = Self { objective, region, options, moves, corners, sizes, evaluations: 0 };
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn moves_are_the_classic_ones_in_2_dimensions_and_smaller_in_more() {
         for (dims, expected) in [(1, [2.0, 0.5, 0.5]), (2, [2.0, 0.5, 0.5]), (4, [1.5, 0.625, 0.75])] {
-            let moves = Moves::of(dims);
+            let moves = Moves::for_dimensions(dims);
             assert_eq!([moves.expand, moves.contract, moves.shrink], expected);
         }
     }

@@ -42,7 +42,7 @@ enum Source {
 }
 
 impl Source {
-    fn of(path: &Path) -> Self {
+    fn from_path(path: &Path) -> Self {
         match () {
             () if domain::is_config(path) => Self::Domain,
             () if apply::is_spec(path) => Self::Spec,
@@ -60,7 +60,7 @@ enum Scope {
 }
 
 impl Scope {
-    fn of(args: &ApplyArgs) -> Self {
+    fn from_args(args: &ApplyArgs) -> Self {
         match (args.cpu_only, args.traffic_only) {
             (true, _) => Self::Cpu,
             (_, true) => Self::Traffic,
@@ -73,7 +73,7 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if !args.dry_run {
         need_root("apply")?;
     }
-    let (source, scope) = (Source::of(&args.source), Scope::of(args));
+    let (source, scope) = (Source::from_path(&args.source), Scope::from_args(args));
     anyhow::ensure!(
         source == Source::Spec || args.margin.option().is_none(),
         "{} is a plan already: give --margin to `rtvirtio plan`, or apply the spec",

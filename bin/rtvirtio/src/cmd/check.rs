@@ -14,7 +14,7 @@ use rtvirtio_workflow::{Progress, kernel_release, leftovers};
 use crate::args::CheckArgs;
 
 /// Timeout of a guest agent's answers.
-const PATIENCE: Duration = Duration::from_secs(5);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which memory traffic is counted, where the host can.
 const WATCHED: Duration = Duration::from_secs(1);
 /// Limit of bytes read of a kernel's release.
@@ -41,7 +41,7 @@ fn guest(socket: &Path) -> Vec<Finding> {
     const TASKS: (&str, &str) =
         ("guest.tasks", "`verify` runs a VM's tasks in the guest, with its fio and through its agent");
     let name = socket.display().to_string();
-    let asked = GuestAgent::connect(socket, PATIENCE).and_then(|mut agent| {
+    let asked = GuestAgent::connect(socket, AGENT_TIMEOUT).and_then(|mut agent| {
         let release = agent.read_file("/proc/sys/kernel/osrelease", LONGEST_RELEASE);
         Ok((agent.lacks_for_tasks()?, release))
     });

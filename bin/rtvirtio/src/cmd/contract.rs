@@ -213,7 +213,7 @@ fn set_in_metadata(vm: &str, spec: &Path, global: &Global, ui: &Ui) -> anyhow::R
 fn elsewhere(global: &Global) -> anyhow::Result<Option<String>> {
     let run = std::path::absolute(&global.run_dir)?;
     Ok(rtvirtio_daemon::running(&global.dirs())?.map(|service| {
-        let words = service.words();
+        let words = service.description();
         if service.is_elsewhere(&run) {
             format!("{words} manages the contracts of this state directory: use its --run-dir")
         } else {

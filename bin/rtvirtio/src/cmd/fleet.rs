@@ -28,13 +28,13 @@ pub fn run(args: &FleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let file = args.fleet.clone();
     let fleet = until_cancelled(ui, move |_| load_named(&file))?.context("the fleet cannot be read")?;
     if args.openstack {
-        return print(ui, &until_cancelled(ui, move |_| OpenStack::of(&fleet))?);
+        return print(ui, &until_cancelled(ui, move |_| OpenStack::from_fleet(&fleet))?);
     }
     if args.kubernetes {
-        return print(ui, &until_cancelled(ui, move |_| Kubernetes::of(&fleet))?);
+        return print(ui, &until_cancelled(ui, move |_| Kubernetes::from_fleet(&fleet))?);
     }
     if let Some(version) = args.proxmox {
-        let told = until_cancelled(ui, move |end| Proxmox::of(&fleet, version.into(), end))??;
+        let told = until_cancelled(ui, move |end| Proxmox::from_fleet(&fleet, version.into(), end))??;
         show(ui, &told, || commands(&told))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,7 +112,7 @@ fn text(answer: &Assessment, shown: usize, style: &Style) -> String {
     out.push_str(&hosts(&answer.hosts, shown, style));
     out.push('\n');
     out.push_str(&losses(&answer.losses, shown, style));
-    out.push_str(&words(answer));
+    out.push_str(&reasons_text(answer));
     out.push_str(&notes(&answer.doubts, style));
     out
 }
@@ -223,7 +223,7 @@ fn more(all: usize, shown: usize, what: &str) -> String {
 }
 
 /// Reasons and remedies, one line each.
-fn words(answer: &Assessment) -> String {
+fn reasons_text(answer: &Assessment) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     for (host, why) in &answer.broken {

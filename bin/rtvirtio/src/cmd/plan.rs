@@ -88,7 +88,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         basis.options.enough = args.margin.enough();
         let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
         warn_throttled(&basis.spec, &basis.profile, &basis.options.start, &plan, ui)?;
-        let profile = Some(ProfileUsed::of(&basis.profile, args.model.profile.as_deref())?);
+        let profile = Some(ProfileUsed::from_profile(&basis.profile, args.model.profile.as_deref())?);
         devices.push(DevicePlan { device: device.clone(), plan, profile, notes: basis.notes.clone() });
     }
     let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?.of_spec(&host)?;
@@ -114,7 +114,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         };
         let mut out = plan.devices.iter().zip(&bases).map(one).collect::<Vec<_>>().join("\n");
         for one in cpu.iter().flatten().flatten() {
-            let choices = one.found.iter().map(|f| contracts::words(&one.vm, f));
+            let choices = one.found.iter().map(|f| contracts::demand_text(&one.vm, f));
             for line in choices.chain(one.notes.iter().map(|note| format!("{}: {note}", one.vm))) {
                 out += &style().wrap(&line, 0);
             }

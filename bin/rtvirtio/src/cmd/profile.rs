@@ -58,7 +58,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.sweep.is_some() {
         check_device(&key, dirs)?;
     }
-    let part = args.shard.map(|shard| Part::of(shard, args, &stack)).transpose()?;
+    let part = args.shard.map(|shard| Part::from_args(shard, args, &stack)).transpose()?;
     if let Some(library) = &args.library {
         if let Some(done) = super::profile_library::known(library, args, &stack, access, global, ui)? {
             return Ok(done);

@@ -30,14 +30,14 @@ pub struct Part {
 
 impl Part {
     /// Reads the options and the device's kind, before anything is measured.
-    pub fn of(shard: ShardArg, args: &ProfileArgs, stack: &Stack) -> anyhow::Result<Self> {
+    pub fn from_args(shard: ShardArg, args: &ProfileArgs, stack: &Stack) -> anyhow::Result<Self> {
         let shard = match shard {
             ShardArg::Given(shard) => shard,
             ShardArg::Slurm => {
                 Shard::of_slurm(&|name| std::env::var(name).ok()).map_err(|why| anyhow::anyhow!(why))?
             }
         };
-        let kind = DeviceKind::of(&Root::default(), &stack.device, args.kind.as_deref())?;
+        let kind = DeviceKind::read(&Root::default(), &stack.device, args.kind.as_deref())?;
         let out = args.out.clone().context("--shard needs --out FILE for the share")?;
         Ok(Self { shard, kind, out })
     }
@@ -153,7 +153,7 @@ pub fn known(
     ui: &Ui,
 ) -> anyhow::Result<Option<ExitCode>> {
     let dirs = &global.dirs();
-    let kind = DeviceKind::of(&Root::default(), &stack.device, args.kind.as_deref())?;
+    let kind = DeviceKind::read(&Root::default(), &stack.device, args.kind.as_deref())?;
     let library = Library::new(library);
     let name = &stack.device.name;
     let Some(entry) = library.find(&kind).map_err(Error::from)? else {

@@ -9,7 +9,9 @@ use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table};
 use rtvirtio_traffic::qos400::{Fields, Rates, Soc, Words};
-use rtvirtio_traffic::{AxiPort, Compiled, Direction, Part, Place, Setting, Tspec, Unit, Worth, compile};
+use rtvirtio_traffic::{
+    AxiPort, Compiled, Direction, Enforcement, Part, Place, Setting, Tspec, Unit, compile,
+};
 use rtvirtio_units::{Bytes, BytesPerSec, Iops};
 use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::regulator::{Outcome, RegulatorOptions, VmRegulators, regulators};
@@ -112,9 +114,9 @@ fn text(vm: &VmRegulators, style: &Style) -> String {
 fn row(c: &Compiled) -> Vec<Cell> {
     let unit = c.asked.unit;
     let paint = match c.worth {
-        Worth::Guarantee => Paint::Good,
-        Worth::Cap => Paint::Open,
-        Worth::Hint => Paint::Bad,
+        Enforcement::Guarantee => Paint::Good,
+        Enforcement::Cap => Paint::Open,
+        Enforcement::Hint => Paint::Bad,
     };
     vec![
         c.direction.name().into(),
@@ -180,7 +182,7 @@ fn qos400(args: &Qos400Args, ui: &Ui) -> anyhow::Result<ExitCode> {
         clock_hz: port.clock_hz,
         transaction: port.transaction,
         fields,
-        words: fields.words(),
+        words: fields.to_words(),
         rates,
         bytes_per_second: rates.rate * port.transaction as f64,
         compiled,

@@ -12,10 +12,10 @@ use rtvirtio_report::terminal;
 use rtvirtio_workflow::acting::{self, Acting};
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
-use rtvirtio_workflow::held;
 use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::leftovers;
 use rtvirtio_workflow::scopes::{self, Scopes};
+use rtvirtio_workflow::service_plan;
 use rtvirtio_workflow::{Dirs, Progress as _};
 
 use crate::args::RevertArgs;
@@ -98,8 +98,8 @@ fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<
     }
     if let Some(service) = rtvirtio_daemon::running(dirs)? {
         let mut kept = scopes::vms(dirs)?;
-        kept.extend(held::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
-        let keeper = Some(service.words());
+        kept.extend(service_plan::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
+        let keeper = Some(service.description());
         return Ok(Contracts { kept, keeper, of_resources, unseen, ..Contracts::default() });
     }
     let put_back = Scopes::lock(dirs)?.put_all_back(on_conflict)?;

@@ -94,7 +94,7 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
         let _ = writeln!(out, "  planned for: {}", terminal(assumes, false));
     }
     for device in &plan.unplanned {
-        let _ = writeln!(out, "  {}", terminal(&device.words(), false));
+        let _ = writeln!(out, "  {}", terminal(&device.message(), false));
         let _ = writeln!(out, "    nothing is promised for its tasks of {}", device.vms.join(", "));
     }
     for task in &plan.given_up {

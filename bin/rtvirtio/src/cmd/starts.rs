@@ -9,7 +9,7 @@ use rtvirtio_startup::FavourLimits;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::starts::{StartEvent, StartsEnded, StartsOptions, What, follow_starts};
+use rtvirtio_workflow::starts::{StartEvent, StartEventKind, StartsEnded, StartsOptions, follow_starts};
 
 use crate::args::StartsArgs;
 
@@ -36,10 +36,10 @@ fn show(event: &StartEvent, ui: &Ui) -> rtvirtio_workflow::Result<()> {
         return Ok(out.flush()?);
     }
     let what = match event.what {
-        What::Connected => "its port is connected".to_owned(),
-        What::Closed => "its port was closed".to_owned(),
-        What::Raised => "something starts: raised".to_owned(),
-        What::Lowered(all) => {
+        StartEventKind::Connected => "its port is connected".to_owned(),
+        StartEventKind::Closed => "its port was closed".to_owned(),
+        StartEventKind::Raised => "something starts: raised".to_owned(),
+        StartEventKind::Lowered(all) => {
             format!(
                 "put back; {} starts so far, {} refused, {} ended by the budget",
                 all.starts, all.refused, all.cut

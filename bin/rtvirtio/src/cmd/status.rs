@@ -13,7 +13,7 @@ use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, acting, domain, held, in_force, scopes, started};
+use rtvirtio_workflow::{Progress, acting, domain, in_force, scopes, service_plan, started};
 
 use super::domain::status_text;
 use super::service;
@@ -62,7 +62,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Err(e) => (None, Some(format!("whether rtvirtiod runs is not known: {e}"))),
     };
     let mut kept = scopes::vms(&global.dirs())?;
-    kept.extend(held::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
+    kept.extend(service_plan::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
     let of_resources = holders::resources(&global.dirs()).unwrap_or_else(|e| {
         or_warn("what Pacemaker's agents hold", e);
         Vec::new()
@@ -84,7 +84,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         value["service_unknown"] = why.as_str().into();
     }
     if let Some(service) = &other_service {
-        value["service_elsewhere"] = service.words().into();
+        value["service_elsewhere"] = service.description().into();
     }
     if !kept.is_empty() {
         value["contracts_in_force"] = serde_json::to_value(&kept)?;
@@ -122,7 +122,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             None if !elsewhere.is_empty() => "no plan of this state directory is in force\n".to_owned(),
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
-                let ended: String = ended.iter().map(|vm| vm.words() + "\n").collect();
+                let ended: String = ended.iter().map(|vm| vm.message() + "\n").collect();
                 text(status, plan.as_ref()) + &ended
             }
         };
@@ -133,8 +133,10 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
                 format!("{why}\n  contracts in force: {kept}\n")
             }
             (None, None) if other_service.is_some() => {
-                let words =
-                    other_service.as_ref().map(rtvirtio_daemon::RunningService::words).unwrap_or_default();
+                let words = other_service
+                    .as_ref()
+                    .map(rtvirtio_daemon::RunningService::description)
+                    .unwrap_or_default();
                 let kept = if kept.is_empty() { "none".to_owned() } else { kept.join(", ") };
                 format!(
                     "{words} manages the contracts of this state directory: use its --run-dir\n  contracts in force: {kept}\n"
@@ -155,28 +157,30 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             + &agents
             + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
-    let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s))
+    let whole = status.as_ref().is_none_or(|s| Count::from_status(s).is_whole(s))
         && ended.is_empty()
         && uncovered.iter().all(|of| of.void.is_empty())
         && elsewhere.is_empty()
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
         && is_seen
-        && of_resources.iter().all(|of| Count::of(&of.status).is_whole(&of.status) && !of.has_ended())
+        && of_resources
+            .iter()
+            .all(|of| Count::from_status(&of.status).is_whole(&of.status) && !of.has_ended())
         && service.as_ref().map_or(kept.is_empty(), Snapshot::is_whole);
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
 
 /// Contract of a cluster's resource agent, as JSON.
 fn resource_value(of: &OfResource) -> serde_json::Value {
-    let is_whole = Count::of(&of.status).is_whole(&of.status);
+    let is_whole = Count::from_status(&of.status).is_whole(&of.status);
     serde_json::json!({
         "resource": of.resource, "vms": of.names(), "whole": is_whole, "ended": of.has_ended(),
     })
 }
 
 fn resource_text(of: &OfResource) -> String {
-    let count = Count::of(&of.status);
+    let count = Count::from_status(&of.status);
     let ended = if of.has_ended() { "; the VM that it was applied to has ended" } else { "" };
     let cut = if of.status.is_whole() { "" } else { "; half applied, or half put back" };
     format!(
@@ -198,7 +202,7 @@ struct Count {
 }
 
 impl Count {
-    fn of(status: &Status) -> Self {
+    fn from_status(status: &Status) -> Self {
         let mut count = Self::default();
         for knob in &status.knobs {
             *match &knob.state {
@@ -243,7 +247,7 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
     let mut out = String::new();
     // CPU contracts, limits and a running measurement have no plan.
     let scheme = plan.map_or("no plan, but settings", HostPlan::scheme_name);
-    let count = Count::of(status).text();
+    let count = Count::from_status(status).text();
     let state = match (status.complete, status.reverting) {
         (_, true) => format!("HALF PUT BACK ({count}): run `rtvirtio revert` again"),
         _ if status.leftover => format!("LEFT BY A REVERT ({count}): run `rtvirtio revert` again"),

@@ -31,7 +31,7 @@ fn gone() -> KnobState {
 
 /// The headline, and whether the exit code is 0.
 fn told(status: &Status) -> (String, bool) {
-    (text(status, None).lines().next().unwrap().to_owned(), Count::of(status).is_whole(status))
+    (text(status, None).lines().next().unwrap().to_owned(), Count::from_status(status).is_whole(status))
 }
 
 #[test]

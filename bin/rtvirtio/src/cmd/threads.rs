@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use rtvirtio_console::{Global, Ui, show, style};
 use rtvirtio_cpu::{Control, control};
 use rtvirtio_kernel::{Cgroups, Root};
-use rtvirtio_planner::Strength;
+use rtvirtio_planner::Enforcement;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::{discover, main_loop_without_vcpus};
@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::args::ThreadsArgs;
 
 /// Interval of checks for Ctrl-C.
-const NAP: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Shortest interval: a shorter one would itself be a load.
 const LEAST: Duration = Duration::from_millis(10);
 
@@ -85,9 +85,9 @@ fn line(root: &Root, cpu: Option<&Cgroups>, thread: Thread) -> anyhow::Result<Li
 
 fn held(control: &Control) -> (&'static str, Paint) {
     match control.strength {
-        Some(Strength::Guarantee) => ("guarantee", Paint::Good),
-        Some(Strength::Cap) => ("cap", Paint::Open),
-        Some(Strength::Hint) => ("hint", Paint::Open),
+        Some(Enforcement::Guarantee) => ("guarantee", Paint::Good),
+        Some(Enforcement::Cap) => ("cap", Paint::Open),
+        Some(Enforcement::Hint) => ("hint", Paint::Open),
         None => ("not under control", Paint::Bad),
     }
 }
@@ -236,7 +236,7 @@ fn watch(
         }
         next += every;
         while !ui.is_cancelled() && Instant::now() < next {
-            std::thread::sleep(NAP.min(next.saturating_duration_since(Instant::now())));
+            std::thread::sleep(POLL_INTERVAL.min(next.saturating_duration_since(Instant::now())));
         }
     }
     Ok(())

@@ -13,7 +13,6 @@ use rtvirtio_report::{ReportInput, html, terminal, text};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::devices::{Devices, Predictions};
-use rtvirtio_workflow::held::Held;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::flows::{self, Flows};
@@ -21,7 +20,8 @@ use rtvirtio_workflow::networks::warn_not_run;
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::run::measure_all;
-use rtvirtio_workflow::verified::{self, AsFound, Under};
+use rtvirtio_workflow::service_plan::ServicePlan;
+use rtvirtio_workflow::verified::{self, ActiveSettings, AsFound};
 use rtvirtio_workflow::{Dirs, Progress, domain};
 use serde_json::{Value, json};
 
@@ -57,8 +57,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;
     // Measures the running VMs under their current settings.
-    let under = Under::find(dirs)?;
-    under.ended.iter().for_each(|vm| ui.warn(&vm.words()));
+    let under = ActiveSettings::find(dirs)?;
+    under.ended.iter().for_each(|vm| ui.warn(&vm.message()));
     let in_force = devices.sites.first().and_then(|site| under.plan_of(&site.spec.device));
     let name = match in_force.map(|plan| plan.model) {
         Some(ModelKind::Slice) => ModelName::Slice,
@@ -174,7 +174,7 @@ fn before(now: &ResultFile, dirs: &Dirs, ui: &Ui) -> Option<AsFound> {
 }
 
 /// Text on the plan that the service holds during the measurement.
-fn held_text(held: &Held) -> String {
+fn held_text(held: &ServicePlan) -> String {
     let vms: Vec<&str> = held.input.vms.iter().map(String::as_str).collect();
     let mut out = format!(
         "\nmeasured under the plan that rtvirtiod holds for {} since {}: {}\n",
@@ -191,7 +191,7 @@ fn held_text(held: &Held) -> String {
     out
 }
 
-fn held_json(held: &Held, plan: Option<&HostPlan>) -> anyhow::Result<Value> {
+fn held_json(held: &ServicePlan, plan: Option<&HostPlan>) -> anyhow::Result<Value> {
     Ok(json!({
         "since": held.since,
         "reason": held.reason,

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
+use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, Plan, Setting};
 use rtvirtio_testkit::{Need, has, skip, unique};
 
 use rtvirtio_testkit::site::{Site, text};
@@ -117,7 +117,7 @@ fn changes(spec: &Path) -> serde_json::Value {
         knob,
         value: value.to_owned(),
         reason: "test".into(),
-        strength: Strength::Hint,
+        strength: Enforcement::Hint,
     };
     let plan = Plan {
         scheme: "test".into(),

@@ -30,7 +30,7 @@ const BEGINNING: Duration = Duration::from_secs(1);
 /// Interval of attempts to connect.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Interval of status requests while waiting for a contract.
-const AGAIN: Duration = Duration::from_millis(30);
+const STATUS_INTERVAL: Duration = Duration::from_millis(30);
 /// Largest answer, in bytes.
 const LARGEST: usize = 64 << 20;
 
@@ -214,7 +214,7 @@ impl Client {
             if Instant::now() >= end {
                 return Ok(None);
             }
-            thread::sleep(AGAIN);
+            thread::sleep(STATUS_INTERVAL);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::{Daemon, Happening};
-use crate::host::{Host, Look, Millis};
+use super::{Daemon, PassEvent};
+use crate::host::{Host, Millis, ScanDepth};
 use crate::observed::Observed;
 use crate::reconcile::reconcile;
 use crate::step::Step;
@@ -40,12 +40,12 @@ impl<H: Host> Daemon<H> {
 
     /// Looks at the host so far, including those that found it at rest.
     #[must_use]
-    pub fn looks(&self) -> u64 {
+    pub fn scan_count(&self) -> u64 {
         self.looks
     }
 
     /// Looks, decides and acts once. Returns what happened.
-    pub fn pass(&mut self) -> Vec<Happening> {
+    pub fn pass(&mut self) -> Vec<PassEvent> {
         let mut out = Vec::new();
         while self.advance(&mut out) {}
         out
@@ -53,7 +53,7 @@ impl<H: Host> Daemon<H> {
 
     /// Carries out a part of a pass: its first look, or one step. Adds events to `out`; returns
     /// whether the pass goes on.
-    pub fn advance(&mut self, out: &mut Vec<Happening>) -> bool {
+    pub fn advance(&mut self, out: &mut Vec<PassEvent>) -> bool {
         let had = out.len();
         let pass = match self.under_way.take() {
             Some(pass) => Some(self.step(pass, out)),
@@ -71,7 +71,7 @@ impl<H: Host> Daemon<H> {
     }
 
     /// Carries out the next step; looks again after the last one of a round with changes.
-    fn step(&mut self, mut pass: Pass, out: &mut Vec<Happening>) -> Pass {
+    fn step(&mut self, mut pass: Pass, out: &mut Vec<PassEvent>) -> Pass {
         if let Some(step) = pass.steps.pop_front() {
             let acted = self.perform(&step, out);
             pass.acted |= acted;
@@ -79,14 +79,14 @@ impl<H: Host> Daemon<H> {
             pass.steps.extend(if acted { self.host.rest(&step) } else { None });
         }
         if pass.steps.is_empty() && pass.acted && pass.rounds > 0 {
-            self.look(&mut pass, Look::Scan, out);
+            self.observe_host(&mut pass, ScanDepth::Scan, out);
         }
         self.has_more = !pass.steps.is_empty() && self.host.now().since(pass.began) >= STEPS_MS;
         pass
     }
 
     /// Begins a pass with its first look; `None` where the host is at rest.
-    fn begin(&mut self, out: &mut Vec<Happening>) -> Option<Pass> {
+    fn begin(&mut self, out: &mut Vec<PassEvent>) -> Option<Pass> {
         if let Some(desired) = self.host.desired() {
             self.changed(&desired, out);
             self.desired = desired;
@@ -106,16 +106,16 @@ impl<H: Host> Daemon<H> {
         let before = self.observed.clone();
         let (rounds, steps) = (ROUNDS, VecDeque::new());
         let mut pass = Pass { before, rounds, began: now, steps, acted: false, is_new: false };
-        self.look(&mut pass, if due { Look::Compare } else { Look::Scan }, out);
+        self.observe_host(&mut pass, if due { ScanDepth::Compare } else { ScanDepth::Scan }, out);
         Some(pass)
     }
 
     /// Looks at the host, and computes the steps of one round.
-    fn look(&mut self, pass: &mut Pass, look: Look, out: &mut Vec<Happening>) {
+    fn observe_host(&mut self, pass: &mut Pass, look: ScanDepth, out: &mut Vec<PassEvent>) {
         let now = self.host.now();
         self.observed = self.host.observe(&self.desired, look);
         self.looks += 1;
-        if look == Look::Compare {
+        if look == ScanDepth::Compare {
             self.compared = Some(now);
         }
         self.look_at_plan(now);

@@ -2,12 +2,12 @@ use std::path::Path;
 
 use rtvirtio_cpu::Level;
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Request, Sight};
+use rtvirtio_planner::replan::{Observations, Request};
 use rtvirtio_spec::HostSpec;
 
 use super::*;
 use crate::desired::Contract;
-use crate::host::Look;
+use crate::host::ScanDepth;
 use crate::observed::{Admission, KnobClass, ObservedVm, Outside, ScopeState, ScopeView};
 
 /// Host with a VM that runs without its contract; it tells whether it is at rest.
@@ -18,7 +18,7 @@ struct OneVm {
     rests: bool,
     fails: bool,
     applied: bool,
-    looks: Vec<Look>,
+    looks: Vec<ScanDepth>,
 }
 
 impl Host for OneVm {
@@ -34,7 +34,7 @@ impl Host for OneVm {
         self.rests
     }
 
-    fn observe(&mut self, _: &Desired, look: Look) -> Observed {
+    fn observe(&mut self, _: &Desired, look: ScanDepth) -> Observed {
         self.looks.push(look);
         let presence = match self.applied {
             // Nothing more is to be done for a VM that is off.
@@ -51,7 +51,7 @@ impl Host for OneVm {
         }
     }
 
-    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
         None
     }
 
@@ -74,7 +74,7 @@ fn contracts() -> Desired {
 }
 
 /// Looks of the next pass, a scan later.
-fn looks(daemon: &mut Daemon<OneVm>) -> Vec<Look> {
+fn looks(daemon: &mut Daemon<OneVm>) -> Vec<ScanDepth> {
     daemon.host().now += 200;
     daemon.host().looks.clear();
     let _ = daemon.pass();
@@ -85,24 +85,24 @@ fn looks(daemon: &mut Daemon<OneVm>) -> Vec<Look> {
 fn a_host_at_rest_is_left_alone_until_something_asks_for_a_look() {
     let host = OneVm { desired: Some(contracts()), rests: true, fails: true, ..OneVm::default() };
     let mut daemon = Daemon::new(host, Config::default(), Memory::default());
-    assert_eq!(looks(&mut daemon), [Look::Compare], "the first look");
-    assert_eq!(looks(&mut daemon), [Look::Scan], "a step is to be done");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Compare], "the first look");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Scan], "a step is to be done");
     daemon.host().fails = false;
-    assert_eq!(looks(&mut daemon), [Look::Scan, Look::Scan], "it is done, and looked at");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Scan, ScanDepth::Scan], "it is done, and looked at");
     assert_eq!((looks(&mut daemon), daemon.rested(), daemon.is_new()), (vec![], true, false));
     daemon.look_next();
-    assert_eq!((looks(&mut daemon), daemon.rested()), (vec![Look::Scan], false), "it was asked for");
+    assert_eq!((looks(&mut daemon), daemon.rested()), (vec![ScanDepth::Scan], false), "it was asked for");
     assert_eq!(looks(&mut daemon), []);
     daemon.host().rests = false;
-    assert_eq!(looks(&mut daemon), [Look::Scan], "something may have changed");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Scan], "something may have changed");
     daemon.host().rests = true;
     assert_eq!(looks(&mut daemon), []);
     daemon.host().desired = Some(contracts());
-    assert_eq!(looks(&mut daemon), [Look::Scan], "contracts have changed");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Scan], "contracts have changed");
     daemon.compare_next();
-    assert_eq!(looks(&mut daemon), [Look::Compare]);
+    assert_eq!(looks(&mut daemon), [ScanDepth::Compare]);
     daemon.host().now += 5_000;
-    assert_eq!(looks(&mut daemon), [Look::Compare], "a comparison is due");
+    assert_eq!(looks(&mut daemon), [ScanDepth::Compare], "a comparison is due");
     assert_eq!(looks(&mut daemon), []);
 }
 
@@ -148,7 +148,7 @@ impl Many {
         // Another program changes it while the first contracts are put in force.
         let is_changed = name == OLD && self.done.len() >= 2 && !self.done.iter().any(|vm| vm == OLD);
         ScopeView {
-            contract: desired.of(name).unwrap().id.clone(),
+            contract: desired.contract_of(name).unwrap().id.clone(),
             start: vec![ProcessId { pid: 7, start_time: 1 }],
             start_alive: true,
             state: ScopeState::Whole,
@@ -167,7 +167,7 @@ impl Host for Many {
         self.desired.take()
     }
 
-    fn observe(&mut self, desired: &Desired, _: Look) -> Observed {
+    fn observe(&mut self, desired: &Desired, _: ScanDepth) -> Observed {
         self.looks += 1;
         let names = || self.new.iter().map(String::as_str).chain([OLD]);
         let one = |name: &str| {
@@ -181,7 +181,7 @@ impl Host for Many {
         Observed { vms: names().map(one).collect(), admission, ..Observed::default() }
     }
 
-    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
         None
     }
 
@@ -264,7 +264,7 @@ impl ManyThreads {
     fn vms(&self, desired: &Desired) -> BTreeMap<String, ObservedVm> {
         let presence = || Presence::Running(vec![ProcessId { pid: 7, start_time: 1 }]);
         let scope = |name: &str, drift: Vec<Drift>| ScopeView {
-            contract: desired.of(name).unwrap().id.clone(),
+            contract: desired.contract_of(name).unwrap().id.clone(),
             start: vec![ProcessId { pid: 7, start_time: 1 }],
             start_alive: true,
             state: ScopeState::Whole,
@@ -303,13 +303,13 @@ impl Host for ManyThreads {
         self.desired.take()
     }
 
-    fn observe(&mut self, desired: &Desired, _: Look) -> Observed {
+    fn observe(&mut self, desired: &Desired, _: ScanDepth) -> Observed {
         let admitted = [BIG, OLD].map(|name| (name.to_owned(), Level::ALONE)).into();
         let admission = Admission { admitted, ..Admission::default() };
         Observed { vms: self.vms(desired), admission, ..Observed::default() }
     }
 
-    fn sight(&mut self, _: &Desired) -> Option<Sight> {
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
         None
     }
 

@@ -15,7 +15,7 @@ const QUIET: u64 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// Look for VMs and threads.
-    Look,
+    ScanDepth,
     /// Compare every setting, and where `contracts` is set read those of libvirt's domains.
     Compare { contracts: bool },
 }
@@ -64,7 +64,7 @@ impl Asks {
         if self.compares.take(now) {
             return Some(Ask::Compare { contracts: std::mem::take(&mut self.contracts) });
         }
-        looks.then_some(Ask::Look)
+        looks.then_some(Ask::ScanDepth)
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
                     assert!(!contracts);
                     compares += 1;
                 }
-                Some(Ask::Look) => looks += 1,
+                Some(Ask::ScanDepth) => looks += 1,
                 None => {}
             }
         }
@@ -182,7 +182,7 @@ mod tests {
             now = now.max(due);
             match asks.take(now) {
                 Some(Ask::Compare { contracts }) => assert!(contracts),
-                look => assert_eq!(look, Some(Ask::Look)),
+                look => assert_eq!(look, Some(Ask::ScanDepth)),
             }
         }
         assert!(now.0 <= 21_010, "{now:?}");
@@ -193,7 +193,7 @@ mod tests {
     fn a_report_is_compared_soon_and_what_came_is_only_looked_at() {
         let mut asks = Asks::new(200, Millis(0));
         asks.came(Millis(5_000));
-        assert_eq!((asks.compare_due(), asks.take(Millis(5_000 + QUIET))), (None, Some(Ask::Look)));
+        assert_eq!((asks.compare_due(), asks.take(Millis(5_000 + QUIET))), (None, Some(Ask::ScanDepth)));
         asks.reported(true, Millis(6_000));
         assert_eq!(asks.compare_due(), Some(Millis(6_000 + QUIET)));
         assert_eq!(asks.take(Millis(6_000 + QUIET)), Some(Ask::Compare { contracts: true }));

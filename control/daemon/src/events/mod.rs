@@ -18,12 +18,12 @@ use rtvirtio_vmm::machines::CommandLine;
 use crate::host::Millis;
 use budget::Asks;
 use reports::{Reporter, Reports};
-use watch::{Of, Watches, of_files, of_vm};
+use watch::{WatchKind, Watches, of_files, of_vm};
 
 pub(crate) use budget::Ask;
 
 /// Interval at which the set of watches is renewed.
-const AGAIN: Duration = Duration::from_secs(1);
+const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Most watched cgroups above those of VMs that have ended: their next start is noticed there.
 const MOST_ABOVE: usize = 64;
 /// Pause after events that concern no contract, before the next ones are read.
@@ -80,17 +80,17 @@ pub(crate) fn start(sources: Sources, woken: impl Woken + 'static) -> std::io::R
 fn run(sources: &Sources, mut watches: Watches, woken: &dyn Woken, end: &Receiver<()>) {
     let begin = Instant::now();
     let now = || Millis(u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX));
-    let until = |due: Millis| Duration::from_millis(due.since(now())).min(AGAIN);
-    let every = u64::try_from(sources.scan.min(AGAIN).as_millis()).unwrap_or(u64::MAX);
+    let until = |due: Millis| Duration::from_millis(due.since(now())).min(RENEW_INTERVAL);
+    let every = u64::try_from(sources.scan.min(RENEW_INTERVAL).as_millis()).unwrap_or(u64::MAX);
     let mut asks = Asks::new(every, now());
     let (mut around, mut reports) = (Around::default(), Reports::default());
     let mut heard = (0, Vec::new());
     let mut looked: Option<Instant> = None;
     while matches!(end.try_recv(), Err(TryRecvError::Empty)) {
-        if looked.is_none_or(|at| at.elapsed() >= AGAIN) {
+        if looked.is_none_or(|at| at.elapsed() >= RENEW_INTERVAL) {
             let running = woken.running();
             let mut wanted = of_files(&sources.contracts, &sources.specs);
-            wanted.extend(around.of(&Root::default(), &running.vms));
+            wanted.extend(around.groups_to_watch(&Root::default(), &running.vms));
             if watches.set(&wanted, &running.vms.concat()) {
                 asks.came(now());
             }
@@ -104,7 +104,7 @@ fn run(sources: &Sources, mut watches: Watches, woken: &dyn Woken, end: &Receive
                 std::thread::sleep(until(due));
                 watches.wait(Duration::ZERO, &[])
             }
-            None => watches.wait(asks.compare_due().map_or(AGAIN, until), &reports.fds()),
+            None => watches.wait(asks.compare_due().map_or(RENEW_INTERVAL, until), &reports.fds()),
         };
         if happened.here {
             asks.came(now());
@@ -140,7 +140,7 @@ struct Around {
 /// Watched cgroups and monitor of one VM.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct AroundVm {
-    groups: BTreeMap<PathBuf, Of>,
+    groups: BTreeMap<PathBuf, WatchKind>,
     monitor: Option<Reporter>,
 }
 
@@ -158,7 +158,7 @@ fn monitor_of(root: &Root, process: &ProcessId) -> Option<Reporter> {
 }
 
 impl Around {
-    fn of(&mut self, root: &Root, vms: &[Vec<ProcessId>]) -> BTreeMap<PathBuf, Of> {
+    fn groups_to_watch(&mut self, root: &Root, vms: &[Vec<ProcessId>]) -> BTreeMap<PathBuf, WatchKind> {
         let key = |vm: &Vec<ProcessId>| vm.iter().map(|p| (p.pid, p.start_time)).collect::<Vec<_>>();
         let keys: BTreeSet<_> = vms.iter().map(key).collect();
         for vm in vms {
@@ -173,7 +173,8 @@ impl Around {
         while self.above.len() > MOST_ABOVE {
             self.above.pop_first();
         }
-        let mut out: BTreeMap<PathBuf, Of> = self.above.iter().map(|dir| (dir.clone(), Of::Groups)).collect();
+        let mut out: BTreeMap<PathBuf, WatchKind> =
+            self.above.iter().map(|dir| (dir.clone(), WatchKind::Groups)).collect();
         out.extend(self.known.values().flat_map(|vm| vm.groups.clone()));
         out
     }
@@ -190,13 +191,13 @@ mod tests {
 
     #[test]
     fn the_group_above_an_ended_vm_stays_watched() {
-        let groups = |dirs: &[&str]| dirs.iter().map(|dir| (PathBuf::from(dir), Of::Groups)).collect();
+        let groups = |dirs: &[&str]| dirs.iter().map(|dir| (PathBuf::from(dir), WatchKind::Groups)).collect();
         let process = ProcessId { pid: u32::MAX, start_time: 1 };
         let mut around = Around::default();
         let vm = AroundVm { groups: groups(&["/m", "/m/plc-1"]), monitor: None };
         around.known.insert(vec![(u32::MAX, 1)], vm);
-        assert_eq!(around.of(&Root::default(), &[vec![process]]), groups(&["/m", "/m/plc-1"]));
-        assert_eq!(around.of(&Root::default(), &[]), groups(&["/m"]));
+        assert_eq!(around.groups_to_watch(&Root::default(), &[vec![process]]), groups(&["/m", "/m/plc-1"]));
+        assert_eq!(around.groups_to_watch(&Root::default(), &[]), groups(&["/m"]));
         assert!(around.known.is_empty());
     }
 
@@ -221,9 +222,9 @@ mod tests {
         assert_eq!(monitor_of(&root, &at(8, &line("plc.events"))), None, "relative to a directory of QEMU's");
         assert_eq!(monitor_of(&root, &at(9, "swtpm socket")), None);
         let mut around = Around::default();
-        around.of(&root, &[vec![at(9, "swtpm socket"), at(7, &line("/run/plc.events"))]]);
+        around.groups_to_watch(&root, &[vec![at(9, "swtpm socket"), at(7, &line("/run/plc.events"))]]);
         assert_eq!(around.monitors().collect::<Vec<_>>(), Vec::from_iter(monitor(7)));
-        around.of(&root, &[]);
+        around.groups_to_watch(&root, &[]);
         assert_eq!(around.monitors().count(), 0);
     }
 }

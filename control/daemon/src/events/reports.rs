@@ -12,7 +12,7 @@ use super::retry::Retry;
 use crate::host::Millis;
 
 /// Most daemons and monitors that are listened to; scans find what changes at others.
-const MOST: usize = 256;
+const MAX_SOURCES: usize = 256;
 /// Time without an answer, in ms, after which a source is reported as not heard. A libvirt daemon
 /// that has just started takes 12 s.
 const SILENT: u64 = 15_000;
@@ -129,7 +129,7 @@ impl Reports {
     /// Listens to these sources and to no others; retries failed ones after a delay.
     pub fn set(&mut self, wanted: BTreeSet<Reporter>, now: Millis) {
         self.listeners.retain(|reporter, _| wanted.contains(reporter));
-        for reporter in wanted.into_iter().take(MOST) {
+        for reporter in wanted.into_iter().take(MAX_SOURCES) {
             let listener = self.listeners.entry(reporter.clone()).or_default();
             if listener.stream.is_some() {
                 if !listener.is_heard && now.since(listener.opened) >= SILENT {

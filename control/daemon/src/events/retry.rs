@@ -5,7 +5,7 @@ use crate::host::Millis;
 /// First delay, in ms; doubled with each further failure.
 const FIRST: u64 = 1_000;
 /// Longest delay, in ms. An attempt that lasted as long is retried with the first delay.
-const LONGEST: u64 = 60_000;
+const MAX_DELAY: u64 = 60_000;
 
 /// Exponential backoff between attempts.
 #[derive(Debug, Default)]
@@ -28,10 +28,10 @@ impl Retry {
 
     /// Records a failure, at once or after a while, and schedules the next attempt.
     pub fn failed(&mut self, now: Millis) {
-        if now.since(self.began) >= LONGEST {
+        if now.since(self.began) >= MAX_DELAY {
             self.failures = 0;
         }
-        let wait = FIRST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        let wait = FIRST.saturating_mul(1 << self.failures.min(16)).min(MAX_DELAY);
         self.next = Some(Millis(now.0.saturating_add(wait)));
         self.failures = self.failures.saturating_add(1);
     }
@@ -55,13 +55,13 @@ mod tests {
         }
         // It worked for a minute: a restart of the daemon is found again within seconds.
         retry.begins(now);
-        let ended = Millis(now.0 + LONGEST);
+        let ended = Millis(now.0 + MAX_DELAY);
         retry.failed(ended);
         assert!(retry.is_due(Millis(ended.0 + FIRST)));
         for _ in 0..100 {
             retry.begins(ended);
             retry.failed(ended);
         }
-        assert!(retry.is_due(Millis(ended.0 + LONGEST)));
+        assert!(retry.is_due(Millis(ended.0 + MAX_DELAY)));
     }
 }

@@ -22,7 +22,7 @@ const MOST_WATCHES: usize = 1_024;
 
 /// Entries of a directory whose events matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum WatchKind {
     /// Files with these names, and where `contracts` is set every contract file.
     Files { contracts: bool, names: BTreeSet<OsString> },
     /// Child cgroups that come and go.
@@ -31,7 +31,7 @@ pub(super) enum Of {
     Populated,
 }
 
-impl Of {
+impl WatchKind {
     fn flags(&self) -> WatchFlags {
         let entries = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         match self {
@@ -55,14 +55,14 @@ impl Of {
 }
 
 /// Watches on contract files and specs, by directory.
-pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf, Of> {
-    let none = |contracts| Of::Files { contracts, names: BTreeSet::new() };
+pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf, WatchKind> {
+    let none = |contracts| WatchKind::Files { contracts, names: BTreeSet::new() };
     let mut out = BTreeMap::from([(contracts.to_owned(), none(true))]);
     for spec in specs {
         let Some(name) = spec.file_name() else { continue };
         // A file is mostly replaced by a rename: the directory is watched.
         let dir = spec.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if let Of::Files { names, .. } = out.entry(dir.to_owned()).or_insert_with(|| none(false)) {
+        if let WatchKind::Files { names, .. } = out.entry(dir.to_owned()).or_insert_with(|| none(false)) {
             names.insert(name.to_owned());
         }
     }
@@ -71,7 +71,7 @@ pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf,
 
 /// Watches on the cgroup of a VM, where its threads get cgroups, and on the one above, where its
 /// next start gets one. On v2 also on whether it has processes. Empty in the root cgroup.
-pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, Of> {
+pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, WatchKind> {
     let mut out = BTreeMap::new();
     let Some(process) = processes.first() else { return out };
     let Ok(cgroups) = Cgroups::detect(root) else { return out };
@@ -83,12 +83,12 @@ pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, O
     let above = group.parent().filter(|above| !Cgroups::is_root(above));
     for of in above.into_iter().chain([group.as_path()]) {
         if let Ok(dir) = cgroups.dir(of) {
-            out.insert(dir, Of::Groups);
+            out.insert(dir, WatchKind::Groups);
         }
     }
     if cgroups.hierarchy == Hierarchy::V2 {
         if let Ok(dir) = cgroups.dir(&group) {
-            out.insert(dir.join("cgroup.events"), Of::Populated);
+            out.insert(dir.join("cgroup.events"), WatchKind::Populated);
         }
     }
     out
@@ -96,7 +96,7 @@ pub(super) fn of_vm(root: &Root, processes: &[ProcessId]) -> BTreeMap<PathBuf, O
 
 /// Sources that ended a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Happened {
+pub(super) struct Wakeup {
     /// A watched file or process changed.
     pub here: bool,
     /// Some other descriptor is readable.
@@ -107,7 +107,7 @@ pub(super) struct Happened {
 #[derive(Debug)]
 pub(super) struct Watches {
     inotify: OwnedFd,
-    by_wd: BTreeMap<i32, (PathBuf, Of)>,
+    by_wd: BTreeMap<i32, (PathBuf, WatchKind)>,
     processes: BTreeMap<(u32, u64), OwnedFd>,
 }
 
@@ -119,7 +119,7 @@ impl Watches {
 
     /// Watches these and no others. A directory that is not there is tried again at the next call.
     /// Returns whether a process ended before it was watched.
-    pub fn set(&mut self, wanted: &BTreeMap<PathBuf, Of>, processes: &[ProcessId]) -> bool {
+    pub fn set(&mut self, wanted: &BTreeMap<PathBuf, WatchKind>, processes: &[ProcessId]) -> bool {
         let inotify = &self.inotify;
         self.by_wd.retain(|wd, (path, of)| {
             let stays = wanted.get(path) == Some(of);
@@ -157,12 +157,12 @@ impl Watches {
     }
 
     /// Waits until a watch fires or one of `others` is readable, for at most `time`.
-    pub fn wait(&mut self, time: Duration, others: &[BorrowedFd<'_>]) -> Happened {
+    pub fn wait(&mut self, time: Duration, others: &[BorrowedFd<'_>]) -> Wakeup {
         let own = [&self.inotify].into_iter().chain(self.processes.values());
         let mut fds: Vec<PollFd<'_>> = own.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let others = others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
         fds.extend(others);
-        let Ok(timeout) = Timespec::try_from(time) else { return Happened::default() };
+        let Ok(timeout) = Timespec::try_from(time) else { return Wakeup::default() };
         // After EINTR the caller waits again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0) > 0;
         let mut ready =
@@ -170,7 +170,7 @@ impl Watches {
         let files = ready.next().unwrap_or(false) && self.drain();
         let before = self.processes.len();
         self.processes.retain(|_, _| !ready.next().unwrap_or(false));
-        Happened { here: files || self.processes.len() < before, others: ready.any(|ready| ready) }
+        Wakeup { here: files || self.processes.len() < before, others: ready.any(|ready| ready) }
     }
 
     /// Reads queued inotify events; returns whether any of them matters.
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn the_end_of_a_process_wakes_once() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let process = ProcessId::of(child.id()).unwrap().unwrap();
+        let process = ProcessId::find(child.id()).unwrap().unwrap();
         let other = ProcessId { start_time: process.start_time + 1, ..process };
         let mut watches = Watches::new().unwrap();
         assert!(!watches.set(&BTreeMap::new(), std::slice::from_ref(&process)));
@@ -287,9 +287,9 @@ mod tests {
         let mut watches = Watches::new().unwrap();
         let (reader, mut writer) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut wait = |time| watches.wait(time, &[reader.as_fd()]);
-        assert_eq!(wait(NONE), Happened::default());
+        assert_eq!(wait(NONE), Wakeup::default());
         writer.write_all(b"x").unwrap();
-        assert_eq!(wait(HANG), Happened { here: false, others: true });
+        assert_eq!(wait(HANG), Wakeup { here: false, others: true });
     }
 
     #[test]

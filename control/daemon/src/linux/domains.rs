@@ -45,7 +45,7 @@ impl ContractSources {
     /// Contracts of all sources, when any has changed since the last call.
     pub fn changed(&mut self, now: Instant) -> Option<Desired> {
         let of_files = self.files.changed();
-        let of_domains = self.domains.as_mut().is_some_and(|domains| domains.look(now));
+        let of_domains = self.domains.as_mut().is_some_and(|domains| domains.poll(now));
         if of_files.is_none() && !of_domains {
             return None;
         }
@@ -76,7 +76,7 @@ impl Daemon<LinuxHost> {
     /// Schedules writing the states of contracts into libvirt's metadata, where libvirt is queried.
     pub(crate) fn show_in_domains(&mut self, snapshot: &Snapshot) {
         let now = history::now();
-        let of = |uri: &str| domain_status::of(self.desired(), snapshot, uri, &now);
+        let of = |uri: &str| domain_status::statuses(self.desired(), snapshot, uri, &now);
         let wanted = self.host_ref().contracts.domains.as_ref().and_then(|domains| of(&domains.uri));
         if let (Some(domains), Some(wanted)) = (&mut self.host().contracts.domains, wanted) {
             let before = domains.wanted.take().unwrap_or_default();
@@ -119,7 +119,7 @@ impl Domains {
     }
 
     /// Takes answers, and queries again where that is due; returns whether contracts have changed.
-    fn look(&mut self, now: Instant) -> bool {
+    fn poll(&mut self, now: Instant) -> bool {
         let mut is_new = false;
         while let Ok(answer) = self.answers.try_recv() {
             self.is_asked = false;

@@ -13,7 +13,7 @@ use crate::desired::{Contract, Desired};
 use crate::host::Host as _;
 
 /// Timeout of reading contracts from libvirt.
-const PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two looks for its answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,7 +47,7 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     let mut host = LinuxHost::new(places.clone(), &config, waker);
     // The service's own files stay as they are.
     host.read_only();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + READ_TIMEOUT;
     let mut desired = Desired::default();
     loop {
         desired = host.desired().unwrap_or(desired);

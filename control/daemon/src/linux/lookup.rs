@@ -17,16 +17,16 @@ use crate::observed::Presence;
 /// Callback that wakes the loop, called from any thread.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-type Found = Result<(VmHandle, Vec<ProcessId>), Presence>;
+type LookupResult = Result<(VmHandle, Vec<ProcessId>), Presence>;
 
 /// Lookups under way, at most one for each VM.
 pub(super) struct Lookups {
     dirs: Dirs,
     waker: Waker,
-    sender: Sender<(String, Reach, Found)>,
-    results: Receiver<(String, Reach, Found)>,
+    sender: Sender<(String, Reach, LookupResult)>,
+    results: Receiver<(String, Reach, LookupResult)>,
     under_way: BTreeSet<String>,
-    arrived: BTreeMap<String, Vec<Found>>,
+    arrived: BTreeMap<String, Vec<LookupResult>>,
     /// Address (libvirt name, socket, PID) of each VM at its last lookup.
     reach: BTreeMap<String, Reach>,
     numbers: Numbers,
@@ -60,7 +60,7 @@ impl Lookups {
     pub fn keep_only(&mut self, desired: &Desired) -> Vec<String> {
         self.numbers.keep_only(desired);
         let is_other = |(name, reach): &(&String, &Reach)| {
-            desired.of(name).is_some_and(|contract| contract.vm.reach != **reach)
+            desired.contract_of(name).is_some_and(|contract| contract.vm.reach != **reach)
         };
         let others: Vec<String> = self.reach.iter().filter(is_other).map(|(name, _)| name.clone()).collect();
         others.iter().for_each(|name| self.forget(name));
@@ -101,7 +101,7 @@ impl Lookups {
     }
 
     /// Takes the results for a VM; `in_force` are the processes for which something is in force.
-    pub fn take(&mut self, name: &str, in_force: &[ProcessId]) -> Vec<Found> {
+    pub fn take(&mut self, name: &str, in_force: &[ProcessId]) -> Vec<LookupResult> {
         while let Ok((vm, reach, result)) = self.results.try_recv() {
             // A result for an earlier address may be of another VM.
             if self.reach.get(&vm) == Some(&reach) {
@@ -122,13 +122,13 @@ impl Lookups {
     }
 }
 
-fn look_up(vm: &Vm, dirs: &Dirs) -> Found {
+fn look_up(vm: &Vm, dirs: &Dirs) -> LookupResult {
     let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, dirs)
         .and_then(|host_vm| host_vm.handle(&Quiet::default()));
     match found {
         Ok(handle) => {
             let processes: Result<Vec<Option<ProcessId>>, std::io::Error> =
-                handle.pids.iter().map(|pid| ProcessId::of(*pid)).collect();
+                handle.pids.iter().map(|pid| ProcessId::find(*pid)).collect();
             // A process that cannot be read is there all the same.
             let processes: Vec<ProcessId> = match processes {
                 Ok(processes) => processes.into_iter().flatten().collect(),

@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::{ProcessId, Root};
-use rtvirtio_planner::replan::{Policy, Request, Sight};
+use rtvirtio_planner::replan::{Observations, Policy, Request};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
-use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, Ours, of_vms_in_turn};
+use rtvirtio_workflow::contracts::{ActiveContracts, AdmittedInTurn, InForce, of_vms_in_turn};
 use rtvirtio_workflow::{Dirs, renew, scopes, started};
 
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
-use crate::host::{Host, Look, Millis, Outcome};
+use crate::host::{Host, Millis, Outcome, ScanDepth};
 use crate::observe::Observation;
 use crate::observed::{Admission, Drift, Observed, ObservedVm, Presence};
 use crate::reconcile::{APPLIED, PLAN};
@@ -66,7 +66,7 @@ pub struct Places {
 }
 
 /// A VM that runs.
-struct Found {
+struct FoundVm {
     handle: VmHandle,
     processes: Vec<ProcessId>,
     tids: BTreeSet<u32>,
@@ -185,9 +185,9 @@ impl LinuxHost {
             match result {
                 Ok((handle, processes)) => {
                     let tids = tids(&self.root, &processes);
-                    let is_same = |f: &Found| f.handle == handle && f.tids == tids;
+                    let is_same = |f: &FoundVm| f.handle == handle && f.tids == tids;
                     tracked.threads_changed |= !tracked.found.as_ref().is_some_and(is_same);
-                    tracked.found = Some(Found { handle, processes, tids });
+                    tracked.found = Some(FoundVm { handle, processes, tids });
                     tracked.lack = None;
                 }
                 Err(lack) => {
@@ -309,10 +309,10 @@ impl LinuxHost {
         let is_new = |c: &Contract| scope(&c.vm.name).is_none();
         ordered.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), is_new(c), is_changed(c)));
         // A contract in force whose file cannot be read stays, so its share is still taken.
-        let is_replaced = |vm: &str| desired.of(vm).is_some() || !desired.holds(vm);
+        let is_replaced = |vm: &str| desired.contract_of(vm).is_some() || !desired.holds(vm);
         let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
         let saved = replaced.filter_map(|(_, t)| t.saved.as_ref());
-        let ours: Ours =
+        let ours: ActiveContracts =
             saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
         let vms = ordered.iter().map(|c| &c.vm);
         of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default())
@@ -338,7 +338,7 @@ impl Host for LinuxHost {
                 (tracked.found, tracked.kept, tracked.lack) = (None, None, None);
             }
             // The contract may reach the VM in another way now.
-            if desired.of(name).is_some() {
+            if desired.contract_of(name).is_some() {
                 tracked.next_lookup = None;
             }
         }
@@ -349,14 +349,14 @@ impl Host for LinuxHost {
         self.is_at_rest(Instant::now())
     }
 
-    fn observe(&mut self, desired: &Desired, look: Look) -> Observed {
+    fn observe(&mut self, desired: &Desired, look: ScanDepth) -> Observed {
         let now = Instant::now();
         // Problems that a comparison found are shown until the next.
-        if look == Look::Compare {
+        if look == ScanDepth::Compare {
             self.problems.clear();
         }
         let mut names: BTreeSet<String> = desired.contracts.iter().map(|c| c.vm.name.clone()).collect();
-        if look == Look::Compare {
+        if look == ScanDepth::Compare {
             let vms = scopes::vms(&self.places.dirs);
             self.scopes_are_known = vms.is_ok();
             match vms {
@@ -369,30 +369,30 @@ impl Host for LinuxHost {
         for problem in self.contracts.problem().into_iter().chain(of_numbers) {
             self.problem(problem);
         }
-        if look == Look::Compare || self.applied_has_changed() {
+        if look == ScanDepth::Compare || self.applied_has_changed() {
             match self.read_applied() {
                 Ok(applied) => self.applied = applied,
                 Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
             }
         }
-        if look == Look::Compare || std::mem::take(&mut self.contracts_changed) {
+        if look == ScanDepth::Compare || std::mem::take(&mut self.contracts_changed) {
             self.plan.read_profiles(desired);
         }
-        if look == Look::Compare || self.plan.stale {
+        if look == ScanDepth::Compare || self.plan.stale {
             self.plan.read(&self.root);
         } else {
             self.plan.read_ended();
         }
         names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
         self.tracked.retain(|name, _| names.contains(name));
-        let lists = self.may_have_new_tasks(now) || look == Look::Compare;
+        let lists = self.may_have_new_tasks(now) || look == ScanDepth::Compare;
         if lists {
             self.new_processes(look);
         }
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
-            self.look_at(name, desired.of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
-            let is_due = |t: &Tracked| t.stale || look == Look::Compare && t.is_compared(now);
+            self.look_at(name, desired.contract_of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
+            let is_due = |t: &Tracked| t.stale || look == ScanDepth::Compare && t.is_compared(now);
             if self.tracked.get(name).is_some_and(is_due) {
                 self.read_scope(name);
             }
@@ -400,7 +400,7 @@ impl Host for LinuxHost {
         self.lookups.save();
         self.refresh_admission(desired, now);
         // Lowering budgets may wait for the kernel, so not with each scan.
-        if look == Look::Compare {
+        if look == ScanDepth::Compare {
             self.take_spare_room();
         }
         let mut observed = Observed {
@@ -425,7 +425,7 @@ impl Host for LinuxHost {
         observed
     }
 
-    fn sight(&mut self, desired: &Desired) -> Option<Sight> {
+    fn sight(&mut self, desired: &Desired) -> Option<Observations> {
         self.plan.sight(desired)
     }
 

@@ -107,7 +107,7 @@ impl Numbers {
         let Ok(all) = &mut self.all else { return };
         let before = all.len();
         all.retain(|vm, bound| {
-            let named = desired.of(vm).and_then(|contract| number(&contract.vm.reach));
+            let named = desired.contract_of(vm).and_then(|contract| number(&contract.vm.reach));
             desired.holds(vm) || named == Some(bound.process.pid)
         });
         self.is_saved &= all.len() == before;

@@ -12,7 +12,7 @@ use crate::observed::{LOOKED_FOR, Presence};
 use crate::snapshot::Snapshot;
 
 /// Timeout of looking for VMs and querying libvirt.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -30,7 +30,7 @@ pub fn look_once(places: &Places, config: &Config) -> Snapshot {
     let mut host = LinuxHost::new(places.clone(), &config, waker);
     host.read_only();
     let mut daemon = Daemon::new(host, config, Memory::default());
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LOOKUP_TIMEOUT;
     loop {
         daemon.look_next();
         daemon.pass();

@@ -6,7 +6,7 @@ use rtvirtio_apply::{Amended, ApplyError, Fate, KnownJournal, OnConflict, Revert
 use rtvirtio_cpu::Backend;
 use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
-use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
 use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
 use rtvirtio_workflow::started::StartedVm;
@@ -135,7 +135,7 @@ fn others(host: &LinuxHost, vm: &str) -> Vec<InForce> {
 
 fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, Stop> {
     let failed = |why: &str| Stop::Failed(why.to_owned());
-    let contract = desired.of(&step.vm).ok_or_else(|| failed("its contract is gone"))?;
+    let contract = desired.contract_of(&step.vm).ok_or_else(|| failed("its contract is gone"))?;
     let tracked = host.tracked.get(&step.vm).ok_or_else(|| failed("it is not known"))?;
     let found = tracked.found.as_ref().ok_or_else(|| failed("it does not run"))?;
     // A put-back in this round has reset the admission.
@@ -149,7 +149,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
     let scopes = Scopes::lock(&host.places.dirs)?;
     let (mut held, threads) = writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads)?;
-    let in_force = InForce::of(&held);
+    let in_force = InForce::from_settings(&held);
     // A budget that is split over threads is split over all of them.
     let is_split = in_force.backend == Backend::Deadline;
     let piece = if is_split { usize::MAX } else { PIECE };
@@ -191,8 +191,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     );
     let handle = found.handle.clone();
     let kept = match is_split {
-        true => Kept::start(in_force, handle, &host.root, SPLIT_EVERY),
-        false => Kept::of_threads(in_force, handle, &threads, &later, SPLIT_EVERY).in_pieces(PIECE),
+        true => ManagedVm::start(in_force, handle, &host.root, SPLIT_EVERY),
+        false => ManagedVm::of_threads(in_force, handle, &threads, &later, SPLIT_EVERY).in_pieces(PIECE),
     };
     if let Some(tracked) = host.tracked.get_mut(&step.vm) {
         (tracked.kept, tracked.saved) = (Some(kept), Some(new.in_force));

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::replan::{NoPlan, Request, Sight, Unplanned};
+use rtvirtio_planner::replan::{NoPlan, Observations, Request, Unplanned};
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::held::{self, HeldCandidate};
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::scopes::{self, Scopes};
+use rtvirtio_workflow::service_plan::{self, HeldCandidate};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
@@ -73,7 +73,7 @@ impl PlanPart {
         // A file with a mistake hides devices: nothing is planned meanwhile.
         if !desired.hides_contracts() {
             self.unmeasured =
-                plant.map(|plant| held::unmeasured(&plant.host, &self.dirs)).unwrap_or_default();
+                plant.map(|plant| service_plan::unmeasured(&plant.host, &self.dirs)).unwrap_or_default();
         }
     }
 
@@ -88,7 +88,7 @@ impl PlanPart {
     }
 
     /// Load, slow devices and missed targets of the last observation, once.
-    pub fn sight(&mut self, desired: &Desired) -> Option<Sight> {
+    pub fn sight(&mut self, desired: &Desired) -> Option<Observations> {
         let seen = self.seen.take()?;
         Some(sight_of(&seen, desired))
     }
@@ -101,7 +101,7 @@ impl PlanPart {
         let number = request.number;
         let run = move || {
             let made = match plant {
-                Some(host) => held::make(host, &request, may_load, &dirs, &Quiet::default()),
+                Some(host) => service_plan::make(host, &request, may_load, &dirs, &Quiet::default()),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
             };
             // The service, and with it the receiver, may be gone.
@@ -145,7 +145,7 @@ impl PlanPart {
             devices: BTreeSet::new(),
             predictions: Vec::new(),
         };
-        self.scope = match (held::status(&self.dirs, &machine), held::find(&self.dirs)) {
+        self.scope = match (service_plan::status(&self.dirs, &machine), service_plan::find(&self.dirs)) {
             (Ok(None), _) => None,
             (Err(e), _) => Some(unusable(format!("{e:#}"))),
             (Ok(Some(status)), Ok(Some(held))) => {
@@ -158,9 +158,9 @@ impl PlanPart {
                     reason: held.reason,
                     since: held.since,
                     // Unknown counts as none: a device is then not said to be held.
-                    devices: held::devices(&self.dirs).unwrap_or_default(),
+                    devices: service_plan::devices(&self.dirs).unwrap_or_default(),
                     // Unknown counts as none, as for the devices.
-                    predictions: held::plan(&self.dirs)
+                    predictions: service_plan::plan(&self.dirs)
                         .ok()
                         .flatten()
                         .as_ref()
@@ -179,7 +179,7 @@ impl PlanPart {
     pub fn read_ended(&mut self) {
         let is_whole = self.scope.as_ref().is_some_and(|scope| scope.state == ScopeState::Whole);
         // Unknown does not count as ended: the next comparison asks again.
-        self.ended = if is_whole { held::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
+        self.ended = if is_whole { service_plan::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
     }
 
     /// Puts the plan in force that was made last.
@@ -187,7 +187,7 @@ impl PlanPart {
         let Some(made) = &self.made else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "the plan that was made is gone"));
         };
-        let set = held::set(lock, made, &now(), &self.dirs, &Quiet::default())?;
+        let set = service_plan::set(lock, made, &now(), &self.dirs, &Quiet::default())?;
         let change = |line: rtvirtio_apply::Line| SettingChange {
             knob: line.knob,
             path: line.path,
@@ -198,24 +198,24 @@ impl PlanPart {
     }
 
     pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
-        held::put_back(lock, &self.dirs, on_conflict)
+        service_plan::put_back(lock, &self.dirs, on_conflict)
     }
 
     pub fn restore(&self, lock: &Scopes<'_>, paths: &[String]) -> Result<Amended, Error> {
-        held::restore(lock, &self.dirs, paths)
+        service_plan::restore(lock, &self.dirs, paths)
     }
 
     /// Leaves settings to another program: by name, as their files change with a restart.
     pub fn release(&self, lock: &Scopes<'_>, paths: &[String]) -> Result<Vec<String>, Error> {
         let drift = self.scope.iter().flat_map(|scope| &scope.drift);
         let knobs: Vec<String> = drift.filter(|d| paths.contains(&d.path)).map(|d| d.knob.clone()).collect();
-        held::release(lock, &self.dirs, paths, &knobs)
+        service_plan::release(lock, &self.dirs, paths, &knobs)
     }
 
     pub fn renew(&self, lock: &Scopes<'_>, vm: &str, desired: &Desired) -> Result<Amended, Error> {
         let Some(plant) = &desired.plant else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "there are no contracts"));
         };
-        held::renew(lock, vm, &plant.host, &self.dirs, &Quiet::default())
+        service_plan::renew(lock, vm, &plant.host, &self.dirs, &Quiet::default())
     }
 }

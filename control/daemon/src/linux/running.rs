@@ -35,7 +35,7 @@ impl LinuxHost {
     fn running(&self, desired: &Desired) -> Vec<Arc<RunningVm>> {
         let one = |(name, tracked): (&String, &Tracked)| {
             let found = tracked.found.as_ref()?;
-            let contract = desired.of(name)?;
+            let contract = desired.contract_of(name)?;
             Some(Arc::new(RunningVm {
                 contract: contract.clone(),
                 processes: found.processes.clone(),

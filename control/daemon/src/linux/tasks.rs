@@ -8,8 +8,8 @@ use rtvirtio_vmm::threads::kernel_threads;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use super::{Found, LinuxHost, Tracked};
-use crate::host::Look;
+use super::{FoundVm, LinuxHost, Tracked};
+use crate::host::ScanDepth;
 
 /// Interval of listings where no task was created at all; each comparison lists too.
 const LIST_ANYWAY: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl LinuxHost {
     }
 
     /// Looks among new processes for VMs that have started, and for kernel threads of VMs.
-    pub(super) fn new_processes(&mut self, look: Look) {
+    pub(super) fn new_processes(&mut self, look: ScanDepth) {
         let pids: BTreeSet<u32> = match process::pids(&self.root) {
             Ok(pids) => pids.into_iter().collect(),
             Err(e) => return self.problem(e.to_string()),
@@ -63,7 +63,7 @@ impl LinuxHost {
         let new: Vec<u32> = pids.difference(&self.pids).copied().collect();
         let first = self.pids.is_empty();
         // A PID may have been reused between two looks: a comparison reads all names anew.
-        let unread = if look == Look::Compare { pids.iter().copied().collect() } else { new.clone() };
+        let unread = if look == ScanDepth::Compare { pids.iter().copied().collect() } else { new.clone() };
         self.kernel_threads.extend(kernel_threads(&self.root, unread.into_iter()));
         self.kernel_threads.retain(|pid| pids.contains(pid));
         self.pids = pids;
@@ -87,7 +87,7 @@ impl LinuxHost {
 
 impl Tracked {
     fn is_at_rest(&self, now: Instant) -> bool {
-        let lives = |found: &Found| found.processes.iter().all(|process| is_there(process.pid));
+        let lives = |found: &FoundVm| found.processes.iter().all(|process| is_there(process.pid));
         let is_due = match &self.found {
             Some(found) => !lives(found) || self.takes_in(now),
             None => self.next_lookup.is_none_or(|at| now >= at),

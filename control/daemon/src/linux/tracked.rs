@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::KnownJournal;
 use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
-use rtvirtio_workflow::kept::Kept;
+use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scopes;
 
-use super::Found;
+use super::FoundVm;
 use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
 /// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
@@ -25,12 +25,12 @@ pub(super) const SPLIT_EVERY: Duration = Duration::from_secs(2);
 /// State of one VM between two looks.
 #[derive(Default)]
 pub(super) struct Tracked {
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<FoundVm>,
     /// Presence while it is not found, with the reason.
     pub(super) lack: Option<Presence>,
     pub(super) next_lookup: Option<Instant>,
     /// The contract that takes in new threads.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<ManagedVm>,
     /// Journal of the VM, while its threads are taken in piece by piece.
     pub(super) journal: KnownJournal,
     pub(super) taken_in: Option<Instant>,
@@ -51,7 +51,7 @@ impl Tracked {
     /// Whether what is in force is read with a comparison: each setting of thousands of threads is
     /// not, while these are taken in, unless that takes long.
     pub(super) fn is_compared(&self, now: Instant) -> bool {
-        let is_partial = self.kept.as_ref().is_some_and(Kept::has_next);
+        let is_partial = self.kept.as_ref().is_some_and(ManagedVm::has_next);
         !is_partial || self.read.is_none_or(|at| now.duration_since(at) >= COMPARED)
     }
 
@@ -85,7 +85,7 @@ impl Tracked {
         if let (true, None, Some(found), Some(cpu)) =
             (whole, &self.kept, &self.found, self.saved.as_ref().and_then(|saved| saved.cpu.clone()))
         {
-            let kept = Kept::start(cpu, found.handle.clone(), root, SPLIT_EVERY);
+            let kept = ManagedVm::start(cpu, found.handle.clone(), root, SPLIT_EVERY);
             self.kept = Some(kept.in_pieces(PIECE));
             self.threads_changed = true;
         }
@@ -102,7 +102,7 @@ impl Tracked {
         else {
             return Ok(());
         };
-        kept.look(root, probe, processes, &self.journaled)?;
+        kept.find_new(root, probe, processes, &self.journaled)?;
         self.threads_changed = false;
         Ok(())
     }
@@ -116,7 +116,7 @@ impl Tracked {
         };
         let new_threads = self.takes_in(now);
         let scope = self.scope.clone();
-        let outside = match self.kept.as_ref().map(Kept::outside) {
+        let outside = match self.kept.as_ref().map(ManagedVm::outside) {
             None | Some(Some(0)) => Outside::None,
             Some(Some(n)) => Outside::Threads(n),
             Some(None) => Outside::NotLookedFor,

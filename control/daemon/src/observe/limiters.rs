@@ -63,7 +63,7 @@ pub(super) struct LimiterCounters {
 }
 
 /// Data of a VM that the sampler has already read.
-pub(super) struct Looked<'a> {
+pub(super) struct LimiterInput<'a> {
     pub vm: &'a RunningVm,
     /// QEMU's drives with their limits, and its counters.
     pub drives: &'a [Drive],
@@ -75,9 +75,9 @@ const FIRST: &str = "counted from the next sample on";
 
 impl LimiterCounters {
     /// Reads every limiter that acts on a VM.
-    pub fn look(
+    pub fn sample(
         &mut self,
-        looked: &Looked<'_>,
+        looked: &LimiterInput<'_>,
         seen: &VmObservation,
         root: &Root,
         now: Instant,
@@ -185,7 +185,7 @@ impl LimiterCounters {
     }
 
     /// Throttle limits of QEMU's drives.
-    fn drives(&mut self, looked: &Looked<'_>, seconds: Option<f64>) -> Vec<LimiterObservation> {
+    fn drives(&mut self, looked: &LimiterInput<'_>, seconds: Option<f64>) -> Vec<LimiterObservation> {
         const WHY: &str =
             "QEMU counts no requests that its throttling has held up; what was used of the limit is shown";
         let mut out = Vec::new();

@@ -27,8 +27,8 @@ pub(super) struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// Takes a sample; [`MemoryWindow::of`] is about the time since the one before.
-    pub(super) fn look(&mut self, root: &Root) {
+    /// Takes a sample; [`MemoryWindow::traffic_of`] is about the time since the one before.
+    pub(super) fn sample(&mut self, root: &Root) {
         self.before = self.now.take();
         self.unseen = None;
         let looked = uncounted(root).and_then(|found| match found {
@@ -43,7 +43,7 @@ impl MemoryWindow {
     }
 
     /// Traffic of the threads of these processes.
-    pub(super) fn of(&self, root: &Root, processes: &[ProcessId]) -> MemoryObservation {
+    pub(super) fn traffic_of(&self, root: &Root, processes: &[ProcessId]) -> MemoryObservation {
         let unseen = |why: &str| MemoryObservation { bytes_per_s: None, unseen: Some(why.to_owned()) };
         let (now, before) = match (&self.now, &self.before, &self.unseen) {
             (_, _, Some(why)) => return unseen(why),
@@ -78,8 +78,8 @@ mod tests {
         put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         let processes = [ProcessId { pid: 70, start_time: 1 }];
         let mut window = MemoryWindow::default();
-        window.look(&root);
-        let none = window.of(&root, &processes);
+        window.sample(&root);
+        let none = window.traffic_of(&root, &processes);
         assert!(none.bytes_per_s.is_none() && none.unseen.unwrap().contains("no resctrl"));
         for (path, text) in [
             ("/proc/self/mountinfo", "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n"),
@@ -95,11 +95,11 @@ mod tests {
         ] {
             put(&root, path, text);
         }
-        window.look(&root);
-        assert!(window.of(&root, &processes).unseen.unwrap().contains("first sample"));
+        window.sample(&root);
+        assert!(window.traffic_of(&root, &processes).unseen.unwrap().contains("first sample"));
         put(&root, "/sys/fs/resctrl/plc/mon_data/mon_L3_00/mbm_total_bytes", "9000\n");
-        window.look(&root);
-        let seen = window.of(&root, &processes);
+        window.sample(&root);
+        let seen = window.traffic_of(&root, &processes);
         assert!(seen.bytes_per_s.unwrap() > 0.0 && seen.unseen.is_none(), "{seen:?}");
         let json = serde_json::to_value(MemoryObservation { bytes_per_s: None, ..seen }).unwrap();
         assert!(json["bytes_per_s"].is_null() && json.get("bytes_per_s").is_some(), "null, not left out");

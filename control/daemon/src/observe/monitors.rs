@@ -17,11 +17,11 @@ use rtvirtio_workflow::{Dirs, find};
 use crate::linux::RunningVm;
 
 /// Timeout of the answers to one sample's questions.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval before a monitor that has failed twice is asked again; it doubles with each failure, up
-/// to [`LONGEST`], because answers cost time and memory.
-const AGAIN: Duration = Duration::from_secs(2);
-const LONGEST: Duration = Duration::from_secs(60);
+/// to [`MAX_RETRY_DELAY`], because answers cost time and memory.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(2);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Disks of a VM with their counters, and drives with their throttle limits; else the reason why
 /// these are not known.
@@ -59,14 +59,14 @@ impl Monitors {
         Self { dirs, of_libvirt, asked: BTreeMap::new(), sender, answers }
     }
 
-    /// Asks the monitors that are due, and waits up to `PATIENCE` for answers. Each VM has one,
-    /// with the time of its arrival.
-    pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
+    /// Asks the monitors that are due, and waits up to `ANSWER_TIMEOUT` for answers. Each VM has
+    /// one, with the time of its arrival.
+    pub fn sample(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
         let now = Instant::now();
         self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         let mut arrived = BTreeMap::new();
         // Answers that were late for an earlier sample come first, so that these monitors are asked
-        // anew: each sample has an answer of one that takes longer than `PATIENCE`.
+        // anew: each sample has an answer of one that takes longer than `ANSWER_TIMEOUT`.
         while let Ok(answer) = self.answers.try_recv() {
             self.take(answer, &mut arrived);
         }
@@ -74,7 +74,7 @@ impl Monitors {
         for vm in vms {
             waited += usize::from(self.ask(vm, now));
         }
-        while let Ok(answer) = self.next(waited > 0, now + PATIENCE) {
+        while let Ok(answer) = self.next(waited > 0, now + ANSWER_TIMEOUT) {
             let since = self.take(answer, &mut arrived);
             waited = waited.saturating_sub(usize::from(since.is_some_and(|since| since >= now)));
         }
@@ -138,7 +138,7 @@ impl Asked {
                 self.failures = self.failures.saturating_add(1);
                 self.why = Some(why.clone());
                 if let Some(times) = self.failures.checked_sub(2) {
-                    self.again = now + AGAIN.saturating_mul(1 << times.min(8)).min(LONGEST);
+                    self.again = now + MIN_RETRY_DELAY.saturating_mul(1 << times.min(8)).min(MAX_RETRY_DELAY);
                 }
             }
         }

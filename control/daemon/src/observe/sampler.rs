@@ -18,7 +18,7 @@ use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
 
 use super::domain;
-use super::limiters::{LimiterCounters, Looked};
+use super::limiters::{LimiterCounters, LimiterInput};
 use super::memory::MemoryWindow;
 use super::monitors::{Disks, Monitors, limits};
 use super::stalls::{StallWatch, Stalls};
@@ -36,7 +36,7 @@ type ThreadTimes = BTreeMap<ThreadKey, (u64, Option<u64>)>;
 type ThreadKey = (u32, u64);
 
 /// State of a VM between two samples.
-struct Seen {
+struct VmSample {
     processes: Vec<ProcessId>,
     /// Windows of QEMU's disks.
     disks: BTreeMap<String, DiskWindow>,
@@ -54,7 +54,7 @@ struct Seen {
 pub struct Sampler {
     root: Root,
     dirs: Dirs,
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, VmSample>,
     monitors: Monitors,
     /// Devices whose service time is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
@@ -87,11 +87,11 @@ impl Sampler {
     }
 
     /// Takes one sample of all VMs that run.
-    pub fn look(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
+    pub fn sample(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
-        self.memory.look(&self.root);
+        self.memory.sample(&self.root);
         let mut observed = BTreeMap::new();
-        let mut of_monitors = self.monitors.look(vms);
+        let mut of_monitors = self.monitors.sample(vms);
         let stalls = self.stalls.take();
         // The reason of a failure is reported among `waits`.
         let of_domain = match domain::control(&self.dirs) {
@@ -103,7 +103,7 @@ impl Sampler {
             let name = &vm.contract.vm.name;
             let not_asked = || (Instant::now(), Err("its monitor was not asked".to_owned()));
             let disks = of_monitors.remove(name).unwrap_or_else(not_asked);
-            observed.insert(name.clone(), self.one(vm, disks, &of_domain, &stalls));
+            observed.insert(name.clone(), self.sample_vm(vm, disks, &of_domain, &stalls));
         }
         let mut host = self.host();
         host.standstills =
@@ -116,14 +116,14 @@ impl Sampler {
                 Device::Path(path) => Some(path.clone()),
                 Device::Twin { .. } | Device::File { .. } => None,
             });
-            host.slow = windows.look(&paths.collect(), &self.root, &self.dirs, Instant::now());
+            host.slow = windows.sample(&paths.collect(), &self.root, &self.dirs, Instant::now());
         }
-        let only_disk = |seen: &Seen| match seen.disks.values().collect::<Vec<_>>()[..] {
+        let only_disk = |seen: &VmSample| match seen.disks.values().collect::<Vec<_>>()[..] {
             [one] => one.latest().cloned(),
             _ => None,
         };
         let disks = self.seen.iter().filter_map(|(vm, seen)| Some((vm.clone(), only_disk(seen)?)));
-        let waits = self.waits.look(vms, &disks.collect(), &self.root, &self.dirs);
+        let waits = self.waits.sample(vms, &disks.collect(), &self.root, &self.dirs);
         let uncovered = UncoveredObservation::default();
         Observation { time: now(), vms: observed, host, waits, uncovered }
     }
@@ -135,7 +135,7 @@ impl Sampler {
             let has_target = spec.tasks.iter().any(|task| task.goals().flatten().next().is_some());
             let seen = self.seen.get(&spec.name);
             let windows = seen.into_iter().flat_map(|seen| seen.disks.values().chain(seen.domain.values()));
-            has_target && windows.into_iter().any(|window| window.lately() > 0)
+            has_target && windows.into_iter().any(|window| window.ops_since_last() > 0)
         };
         let mut at_work = vms.iter().filter(has_work).peekable();
         if at_work.peek().is_some() {
@@ -144,7 +144,7 @@ impl Sampler {
         }
     }
 
-    fn one(
+    fn sample_vm(
         &mut self,
         vm: &RunningVm,
         (at, disks): (Instant, Disks),
@@ -152,12 +152,12 @@ impl Sampler {
         stalls: &Stalls,
     ) -> VmObservation {
         let spec = &vm.contract.vm;
-        let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| Seen::new(&vm.processes));
+        let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| VmSample::new(&vm.processes));
         if seen.processes != vm.processes {
-            *seen = Seen::new(&vm.processes);
+            *seen = VmSample::new(&vm.processes);
         }
         let now = Instant::now();
-        let memory = self.memory.of(&self.root, &vm.processes);
+        let memory = self.memory.traffic_of(&self.root, &vm.processes);
         let mut out = VmObservation { memory, ..VmObservation::default() };
         // Which of several devices holds the disk is not known.
         let stood = StoodStill {
@@ -194,8 +194,8 @@ impl Sampler {
         seen.threads(&self.root, vm, now, &mut out);
         seen.throttling(&self.root, vm, now, &mut out);
         doubt_where_held_back(&mut out.targets, &spec.tasks, (out.throttled_time, out.cpu_delay));
-        let looked = Looked { vm, drives: &drives, disks: &disks, domain: &of_domain };
-        out.limiters = seen.limiters.look(&looked, &out, &self.root, now);
+        let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
+        out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         seen.at = Some(now);
         // A late answer is as old as its reading.
         out.at = Some(at.min(now));
@@ -255,7 +255,7 @@ fn disk(id: &str, window: &DiskWindow, source: DiskSource) -> Option<DiskObserva
 /// Verdicts of a VM with one disk. Which of several a task uses is known inside the guest only.
 /// Where QEMU's disks are not seen, the disk of the I/O domain is the only one if the contract is
 /// about one device.
-fn targets(vm: &RunningVm, seen: &Seen, is_unseen: bool) -> Vec<TargetObservation> {
+fn targets(vm: &RunningVm, seen: &VmSample, is_unseen: bool) -> Vec<TargetObservation> {
     let spec = &vm.contract.vm;
     let mut windows = seen.disks.values().chain(seen.domain.values());
     match (windows.next(), windows.next()) {
@@ -271,7 +271,7 @@ fn is_lasting(role: &Role) -> bool {
     matches!(role, Role::Vcpu(_) | Role::IoThread(_) | Role::Emulator | Role::Vhost)
 }
 
-impl Seen {
+impl VmSample {
     fn new(processes: &[ProcessId]) -> Self {
         Self {
             processes: processes.to_vec(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_measure::late::Stood;
+use rtvirtio_measure::late::StallTotal;
 use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_units::Nanos;
@@ -39,17 +39,17 @@ pub(super) struct Stalls {
 
 impl Stalls {
     /// The host's stalls, for the causes of late requests.
-    pub fn of_host(&self) -> Option<Stood> {
+    pub fn of_host(&self) -> Option<StallTotal> {
         self.host.map(|one| self.stood(one))
     }
 
     /// Standstills of a disk, for the causes of late requests.
-    pub fn of_disk(&self, path: &PathBuf) -> Option<Stood> {
+    pub fn of_disk(&self, path: &PathBuf) -> Option<StallTotal> {
         self.disks.get(path).map(|one| self.stood(*one))
     }
 
-    fn stood(&self, seen: StallsObservation) -> Stood {
-        Stood { total: Nanos((seen.share * self.seconds * 1e9) as u64), count: seen.count }
+    fn stood(&self, seen: StallsObservation) -> StallTotal {
+        StallTotal { total: Nanos((seen.share * self.seconds * 1e9) as u64), count: seen.count }
     }
 }
 

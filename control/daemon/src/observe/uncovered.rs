@@ -39,7 +39,7 @@ pub struct UncoveredObservation {
 impl UncoveredObservation {
     /// Scans once, as `rtvirtio status` does.
     #[must_use]
-    pub fn look(dirs: &Dirs) -> Self {
+    pub fn scan(dirs: &Dirs) -> Self {
         let mut out = Self { at: Some(Instant::now()), has_looked: true, ..Self::default() };
         for dir in [&dirs.state, &dirs.held_plan()] {
             match covered::uncovered(dir) {
@@ -80,7 +80,7 @@ pub(crate) fn watch(
     lock(&into).at = Some(Instant::now());
     let run = move || {
         loop {
-            let seen = UncoveredObservation::look(&dirs);
+            let seen = UncoveredObservation::scan(&dirs);
             *lock(&into) = seen;
             if !matches!(end.recv_timeout(every.max(LEAST_EVERY)), Err(RecvTimeoutError::Timeout)) {
                 return;
@@ -101,7 +101,7 @@ mod tests {
     fn nothing_in_force_is_nothing_uncovered_and_an_old_look_is_none() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
-        let seen = UncoveredObservation::look(&dirs);
+        let seen = UncoveredObservation::scan(&dirs);
         assert_eq!((seen.all.len(), &seen.unseen), (0, &None));
         let at = seen.at.unwrap();
         let every = Duration::from_secs(1);
@@ -122,6 +122,6 @@ mod tests {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
         std::fs::write(&dirs.state, "no directory").unwrap();
-        assert!(UncoveredObservation::look(&dirs).unseen.is_some());
+        assert!(UncoveredObservation::scan(&dirs).unseen.is_some());
     }
 }

@@ -46,12 +46,12 @@ pub(super) struct WaitWindows {
 
 #[derive(Debug, Default)]
 struct DeviceWindow {
-    last: Option<Look>,
+    last: Option<DeviceSample>,
     intervals: VecDeque<(Instant, Interval)>,
 }
 
 /// Inputs that all devices of one sample share.
-struct Seen<'a> {
+struct SampleInput<'a> {
     groups: Option<&'a (Cgroups, BTreeMap<String, PathBuf>)>,
     disks: &'a BTreeMap<String, DiskStats>,
     root: &'a Root,
@@ -61,7 +61,7 @@ struct Seen<'a> {
 
 /// The counters of a device at one moment.
 #[derive(Clone, Debug)]
-struct Look {
+struct DeviceSample {
     at: Instant,
     device: DeviceIo,
     groups: BTreeMap<String, IoCounters>,
@@ -71,7 +71,7 @@ struct Look {
 
 impl WaitWindows {
     /// Takes one sample. `disks` has the counters of each VM with one disk.
-    pub fn look(
+    pub fn sample(
         &mut self,
         vms: &[Arc<RunningVm>],
         disks: &BTreeMap<String, DiskStats>,
@@ -109,7 +109,11 @@ impl WaitWindows {
                     vm.contract.parts.iter().any(|p| path_of(&p.spec.device).as_ref() == Some(&path))
                 })
                 .collect();
-            match window.look(&path, &users, &Seen { groups: groups.as_ref(), disks, root, dirs, at }) {
+            match window.sample(
+                &path,
+                &users,
+                &SampleInput { groups: groups.as_ref(), disks, root, dirs, at },
+            ) {
                 Ok(rows) => out.rows.extend(rows),
                 Err(why) => {
                     // A gap would count requests of the unseen time.
@@ -169,8 +173,13 @@ fn groups(
 }
 
 impl DeviceWindow {
-    fn look(&mut self, path: &Path, users: &[&RunningVm], seen: &Seen<'_>) -> Result<Vec<WaitRow>, String> {
-        let Seen { groups, disks, root, dirs, at } = *seen;
+    fn sample(
+        &mut self,
+        path: &Path,
+        users: &[&RunningVm],
+        seen: &SampleInput<'_>,
+    ) -> Result<Vec<WaitRow>, String> {
+        let SampleInput { groups, disks, root, dirs, at } = *seen;
         let Some((cgroups, groups)) = groups else { return Ok(Vec::new()) };
         let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
         let profile = load_profile(&spec, None, dirs).map_err(|e| match e.kind() {
@@ -183,7 +192,7 @@ impl DeviceWindow {
         let service = service(&profile).map_err(|e| e.to_string())?;
         let words = |e: rtvirtio_kernel::HostError| e.to_string();
         let device = BlockDevice::find(root, path).map_err(words)?;
-        let mut look = Look {
+        let mut look = DeviceSample {
             at,
             device: DeviceIo::read(root, &device).map_err(words)?,
             groups: BTreeMap::new(),
@@ -215,7 +224,7 @@ impl DeviceWindow {
 }
 
 /// `None` when the device's counters began anew.
-fn between(before: &Look, after: &Look, service: &Service) -> Option<Interval> {
+fn between(before: &DeviceSample, after: &DeviceSample, service: &Service) -> Option<Interval> {
     let all = after.device.since(&before.device)?;
     let all = IoCounters {
         reads: all.reads,
@@ -291,7 +300,7 @@ mod tests {
         let service = service(&serde_json::from_str(PROFILE).unwrap()).unwrap();
         let reads = |reads: u64| IoCounters { reads, read_bytes: reads * 4096, ..IoCounters::default() };
         let begin = Instant::now();
-        let look = |seconds: u64, plc: u64, hist: u64, all: u64, took_ms: u64| Look {
+        let look = |seconds: u64, plc: u64, hist: u64, all: u64, took_ms: u64| DeviceSample {
             at: begin + Duration::from_secs(seconds),
             device: DeviceIo { reads: all, read_bytes: all * 4096, ..DeviceIo::default() },
             groups: [("plc".to_owned(), reads(plc)), ("hist".to_owned(), reads(hist))].into(),

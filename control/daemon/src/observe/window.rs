@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rtvirtio_measure::Verdict;
-use rtvirtio_measure::late::{LateCauses, LateInterval, Stood, causes};
+use rtvirtio_measure::late::{LateCauses, LateInterval, StallTotal, causes};
 use rtvirtio_measure::observe::{Observed, of_qemu};
 use rtvirtio_measure::verdict::{Evidence, RATE_KEPT, allowed, judge};
 use rtvirtio_spec::{Op, Task, Vm};
@@ -25,14 +25,14 @@ const WAITED: f64 = 0.5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoodStill {
     /// Stalls of the host.
-    pub host: Option<Stood>,
+    pub host: Option<StallTotal>,
     /// The disk below, without the host's stalls.
-    pub disk: Option<Stood>,
+    pub disk: Option<StallTotal>,
 }
 
 /// Sample of a disk's counters.
 #[derive(Clone, Debug)]
-struct Look {
+struct DiskSample {
     at: Instant,
     stats: DiskStats,
     /// Stalls in the interval that this sample ends.
@@ -43,13 +43,13 @@ struct Look {
 #[derive(Debug, Default)]
 pub struct DiskWindow {
     /// The oldest first; the first is at most [`WINDOW`] and one interval old.
-    looks: VecDeque<Look>,
+    looks: VecDeque<DiskSample>,
 }
 
 impl DiskWindow {
     /// Adds a sample. Counters that began anew begin a new window.
     pub fn add(&mut self, now: Instant, stats: DiskStats, stood: StoodStill) {
-        if let Some(Look { at, stats: last, .. }) = self.looks.back() {
+        if let Some(DiskSample { at, stats: last, .. }) = self.looks.back() {
             let same = of_qemu(last, &stats, now.duration_since(*at)).is_some()
                 && has_histogram(last) == has_histogram(&stats)
                 && boundaries(last) == boundaries(&stats);
@@ -57,7 +57,7 @@ impl DiskWindow {
                 self.looks.clear();
             }
         }
-        self.looks.push_back(Look { at: now, stats, stood });
+        self.looks.push_back(DiskSample { at: now, stats, stood });
         while self.looks.get(1).is_some_and(|look| now.duration_since(look.at) >= WINDOW) {
             self.looks.pop_front();
         }
@@ -90,8 +90,8 @@ impl DiskWindow {
 
     /// Reads and writes completed between the last two samples.
     #[must_use]
-    pub fn lately(&self) -> u64 {
-        let count = |look: &Look| look.stats.read.ops + look.stats.write.ops;
+    pub fn ops_since_last(&self) -> u64 {
+        let count = |look: &DiskSample| look.stats.read.ops + look.stats.write.ops;
         let mut newest = self.looks.iter().rev().map(count);
         newest.next().zip(newest.next()).map_or(0, |(now, then)| now.saturating_sub(then))
     }
@@ -99,7 +99,7 @@ impl DiskWindow {
     /// Each interval with its number of requests above a latency, of some directions.
     fn late(&self, latency_ns: u64, directions: &[fn(&DiskStats) -> &Counters]) -> Vec<LateInterval> {
         let pairs = self.looks.iter().zip(self.looks.iter().skip(1));
-        let one = |(then, now): (&Look, &Look)| {
+        let one = |(then, now): (&DiskSample, &DiskSample)| {
             let seconds = now.at.duration_since(then.at).as_secs_f64().max(f64::MIN_POSITIVE);
             let (mut late, mut n, mut busy) = (0, 0, 0);
             for of in directions {
@@ -211,7 +211,7 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
         // Without late requests there is nothing to attribute.
         let is_told = exceedances == 0 || causes.told > 0;
         let why = match verdict {
-            Verdict::Missed if causes.told > 0 => format!("{why}; {}", words(&causes)),
+            Verdict::Missed if causes.told > 0 => format!("{why}; {}", causes_text(&causes)),
             _ => why,
         };
         let why = match task.rate {
@@ -295,7 +295,7 @@ fn waited_ns(first: &Counters, last: &Counters, latency_ns: u64) -> u64 {
 }
 
 /// Causes of late requests, in words.
-fn words(causes: &LateCauses) -> String {
+fn causes_text(causes: &LateCauses) -> String {
     let share = |n: u64| 100.0 * n as f64 / causes.told.max(1) as f64;
     let disk = causes.disk.map_or_else(
         || "whether the disk stalled is not known".to_owned(),
@@ -428,8 +428,9 @@ mod tests {
     fn late_requests_are_laid_to_the_stalls_of_their_interval() {
         let begin = Instant::now();
         let at = |s: u64| begin + Duration::from_secs(s);
-        let stood =
-            |ms: u64| Some(Stood { total: rtvirtio_units::Nanos::from_millis(ms), count: u64::from(ms > 0) });
+        let stood = |ms: u64| {
+            Some(StallTotal { total: rtvirtio_units::Nanos::from_millis(ms), count: u64::from(ms > 0) })
+        };
         let still = |host, disk| StoodStill { host, disk };
         let vm = vm("");
         let mut window = DiskWindow::default();

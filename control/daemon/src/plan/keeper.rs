@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rtvirtio_planner::replan::{Basis, Policy, Proposal, Replan, Request, Sight, Timing};
+use rtvirtio_planner::replan::{Basis, Observations, Policy, Proposal, Replan, Request, Timing};
 
 use super::snapshot::{PlanSnapshot, proposal_words};
 use super::unplanned::{UnplannedDevice, planned_part};
@@ -37,12 +37,12 @@ impl PlanKeeper {
     }
 
     /// Takes the plan in force and observations; returns the plan that is to be made.
-    pub fn look(
+    pub fn update(
         &mut self,
         now: Millis,
         desired: &Desired,
         observed: &Observed,
-        sight: Option<&Sight>,
+        sight: Option<&Observations>,
     ) -> Option<Request> {
         let found = observed.plan.as_ref().and_then(|plan| plan.basis.clone());
         if found != self.found {
@@ -166,7 +166,7 @@ impl PlanKeeper {
             states.push(("plan fails".to_owned(), EventKind::Failed, format!("no plan: {why}")));
         }
         for device in UnplannedDevice::all(self.replan.unplanned(), desired, observed) {
-            states.push((format!("unplanned {}", device.device), EventKind::Failed, device.words()));
+            states.push((format!("unplanned {}", device.device), EventKind::Failed, device.message()));
         }
         states.into_iter()
     }
@@ -180,7 +180,7 @@ impl PlanKeeper {
         memory: &Memory,
     ) -> Option<PlanSnapshot> {
         let known = (self.made.as_ref(), self.predictions.as_slice());
-        PlanSnapshot::of(&self.replan, known, desired, observed, config, memory)
+        PlanSnapshot::new(&self.replan, known, desired, observed, config, memory)
     }
 }
 

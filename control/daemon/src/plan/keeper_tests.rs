@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 use super::super::snapshot::PlanState;
 use super::*;
 use crate::config::{DriftPolicy, PlanConfig};
-use crate::desired::{Contract, Plant};
+use crate::desired::{Contract, PlannedHost};
 use crate::observed::{Drift, KnobClass, ObservedVm, PlanScope};
 
 const DONE: Outcome = Outcome::Done { changes: Vec::new(), notes: Vec::new() };
@@ -20,7 +20,7 @@ fn desired(block: &str) -> Desired {
     );
     let spec = HostSpec::parse("x.toml", &text).unwrap();
     let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
-    Desired { contracts, plant: Some(Plant { id: block.to_owned(), host: spec }), ..Desired::default() }
+    Desired { contracts, plant: Some(PlannedHost { id: block.to_owned(), host: spec }), ..Desired::default() }
 }
 
 fn outline(change: Change) -> Outline {
@@ -66,7 +66,7 @@ impl Case {
     }
 
     fn look(&mut self) -> Option<Request> {
-        let request = self.keeper.look(Millis(self.now), &self.desired, &self.observed, None);
+        let request = self.keeper.update(Millis(self.now), &self.desired, &self.observed, None);
         self.observed.made = None;
         request
     }
@@ -274,7 +274,7 @@ fn two_devices() -> Case {
         }).concat();
     let spec = HostSpec::parse("x.toml", &text).unwrap();
     let contracts = Contract::of_spec(&spec, Path::new("x.toml"));
-    let plant = Plant { id: "two".to_owned(), host: spec };
+    let plant = PlannedHost { id: "two".to_owned(), host: spec };
     let mut case = Case::new(Mode::Auto);
     case.desired = Desired { contracts, plant: Some(plant), ..Desired::default() };
     let hist = Presence::Running(vec![ProcessId { pid: 8, start_time: 1 }]);
@@ -307,16 +307,17 @@ fn a_device_without_a_profile_is_not_in_the_way_of_the_others() {
     assert_eq!(shown.assumes, None, "what is left out is no assumption");
     let [one] = shown.unplanned.as_slice() else { panic!("{shown:?}") };
     assert_eq!((one.vms.as_slice(), one.is_held), (&["hist".to_owned()][..], false));
-    assert!(one.words().contains("`rtvirtio profile /dev/sdy`"), "{}", one.words());
-    assert!(case.states().iter().any(|(_, kind, text)| *kind == EventKind::Failed && *text == one.words()));
+    assert!(one.message().contains("`rtvirtio profile /dev/sdy`"), "{}", one.message());
+    assert!(case.states().iter().any(|(_, kind, text)| *kind == EventKind::Failed && *text == one.message()));
     // Whatever else is in force for its VM, its contract is not as it should be.
-    let all =
-        crate::Snapshot::of(&case.desired, &case.observed, &case.config, &case.memory).with_plan(Some(shown));
+    let all = crate::Snapshot::build(&case.desired, &case.observed, &case.config, &case.memory)
+        .with_plan(Some(shown));
     let state = |vm: &str| all.vms.iter().find(|one| one.name == vm).unwrap().state;
     assert_eq!((state("plc"), state("hist")), (crate::VmState::Observed, crate::VmState::Unplanned));
     assert!(!all.is_whole());
     // A target that was never promised is no miss of the plan's.
-    let missed = |task: &str| Sight { missed: [(task.to_owned(), true)].into(), ..Sight::default() };
+    let missed =
+        |task: &str| Observations { missed: [(task.to_owned(), true)].into(), ..Observations::default() };
     let seen = |case: &Case, task: &str| {
         let sight = missed(task);
         planned_part(&sight, &case.keeper.replan.unplanned(), &case.desired).missed.len()
@@ -352,7 +353,7 @@ fn a_profile_that_vanishes_changes_nothing_and_is_said() {
     case.scope().devices = devices;
     let shown = case.snapshot().unwrap();
     assert_eq!((shown.state, shown.vms.len(), shown.unplanned[0].is_held), (PlanState::Partial, 2, true));
-    assert!(shown.unplanned[0].words().contains("stays"), "{}", shown.unplanned[0].words());
+    assert!(shown.unplanned[0].message().contains("stays"), "{}", shown.unplanned[0].message());
 }
 
 /// A plan without settings has no journal; its predictions are shown until it is put back.

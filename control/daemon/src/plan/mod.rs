@@ -1,11 +1,11 @@
 //! The plan that the service makes from its contracts, and keeps in force.
 
 mod keeper;
-mod sight;
+mod observations;
 mod snapshot;
 mod unplanned;
 
-pub use sight::sight_of;
+pub use observations::sight_of;
 pub use snapshot::{PlanSnapshot, PlanState, ProposalSnapshot};
 pub use unplanned::UnplannedDevice;
 

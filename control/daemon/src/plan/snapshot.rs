@@ -113,7 +113,7 @@ pub(super) fn proposal_words(proposal: &Proposal, why: &str) -> String {
 
 impl PlanSnapshot {
     /// `set_last` has the predictions of the plan that was put in force last.
-    pub(super) fn of(
+    pub(super) fn new(
         replan: &Replan,
         (made, set_last): (Option<&MadePlan>, &[PredictionSnapshot]),
         desired: &Desired,
@@ -180,7 +180,7 @@ impl PlanSnapshot {
                 None if basis.is_some() => set_last.to_vec(),
                 None => Vec::new(),
             },
-            drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::of).collect(),
+            drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::from_drift).collect(),
             yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
             unplanned,
             proposal: made,

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rtvirtio_planner::replan::{Sight, Unplanned, load_key};
+use rtvirtio_planner::replan::{Observations, Unplanned, load_key};
 use rtvirtio_spec::Part;
-use rtvirtio_workflow::held::device_key;
+use rtvirtio_workflow::service_plan::device_key;
 use serde::{Deserialize, Serialize};
 
 use crate::desired::Desired;
@@ -49,7 +49,7 @@ impl UnplannedDevice {
 
     /// Sentence for users, with the remedy.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn message(&self) -> String {
         let of = Unplanned { why: self.why.clone(), remedy: self.remedy.clone() };
         let stays = if self.is_held { "; what an earlier plan has set stays" } else { "" };
         format!("{} is not planned: {}{stays}", self.device, unplanned_words(&of))
@@ -84,10 +84,10 @@ pub(super) fn vms_without_plan(unplanned: &[UnplannedDevice], desired: &Desired)
 /// Observations of planned devices only: nothing was predicted for the others, so a miss there is
 /// not the plan's.
 pub(super) fn planned_part<'s>(
-    sight: &'s Sight,
+    sight: &'s Observations,
     unplanned: &BTreeMap<String, Unplanned>,
     desired: &Desired,
-) -> Cow<'s, Sight> {
+) -> Cow<'s, Observations> {
     if unplanned.is_empty() {
         return Cow::Borrowed(sight);
     }

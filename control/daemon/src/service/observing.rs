@@ -22,7 +22,7 @@ pub(super) fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<[
     let run = move || {
         while matches!(end.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
             let vms = lock(&shared.running).clone();
-            let _ = shared.observation.send_replace(Arc::new(sampler.look(&vms)));
+            let _ = shared.observation.send_replace(Arc::new(sampler.sample(&vms)));
         }
     };
     let spawned = std::thread::Builder::new().name("observe".to_owned()).spawn(run);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{SHOWN_AGAIN, Service, Shared, Told};
+use super::{SHOWN_AGAIN, Service, ServiceEvent, Shared};
 use crate::history::EventKind;
 use crate::lock::lock;
 use crate::observe::Observation;
@@ -12,11 +12,11 @@ use crate::snapshot::Snapshot;
 
 impl Service {
     /// Runs one pass, or part of it when `stop` is set. Intermediate states are published.
-    pub(super) fn pass(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(Told<'_>)) {
+    pub(super) fn pass(&mut self, stop: &AtomicBool, tell: &mut dyn FnMut(ServiceEvent<'_>)) {
         loop {
-            let (mut happenings, looks) = (Vec::new(), self.daemon.looks());
+            let (mut happenings, looks) = (Vec::new(), self.daemon.scan_count());
             let goes_on = self.daemon.advance(&mut happenings);
-            if self.daemon.looks() != looks {
+            if self.daemon.scan_count() != looks {
                 self.shared.looked_now();
             }
             for happening in happenings {
@@ -27,7 +27,7 @@ impl Service {
                 self.shared.counters.changes.fetch_add(changes, Ordering::Relaxed);
                 self.event(happening.kind, happening.vm.as_deref(), happening.text, happening.changes, tell);
             }
-            tell(Told::Alive);
+            tell(ServiceEvent::Alive);
             if !goes_on || stop.load(Ordering::Relaxed) {
                 return;
             }

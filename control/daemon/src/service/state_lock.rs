@@ -41,7 +41,7 @@ impl RunningService {
 
     /// Process and run directory, in words.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn description(&self) -> String {
         let pid = self.pid.map_or_else(String::new, |pid| format!("process {pid}"));
         let run = self.run.as_ref().map_or_else(String::new, |run| format!("--run-dir {}", run.display()));
         match [pid, run].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>() {
@@ -61,7 +61,7 @@ pub(super) fn take(dirs: &Dirs) -> Result<File, DaemonError> {
     };
     let mut file = dir.open_file(LOCK, MODE).map_err(io("open"))?;
     if !flock::lock(&file).map_err(io("lock"))? {
-        let service = read(&mut file).unwrap_or_default().words();
+        let service = read(&mut file).unwrap_or_default().description();
         return Err(DaemonError::RunsOnState { service, path });
     }
     // The content serves messages of other processes only: a full disk must not stop the service.

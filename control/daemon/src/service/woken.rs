@@ -42,7 +42,7 @@ impl Woken for Service {
         let counters = &self.0.counters;
         counters.wakes.fetch_add(1, Ordering::Relaxed);
         let command = match ask {
-            Ask::Look => Command::Wake,
+            Ask::ScanDepth => Command::Wake,
             Ask::Compare { contracts } => {
                 counters.report_compares.fetch_add(1, Ordering::Relaxed);
                 Command::Reported { contracts }

@@ -41,7 +41,7 @@ impl DeviceKind {
     ///
     /// # Errors
     /// [`LibraryError::NoModel`] without a model and a name; when sysfs cannot be read.
-    pub fn of(root: &Root, device: &BlockDevice, named: Option<&str>) -> Result<Self> {
+    pub fn read(root: &Root, device: &BlockDevice, named: Option<&str>) -> Result<Self> {
         let drive = device.drive_model(root)?;
         let no_model = || Error::from(LibraryError::NoModel { device: device.name.clone() });
         Ok(Self {

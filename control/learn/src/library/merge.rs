@@ -100,7 +100,7 @@ fn learned(
 
 /// Shards without a share, for each number of shards that occurs.
 fn missing(shares: &[(PathBuf, Share)]) -> Vec<Shard> {
-    let have: BTreeSet<(u32, u32)> = shares.iter().map(|(_, s)| (s.shard.of(), s.shard.index())).collect();
+    let have: BTreeSet<(u32, u32)> = shares.iter().map(|(_, s)| (s.shard.total(), s.shard.index())).collect();
     let splits: BTreeSet<u32> = have.iter().map(|(of, _)| *of).collect();
     let all = splits.into_iter().flat_map(|of| (1..=of).map(move |i| (of, i)));
     all.filter(|part| !have.contains(part)).filter_map(|(of, i)| Shard::new(i, of).ok()).collect()

@@ -68,7 +68,7 @@ impl Shard {
 
     /// Total number of parts.
     #[must_use]
-    pub fn of(self) -> u32 {
+    pub fn total(self) -> u32 {
         self.of
     }
 

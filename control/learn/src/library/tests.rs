@@ -34,7 +34,7 @@ fn merged(shares: &[(PathBuf, Share)]) -> Result<Merged, LibraryError> {
 #[test]
 fn parts_of_a_sweep_come_as_text_or_from_a_job_array() {
     let shard: Shard = "3/8".parse().unwrap();
-    assert_eq!((shard.index(), shard.of(), shard.to_string()), (3, 8, "3/8".to_owned()));
+    assert_eq!((shard.index(), shard.total(), shard.to_string()), (3, 8, "3/8".to_owned()));
     for bad in ["0/8", "9/8", "3", "a/b", "3/0", "1/121", "-1/2", ""] {
         assert!(bad.parse::<Shard>().is_err(), "{bad}");
     }

@@ -30,7 +30,7 @@ impl Measurer for Same<'_> {
     fn measure(&self, job: &Job<'_>, _: &AtomicBool) -> Result<Point, StageError> {
         self.0.set(job.tries);
         let like = synthetic_runs(1, 0.0, 1).remove(0);
-        let knobs = Knobs::of(&job.treatment.config);
+        let knobs = Knobs::from_config(&job.treatment.config);
         Ok(Point { id: job.id.clone(), scheme: job.scheme.to_owned(), knobs, ..like })
     }
 }

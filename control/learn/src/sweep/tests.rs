@@ -69,7 +69,7 @@ impl Measurer for ByLaw<'_> {
             scheme: job.scheme.to_owned(),
             seed: job.seed,
             seconds: job.length.as_secs_f64(),
-            knobs: Knobs::of(&job.treatment.config),
+            knobs: Knobs::from_config(&job.treatment.config),
             classes: None,
             vms: job.vms.to_vec(),
             noise: Noise { max_ns: self.stall, ..Noise::default() },

@@ -190,14 +190,14 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
         .iter()
         .map(|c| {
             let spec = spec(&c.vms, device.clone(), LabKind::Process);
-            Regime::of(&spec, &c.knobs.config()).category()
+            Regime::from_config(&spec, &c.knobs.config()).category()
         })
         .collect();
     assert_eq!(regimes.len(), 4);
     // In too few of these runs BFQ does not idle for a bound of their own.
     let flow = first.iter().filter(|c| {
         let spec = spec(&c.vms, device.clone(), LabKind::Process);
-        Regime::of(&spec, &c.knobs.config()).is_non_idling()
+        Regime::from_config(&spec, &c.knobs.config()).is_non_idling()
     });
     assert_eq!(flow.count(), 6);
 }

@@ -1,6 +1,6 @@
 //! HTML of a plan: settings with reasons, forecast, terms of the latency, conflicts.
 
-use rtvirtio_planner::{Infeasible, Plan, Strength, scheme_name};
+use rtvirtio_planner::{Enforcement, Infeasible, Plan, scheme_name};
 
 use super::{GAP, HtmlTable, NarrowLayout, THIN, figure, section};
 use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
@@ -57,9 +57,9 @@ pub(super) fn settings(plan: &Plan) -> String {
 fn strengths(plan: &Plan) -> String {
     let mut parts = Vec::new();
     for (s, text) in [
-        (Strength::Guarantee, "a guarantee holds by construction whatever the other VMs do"),
-        (Strength::Cap, "a cap is an upper limit that the kernel enforces"),
-        (Strength::Hint, "a hint shifts shares or order and bounds nothing by itself"),
+        (Enforcement::Guarantee, "a guarantee holds by construction whatever the other VMs do"),
+        (Enforcement::Cap, "a cap is an upper limit that the kernel enforces"),
+        (Enforcement::Hint, "a hint shifts shares or order and bounds nothing by itself"),
     ] {
         if plan.settings.iter().any(|x| x.strength == s) {
             parts.push(text);

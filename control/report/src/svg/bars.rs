@@ -54,14 +54,14 @@ pub fn svg_bars(plot: &BarPlot, width: f64) -> Svg {
     f.rows(&mut c, plot.rows.iter().map(|r| (r.name.as_str(), r.bars.len())), |c, i, y| {
         let bars = &plot.rows[i].bars;
         for (lane, bar) in bars.iter().enumerate() {
-            one(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
+            draw_bar(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
         }
     });
     let (height, width) = (f.foot(bottom), f.width);
     c.finish(width, height, &plot.title)
 }
 
-fn one(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &BarPlot, bar: &Bar, y: f64) {
+fn draw_bar(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &BarPlot, bar: &Bar, y: f64) {
     let share = bar.share.clamp(0.0, 1.0);
     let name = plot.series.get(bar.series).map_or("", String::as_str);
     let text = num::percent(share);

@@ -59,7 +59,7 @@ pub fn svg_times(plot: &TimePlot, width: f64) -> Svg {
     f.rows(&mut c, plot.rows.iter().map(|r| (r.name.as_str(), r.bars.len())), |c, i, y| {
         let bars = &plot.rows[i].bars;
         for (lane, bar) in bars.iter().enumerate() {
-            one(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
+            draw_bar(c, &f, &scale, plot, bar, f.lane_centre(y, bars.len(), lane));
         }
         if let Some((at, _)) = &plot.reference {
             f.limit(c, y, bars.len(), scale.at(*at));
@@ -69,7 +69,7 @@ pub fn svg_times(plot: &TimePlot, width: f64) -> Svg {
     c.finish(width, height, &plot.title)
 }
 
-fn one(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &TimePlot, bar: &TimeBar, y: f64) {
+fn draw_bar(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &TimePlot, bar: &TimeBar, y: f64) {
     let name = plot.series.get(bar.series).map_or("", String::as_str);
     let seconds = if bar.seconds.is_finite() { bar.seconds.max(0.0) } else { plot.limit };
     let text = if bar.failed { "X".to_owned() } else { format!("{seconds:.2} s") };

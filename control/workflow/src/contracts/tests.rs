@@ -26,9 +26,12 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     let expected = 0.1 / f64::from(probe.cpus);
     assert!(!loads.is_empty() && loads.iter().all(|l| (l.share.0 - expected).abs() < 1e-9), "{loads:?}");
     assert_eq!(loads[0].name, "deadline threads of sleep");
-    forget_own(&mut probe, std::iter::empty(), &Ours::default()).unwrap();
+    forget_own(&mut probe, std::iter::empty(), &ActiveContracts::default()).unwrap();
     assert_eq!(of_sleeper(&probe).len(), loads.len());
-    let ours = Ours { processes: vec![ProcessId::of(pid).unwrap().unwrap()], ..Ours::default() };
+    let ours = ActiveContracts {
+        processes: vec![ProcessId::find(pid).unwrap().unwrap()],
+        ..ActiveContracts::default()
+    };
     forget_own(&mut probe, std::iter::empty(), &ours).unwrap();
     assert_eq!(of_sleeper(&probe), []);
 }
@@ -75,7 +78,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
         urgency: None,
     };
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
-        let ours = Ours { contracts: in_force, processes: Vec::new() };
+        let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };
         let all = of_vms_in_turn(vms.iter(), &ours, &dirs, &Quiet::default()).unwrap();
         let names = |all: &[(String, Error)]| all.iter().map(|(vm, _)| vm.clone()).collect::<Vec<_>>();
         let contracts: Vec<_> = all.admitted.contracts.iter().map(|c| (c.vm.clone(), c.contract)).collect();

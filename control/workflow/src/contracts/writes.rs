@@ -22,7 +22,7 @@ const OBSERVED: Duration = Duration::from_secs(1);
 const IDLE: u32 = 10;
 
 /// Writes to the cgroups above those of these VMs, where no such writes are in force.
-pub(crate) fn room_of(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Write>> {
+pub(crate) fn ancestor_capacity(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Write>> {
     let budgets = |v: &VmCpu| Some((v.settings.backend, v.settings.group.clone()?, v.contract));
     room_for(&Root::default(), probe, all.iter().filter_map(budgets), &|_| None)
 }
@@ -134,15 +134,15 @@ fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
 }
 
 /// Derivation of a contract from a demand, as text.
-pub fn words(vm: &str, found: &DemandChoice) -> String {
-    format!("{vm}: {}", found.choice.words(&found.demand))
+pub fn demand_text(vm: &str, found: &DemandChoice) -> String {
+    format!("{vm}: {}", found.choice.description(&found.demand))
 }
 
 /// Reports how each contract is held, and what is outside of it.
 pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
     for VmCpu { vm, settings: s, found, .. } in all {
         if let Some(found) = found {
-            progress.step(&words(vm, found));
+            progress.step(&demand_text(vm, found));
         }
         let strength = format!("{:?}", s.strength).to_lowercase();
         progress.step(&format!("{vm}: its CPU contract is enforced by {} ({strength})", s.backend));

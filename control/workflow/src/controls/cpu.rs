@@ -13,7 +13,7 @@ use super::{Control, ControlKind, Placed, absolute};
 use crate::error::Result;
 
 /// A limit with the threads below it.
-struct Held {
+struct LimitedThreads {
     limit: CpuLimit,
     threads: Vec<String>,
 }
@@ -25,7 +25,7 @@ pub(super) fn limits(root: &Root, cpu: &Cgroups, vm: &Placed<'_>) -> Result<Vec<
     let threads = unless_gone(discover(root, &handle))?.unwrap_or_default();
     // A quota does not act on real-time threads.
     let ordinary = |t: &&Thread| !t.policy.is_some_and(|p| p.is_real_time());
-    let mut held: Vec<Held> = Vec::new();
+    let mut held: Vec<LimitedThreads> = Vec::new();
     let mut all = 0;
     for thread in threads.iter().filter(ordinary) {
         let Some(cgroup) = cpu.of_thread(&thread.cgroups) else { continue };
@@ -37,7 +37,7 @@ pub(super) fn limits(root: &Root, cpu: &Cgroups, vm: &Placed<'_>) -> Result<Vec<
             }
             match held.iter_mut().find(|h| h.limit == limit) {
                 Some(known) => known.threads.push(thread.role.to_string()),
-                None => held.push(Held { limit, threads: vec![thread.role.to_string()] }),
+                None => held.push(LimitedThreads { limit, threads: vec![thread.role.to_string()] }),
             }
         }
     }
@@ -50,7 +50,7 @@ fn is_of_contract(vm: &Placed<'_>, cgroup: &Path, unit: &Path) -> bool {
     vm.vm.cpu.need.is_some() && (absolute(cgroup) == absolute(&own) || absolute(cgroup) == absolute(unit))
 }
 
-impl Held {
+impl LimitedThreads {
     fn control(mut self, vm: &Placed<'_>, all: usize) -> Control {
         let subject = if self.threads.len() == all {
             "its threads get".to_owned()

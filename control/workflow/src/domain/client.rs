@@ -14,9 +14,9 @@ use crate::error::{Context as _, Error, Kind, Result, ensure};
 /// Name of the I/O domain's program.
 const PROGRAM: &str = "rtvirtio-iod";
 /// Timeout of an answer, after which the I/O domain has a fault.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer that are read: more than that of the largest I/O domain.
-const LONGEST: u64 = 16 << 20;
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
 /// Path of the I/O domain's program: next to this one, or found by `PATH`.
 #[must_use]
@@ -45,7 +45,7 @@ pub fn connect(control: &Path) -> Result<UnixStream> {
                 stream.set_nonblocking(false)?;
                 return Ok(stream);
             }
-            Err(rustix::io::Errno::AGAIN) if begin.elapsed() < PATIENCE => {
+            Err(rustix::io::Errno::AGAIN) if begin.elapsed() < ANSWER_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(e) => return Err(std::io::Error::from(e)).with_context(no_answer),
@@ -75,7 +75,7 @@ pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Status> {
         control.display(),
         peer.map_or_else(String::new, |pid| format!(" ({pid})"))
     );
-    request(&stream, control, &Command::Status, PATIENCE)
+    request(&stream, control, &Command::Status, ANSWER_TIMEOUT)
 }
 
 /// The process that listens at a control socket; `None` where none does.
@@ -99,7 +99,7 @@ pub fn listener(control: &Path) -> Result<Option<String>> {
 /// # Errors
 /// When none answers; as [`answer`].
 pub fn send_command<T: DeserializeOwned>(control: &Path, command: &Command) -> Result<T> {
-    request(&connect(control)?, control, command, PATIENCE)
+    request(&connect(control)?, control, command, ANSWER_TIMEOUT)
 }
 
 /// Sends a command after any descriptors sent ahead of it; returns its reply within `patience`.
@@ -124,7 +124,7 @@ pub fn request<T: DeserializeOwned>(
 pub fn answer<T: DeserializeOwned>(stream: &UnixStream, control: &Path, patience: Duration) -> Result<T> {
     stream.set_read_timeout(Some(patience))?;
     let mut line = String::new();
-    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut line)?;
     match parse_reply(&line) {
         Ok(reply) => Ok(reply),
         Err(ReplyError::Refused(error)) => Err(Error::new(Kind::Guarded, error)),

@@ -30,7 +30,7 @@ const LOCK: &str = "iod.lock";
 /// The process that was started, and where it answers.
 const RECORD: &str = "iod.json";
 /// Timeout from SIGTERM to SIGKILL, in which requests complete.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of an applied I/O domain, with its processes.
 pub enum Domain {
@@ -188,7 +188,7 @@ pub fn start(mut command: Command, on: &Start<'_>, state_dir: &Path) -> Result<u
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
             Ok(()) => Ok(process.pid),
             Err(e) => {
-                process.stop(PATIENCE);
+                process.stop(STOP_TIMEOUT);
                 Err(e)
             }
         }
@@ -232,7 +232,7 @@ pub fn config_path(state_dir: &Path) -> PathBuf {
 /// The remaining parts, and why they remain.
 pub fn stop(processes: &[Process], state_dir: &Path) -> Result<Option<PathBuf>> {
     for process in processes {
-        if !process.stop(PATIENCE).with_context(|| format!("process {}", process.pid()))? {
+        if !process.stop(STOP_TIMEOUT).with_context(|| format!("process {}", process.pid()))? {
             bail!(
                 NotPutBack,
                 "process {} does not end, not even by SIGKILL: it waits in the kernel",

@@ -69,7 +69,7 @@ pub fn start(
     };
     let mut child = spawn::spawn(command, cgroups, Lifetime::Detached).map_err(|e| failed(&program, &e))?;
     let ready = is_ready(&mut child);
-    match ProcessId::of(child.id()) {
+    match ProcessId::find(child.id()) {
         Ok(Some(id)) if ready => Ok(id),
         _ => {
             // A child that has ended already is only reaped.

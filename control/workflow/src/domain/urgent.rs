@@ -94,7 +94,7 @@ fn signal(control: &Path, served: &Served, eventfd: Option<&OwnedFd>) -> Result<
     }
     let Served { disks, ports } = served;
     let command = Command::SignalUrgent { disks: disks.clone(), ports: ports.clone() };
-    let signalled: Result<Signalled> = client::request(&stream, control, &command, client::PATIENCE);
+    let signalled: Result<Signalled> = client::request(&stream, control, &command, client::ANSWER_TIMEOUT);
     signalled.map(drop).with_context(|| control.display().to_string())
 }
 

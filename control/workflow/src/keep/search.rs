@@ -14,7 +14,7 @@ use crate::error::{Context as _, Result};
 use crate::find::{self, HostVm};
 
 /// Result of one search.
-pub(super) struct Found {
+pub(super) struct SearchResult {
     /// The VM with its processes.
     pub found: Result<(HostVm, VmHandle)>,
     /// Warnings about uncertain thread roles.
@@ -24,10 +24,10 @@ pub(super) struct Found {
 /// Searches under way, at most one for each VM, and their answers.
 pub(super) struct Search {
     dirs: Dirs,
-    sender: Sender<(String, Found)>,
-    answers: Receiver<(String, Found)>,
+    sender: Sender<(String, SearchResult)>,
+    answers: Receiver<(String, SearchResult)>,
     under_way: BTreeSet<String>,
-    arrived: BTreeMap<String, Found>,
+    arrived: BTreeMap<String, SearchResult>,
 }
 
 impl Search {
@@ -53,7 +53,8 @@ impl Search {
             let warn = |line: &str| warnings.borrow_mut().push(line.to_owned());
             let of_host = find::one_of_host(std::slice::from_ref(&spec), &spec.name, &dirs);
             let found = of_host.and_then(|vm| Ok((vm.handle_under(&Root::default(), &warn)?, vm)));
-            let found = Found { found: found.map(|(handle, vm)| (vm, handle)), warnings: warnings.take() };
+            let found =
+                SearchResult { found: found.map(|(handle, vm)| (vm, handle)), warnings: warnings.take() };
             // Nobody waits for it after the end.
             let _ = sender.send((spec.name.clone(), found));
         };
@@ -64,7 +65,7 @@ impl Search {
     }
 
     /// The answer for a VM, once.
-    pub fn take(&mut self, vm: &str) -> Option<Found> {
+    pub fn take(&mut self, vm: &str) -> Option<SearchResult> {
         while let Ok((name, found)) = self.answers.try_recv() {
             self.note(name, found);
         }
@@ -72,7 +73,7 @@ impl Search {
     }
 
     /// Waits for the answer for a VM; `None` after `patience`.
-    pub fn wait_for(&mut self, vm: &str, patience: Duration) -> Option<Found> {
+    pub fn wait_for(&mut self, vm: &str, patience: Duration) -> Option<SearchResult> {
         let end = Instant::now() + patience;
         loop {
             if let Some(found) = self.take(vm) {
@@ -86,7 +87,7 @@ impl Search {
         }
     }
 
-    fn note(&mut self, vm: String, found: Found) {
+    fn note(&mut self, vm: String, found: SearchResult) {
         self.under_way.remove(&vm);
         self.arrived.insert(vm, found);
     }

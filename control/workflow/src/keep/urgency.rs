@@ -245,7 +245,7 @@ impl Drop for Follower {
 }
 
 fn write_status(latest: &[VmStatus], dirs: &Dirs) -> Result<()> {
-    let this = rtvirtio_kernel::ProcessId::of(std::process::id())?.context("this process")?;
+    let this = rtvirtio_kernel::ProcessId::find(std::process::id())?.context("this process")?;
     let vms = latest.iter().map(serde_json::to_value).collect::<std::result::Result<_, _>>()?;
     let status = UrgencyStatus { pid: this.pid, start_time: this.start_time, vms };
     write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)

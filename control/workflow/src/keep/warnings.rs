@@ -42,10 +42,10 @@ impl Warnings {
 }
 
 /// Pause after a VM's scan has failed, shortest and longest. It doubles each time.
-const AGAIN: Duration = Duration::from_millis(200);
-const LONGEST: Duration = Duration::from_secs(10);
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Least pause as a multiple of the failed scan's duration, since all other VMs wait for a scan.
-const PATIENCE: u32 = 20;
+const PAUSE_FACTOR: u32 = 20;
 
 /// VMs whose last scan has failed: that ends no other VM's contract.
 #[derive(Default)]
@@ -67,8 +67,8 @@ impl Failures {
     pub fn add(&mut self, vm: &str, why: String, took: Duration, now: Instant) -> bool {
         let before = self.0.get(vm);
         let is_new = before.is_none_or(|failure| failure.why != why);
-        let pause = before.map_or(AGAIN, |failure| (2 * failure.pause).min(LONGEST));
-        let due = now + pause.max(PATIENCE * took);
+        let pause = before.map_or(MIN_PAUSE, |failure| (2 * failure.pause).min(MAX_PAUSE));
+        let due = now + pause.max(PAUSE_FACTOR * took);
         self.0.insert(vm.to_owned(), Failure { why, pause, due });
         is_new
     }

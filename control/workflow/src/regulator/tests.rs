@@ -1,6 +1,6 @@
 use std::fs;
 
-use rtvirtio_traffic::Worth;
+use rtvirtio_traffic::Enforcement;
 
 use super::*;
 use crate::error::Kind;
@@ -103,7 +103,7 @@ fn a_host_of_intel_needs_the_bandwidth_at_100_percent() {
         compiled(&found[0], Actuator::Resctrl).settings.iter().map(ToString::to_string).collect();
     assert!(lines.iter().any(|l| l.contains("MB:0=20\"")), "{lines:?}");
     assert!(lines.iter().any(|l| l.contains("L3:0=1c0\"")), "{lines:?}");
-    assert_eq!(compiled(&found[0], Actuator::Resctrl).worth, Worth::Hint);
+    assert_eq!(compiled(&found[0], Actuator::Resctrl).worth, Enforcement::Hint);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn hosts_of_amd_and_mpam_have_their_own_units() {
     let found = all(traffic, &options, &root);
     let c = compiled(&found[0], Actuator::Resctrl);
     assert!(c.settings.iter().any(|s| s.to_string().contains("MB:0=20;1=20")), "{c:?}");
-    assert_eq!(c.worth, Worth::Cap);
+    assert_eq!(c.worth, Enforcement::Cap);
     let mut mpam = amd;
     mpam[1].1 = "CPU implementer\t: 0x41\n";
     mpam[2].1 = "MB:0=100\n";

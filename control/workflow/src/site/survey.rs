@@ -95,7 +95,7 @@ impl Site {
             let (devices, others) = ([self.stack.device.name.clone()], self.others_of(&vm.name)?);
             let of =
                 Covered { vm: &vm.name, pids: &pids, devices: &devices, others: &others, charges_write_back };
-            Ok(uncovered::look(&self.root, &of))
+            Ok(uncovered::scan(&self.root, &of))
         };
         look().unwrap_or_else(unknown)
     }

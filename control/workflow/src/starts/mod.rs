@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Binding, Raised};
-use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, SLICE_IDLE, Word};
+use rtvirtio_startup::{Favour, FavourCounters, FavourLimits, SLICE_IDLE, StartMessage};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::{PortState, StartPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,7 +35,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// Interval of checks whether the weights are still in force.
 const LOOK: Duration = Duration::from_secs(1);
 /// Pause before a failed change is tried again.
-const AGAIN: Nanos = Nanos::from_millis(1000);
+const RETRY_INTERVAL: Nanos = Nanos::from_millis(1000);
 /// Interval between raises of one VM in the long run: a guest that alternates starts and ends does
 /// not switch weights all the time.
 const BETWEEN_RAISES: Nanos = Nanos::from_millis(250);
@@ -81,13 +81,13 @@ pub struct StartEvent {
     pub vm: String,
     /// Kind of the event.
     #[serde(flatten)]
-    pub what: What,
+    pub what: StartEventKind,
 }
 
 /// Kinds of events of a followed VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum What {
+pub enum StartEventKind {
     /// The guest's port is connected.
     Connected,
     /// The guest's port was closed: the VM has ended.
@@ -117,7 +117,7 @@ struct Followed {
     raised: bool,
     /// Time of the next try after a failure.
     again: Option<Nanos>,
-    pace: Pace,
+    pace: RaiseBucket,
     /// Whether it was last reported as raised.
     shown: bool,
     /// Last reported failure of each subject.
@@ -126,9 +126,9 @@ struct Followed {
 
 /// Time at which a VM's raises so far would be over at their long-term rate: a token bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Pace(Nanos);
+struct RaiseBucket(Nanos);
 
-impl Pace {
+impl RaiseBucket {
     /// Whether it is to be raised now.
     fn is_raised(&mut self, wanted: bool, raised: bool, now: Nanos) -> bool {
         if wanted && !raised {
@@ -187,7 +187,7 @@ pub fn follow_starts(
             watch,
             raised: false,
             again: None,
-            pace: Pace::default(),
+            pace: RaiseBucket::default(),
             shown: false,
             reported: BTreeMap::new(),
         })
@@ -204,7 +204,7 @@ pub fn follow_starts(
         for vm in &mut all {
             let now = now_since(begin);
             listen(vm, now, progress, report)?;
-            look(vm, now, options.limits.longest, progress);
+            sample_counters(vm, now, options.limits.longest, progress);
             if step(vm, now, &mut raise, progress, report)? == Change::PutBack {
                 return Ok(StartsEnded::PutBack);
             }
@@ -229,12 +229,12 @@ fn listen(
     report: &mut dyn FnMut(StartEvent) -> Result<()>,
 ) -> Result<()> {
     let favour = &mut vm.favour;
-    let state = vm.port.poll(&mut |word: Word| favour.hear(word, now));
+    let state = vm.port.poll(&mut |word: StartMessage| favour.hear(word, now));
     let what = match state {
-        PortState::Connected => What::Connected,
+        PortState::Connected => StartEventKind::Connected,
         PortState::Closed => {
             vm.favour.forget(now);
-            What::Closed
+            StartEventKind::Closed
         }
         PortState::Same | PortState::Absent => return Ok(()),
         PortState::Failed(e) => {
@@ -247,7 +247,7 @@ fn listen(
 }
 
 /// Samples the counters of a VM whose starts are to be recognised.
-fn look(vm: &mut Followed, now: Nanos, longest: Nanos, progress: &dyn Progress) {
+fn sample_counters(vm: &mut Followed, now: Nanos, longest: Nanos, progress: &dyn Progress) {
     let Some(watch) = &mut vm.watch else { return };
     match watch.poll(now, longest) {
         Ok(Some(word)) => vm.favour.hear(word, now),
@@ -277,7 +277,7 @@ fn step(
             // What another program has set stays until that program takes it back. What failed in
             // passing must not stay raised.
             vm.warn_once(Subject::Weight, format!("{e:#}"), progress);
-            vm.again = Some(Nanos(now.0.saturating_add(AGAIN.0)));
+            vm.again = Some(Nanos(now.0.saturating_add(RETRY_INTERVAL.0)));
             vm.raised = wanted;
             return Ok(Change::Done);
         }
@@ -286,7 +286,7 @@ fn step(
     if std::mem::replace(&mut vm.shown, wanted) == wanted {
         return Ok(Change::Done);
     }
-    let what = if wanted { What::Raised } else { What::Lowered(vm.favour.counters()) };
+    let what = if wanted { StartEventKind::Raised } else { StartEventKind::Lowered(vm.favour.counters()) };
     report(StartEvent { vm: vm.name.clone(), what })?;
     Ok(Change::Done)
 }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn starts_and_ends_in_turn_switch_no_weight_all_the_time() {
-        let (mut pace, mut raised, mut raises) = (Pace::default(), false, 0);
+        let (mut pace, mut raised, mut raises) = (RaiseBucket::default(), false, 0);
         // 100 starts and ends in a second, as often as words are read.
         for i in 0..700 {
             let now = Nanos(i * 10_000_000);
@@ -323,7 +323,7 @@ mod tests {
         }
         assert!((30..=36).contains(&raises), "{raises} raises in 7 s");
         // Some come at once, and one that lasts is not taken back.
-        let mut pace = Pace::default();
+        let mut pace = RaiseBucket::default();
         let at_once = (0..100).filter(|_| pace.is_raised(true, false, Nanos(0))).count();
         assert_eq!((at_once, pace.is_raised(true, true, Nanos(1))), (8, true));
         assert!(!pace.is_raised(false, true, Nanos(2)) && !pace.is_raised(true, false, Nanos(3)));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rtvirtio_apply::Binding;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{Cgroups, Root};
-use rtvirtio_startup::{Recogniser, RecogniserConfig, Sample, Word};
+use rtvirtio_startup::{Recogniser, RecogniserConfig, Sample, StartMessage};
 use rtvirtio_units::Nanos;
 
 use crate::error::{Context as _, Result};
@@ -53,7 +53,7 @@ impl Watch {
     }
 
     /// Start or end that was recognised, at most one in each interval.
-    pub fn poll(&mut self, now: Nanos, longest: Nanos) -> Result<Option<Word>> {
+    pub fn poll(&mut self, now: Nanos, longest: Nanos) -> Result<Option<StartMessage>> {
         if now < self.next {
             return Ok(None);
         }
@@ -67,6 +67,10 @@ impl Watch {
         if std::mem::replace(&mut self.starting, starting) == starting {
             return Ok(None);
         }
-        Ok(Some(if starting { Word::Start { id: ID, wanted: longest } } else { Word::End { id: ID } }))
+        Ok(Some(if starting {
+            StartMessage::Start { id: ID, wanted: longest }
+        } else {
+            StartMessage::End { id: ID }
+        }))
     }
 }

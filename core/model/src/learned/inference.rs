@@ -186,7 +186,7 @@ impl TailModel for Learned {
         };
         let (rows, slice) = features(&profile, spec, config, model.seconds)?;
         let stall = if writes(spec) { held_up(&model.profile, spec, config)? } else { Nanos(0) };
-        let of = Load { regime: Regime::of(spec, config), stall };
+        let of = Load { regime: Regime::from_config(spec, config), stall };
         let mut scratch = Scratch::default();
         let vms =
             spec.vms.iter().zip(&config.vms).flat_map(|(vm, set)| vm.tasks.iter().map(move |t| (vm, set, t)));

@@ -29,7 +29,7 @@ impl Regime {
 
     /// The regime of a configuration.
     #[must_use]
-    pub fn of(spec: &Spec, config: &Config) -> Self {
+    pub fn from_config(spec: &Spec, config: &Config) -> Self {
         let idles =
             config.elevator == Elevator::Bfq && (config.bfq.slice_idle.0 > 0 || config.bfq.strict_guarantees);
         let unpaced = spec.tasks().any(|(_, t)| t.rate.is_none());

@@ -84,7 +84,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let (all_floods, all_rated): (f64, f64) = (floods.iter().sum(), rated.iter().sum());
     let all_bursts: f64 = bursts.iter().sum();
     let spare = (1.0 - rho).max(MIN_SLACK);
-    let held = OneByOne::of(config, flows);
+    let held = OneByOne::from_flows(config, flows);
     let turns = if config.elevator == Elevator::Bfq && config.bfq.low_latency { RAISED_TURNS } else { 1.0 };
 
     flows
@@ -152,7 +152,7 @@ struct OneByOne {
 }
 
 impl OneByOne {
-    fn of(config: &Config, flows: &[Flow]) -> Self {
+    fn from_flows(config: &Config, flows: &[Flow]) -> Self {
         if config.elevator != Elevator::Kyber {
             return Self::default();
         }

@@ -47,7 +47,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn of<'a>(flows: impl IntoIterator<Item = &'a Flow>) -> Self {
+    fn from_flows<'a>(flows: impl IntoIterator<Item = &'a Flow>) -> Self {
         let mut q = Self::default();
         let mut weight = 0.0;
         for f in flows {
@@ -156,10 +156,10 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         let first = queues.len();
         if queue_per_task(vm) {
             place.extend(first..first + own.len());
-            queues.extend(own.iter().map(|f| Queue::of([f])));
+            queues.extend(own.iter().map(|f| Queue::from_flows([f])));
         } else {
             place.extend(own.iter().map(|_| first));
-            queues.push(Queue::of(own));
+            queues.push(Queue::from_flows(own));
         }
         of_vm.push(first..queues.len());
     }
@@ -303,7 +303,8 @@ pub(super) fn guest_wait(config: &Config, flows: &[Flow], me: usize) -> f64 {
         return 0.0;
     }
     let rules = Rules::new(bfq);
-    let queues: Vec<Queue> = flows.iter().filter(|f| f.vm == flows[me].vm).map(|f| Queue::of([f])).collect();
+    let queues: Vec<Queue> =
+        flows.iter().filter(|f| f.vm == flows[me].vm).map(|f| Queue::from_flows([f])).collect();
     let mine = flows[..me].iter().filter(|f| f.vm == flows[me].vm).count();
     let slices = rules.slices(queues.iter());
     slices.iter().enumerate().filter(|&(i, _)| i != mine).map(|(_, s)| s).sum()

@@ -58,7 +58,7 @@ impl Unchecked {
     /// In each round every task that keeps its rate is served too, at most; of their depths only
     /// requests that come in a slice count. With a flood without a limit the part is the whole
     /// slice. Requests that fit into a flood's queue count as even in both parts.
-    pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
+    pub(super) fn from_flows(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
         let tasks: f64 = flows
             .iter()
             .filter(|f| f.declared && !f.steady())

@@ -55,7 +55,7 @@ fn text(settings: &[Setting]) -> Vec<(Knob, &str)> {
 }
 
 fn setting(knob: Knob, value: &str) -> Setting {
-    Setting { knob, value: value.to_owned(), reason: String::new(), strength: Strength::Hint }
+    Setting { knob, value: value.to_owned(), reason: String::new(), strength: Enforcement::Hint }
 }
 
 #[test]

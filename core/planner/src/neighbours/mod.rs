@@ -23,7 +23,7 @@ pub use error::NeighbourError;
 /// Usual bound on late wake-ups of a regulator, s: a burst of this length keeps the rate.
 const LATE: f64 = 0.01;
 /// Largest rate that a spec takes, per second.
-const MOST: f64 = 10e6;
+const MAX_RATE: f64 = 10e6;
 
 /// Service that a VM must get, whatever targets its tasks have.
 #[derive(Clone, Debug, PartialEq)]
@@ -277,8 +277,8 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
 
 /// A limit in requests, with a burst that makes up for late wake-ups of the regulator.
 fn requests(rate: f64, peak: Option<f64>) -> Tspec {
-    let rate = rate.clamp(1.0, MOST) as u64;
-    let peak = peak.map(|peak| peak.min(MOST) as u64).filter(|peak| *peak > rate);
+    let rate = rate.clamp(1.0, MAX_RATE) as u64;
+    let peak = peak.map(|peak| peak.min(MAX_RATE) as u64).filter(|peak| *peak > rate);
     let burst = 1 + (rate as f64 * LATE).ceil() as u64;
     Tspec { unit: Unit::Requests, rate, burst, peak, largest: 1 }
 }

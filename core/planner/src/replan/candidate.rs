@@ -14,7 +14,7 @@ use crate::{
 
 /// Inputs of a plan for one device that do not change with observations.
 #[derive(Clone, Copy, Debug)]
-pub struct Ground<'a> {
+pub struct PlanInput<'a> {
     /// Path of the device.
     pub device: &'a str,
     /// The device and its VMs, as declared.
@@ -47,7 +47,7 @@ pub struct Candidate {
 ///
 /// # Errors
 /// Those of [`plan()`].
-pub fn candidate(ground: &Ground<'_>, input: &Input) -> Result<Candidate, PlanError> {
+pub fn candidate(ground: &PlanInput<'_>, input: &Input) -> Result<Candidate, PlanError> {
     let spec = input.spec(ground.spec);
     let profile = input.profile(ground.device, ground.profile);
     let options = PlanOptions { safety: input.safety(ground.options.safety), ..ground.options.clone() };
@@ -136,7 +136,7 @@ mod tests {
         let (spec, profile) = (plant(), profile());
         let options = PlanOptions::new(start(&spec));
         let ground =
-            Ground { device: "/dev/a", spec: &spec, profile: &profile, options: &options, in_force: &[] };
+            PlanInput { device: "/dev/a", spec: &spec, profile: &profile, options: &options, in_force: &[] };
         let input = Input::declared(["vm0".to_owned(), "vm1".to_owned()].into());
         let first = candidate(&ground, &input).unwrap();
         assert!(!first.changes.is_empty() && first.given_up.is_empty());
@@ -144,14 +144,14 @@ mod tests {
         assert!(first.effects[0].change == Change::Better, "{:?}", first.effects);
         // In force, the plan changes nothing more.
         let settings = &first.plan.settings;
-        let again = candidate(&Ground { in_force: settings, ..ground }, &input).unwrap();
+        let again = candidate(&PlanInput { in_force: settings, ..ground }, &input).unwrap();
         assert_eq!((&again.plan, again.changes.len()), (&first.plan, 0));
         assert!(again.effects.iter().all(|e| e.change == Change::Same));
         // More load changes the plan, and less load changes it back.
         let mut more = input.clone();
         more.loads.insert(load_key("vm0", false), 8);
-        let heavy = candidate(&Ground { in_force: settings, ..ground }, &more).unwrap();
-        let ground = Ground { in_force: &heavy.plan.settings, ..ground };
+        let heavy = candidate(&PlanInput { in_force: settings, ..ground }, &more).unwrap();
+        let ground = PlanInput { in_force: &heavy.plan.settings, ..ground };
         let back = candidate(&ground, &input).unwrap();
         assert_eq!(back.then, first.then);
         // A setting that is no longer wanted is reset; a limit that no model covers, too.

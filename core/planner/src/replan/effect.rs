@@ -50,7 +50,7 @@ pub struct Effect {
 }
 
 /// Predicted results of one VM under one configuration.
-struct Standing {
+struct VmForecast {
     missed: u32,
     /// Longest tail as a share of its target; without targets, the longest tail in ns.
     tail: f64,
@@ -60,8 +60,8 @@ struct Standing {
     share: f64,
 }
 
-impl Standing {
-    fn of(vm: usize, spec: &Spec, config: &Config, outlook: &[TaskOutlook]) -> Option<Self> {
+impl VmForecast {
+    fn new(vm: usize, spec: &Spec, config: &Config, outlook: &[TaskOutlook]) -> Option<Self> {
         let name = &spec.vms.get(vm)?.name;
         let here = config.vms.get(vm)?;
         let all: u32 = config.vms.iter().map(|v| v.weight).sum();
@@ -116,8 +116,8 @@ impl Standing {
 pub fn effects(spec: &Spec, now: (&Config, &[TaskOutlook]), then: (&Config, &[TaskOutlook])) -> Vec<Effect> {
     let of = |(vm, of): (usize, &rtvirtio_spec::Vm)| {
         let has_targets = of.tasks.iter().any(|task| !task.targets.is_empty());
-        let before = Standing::of(vm, spec, now.0, now.1)?;
-        let after = Standing::of(vm, spec, then.0, then.1)?;
+        let before = VmForecast::new(vm, spec, now.0, now.1)?;
+        let after = VmForecast::new(vm, spec, then.0, then.1)?;
         let change = before.change(&after, has_targets);
         Some(Effect { vm: of.name.clone(), criticality: of.criticality, change })
     };

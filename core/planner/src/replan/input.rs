@@ -10,7 +10,7 @@ use rtvirtio_spec::{Op, Spec};
 use rtvirtio_units::{Iops, Ratio};
 use serde::{Deserialize, Serialize};
 
-use super::ladder::HIGHEST;
+use super::hysteresis::HIGHEST;
 
 /// Ratio between two levels of load.
 pub const LOAD_STEP: f64 = 1.25;

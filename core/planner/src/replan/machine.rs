@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::effect::{Effect, objection};
+use super::hysteresis::{Backoff, Hysteresis, HysteresisTiming};
 use super::input::{Input, MOST_CAUTION, load_level, slow_level};
-use super::ladder::{Ladder, Pace, Patience};
 use super::unplanned::{LeftOut, NoPlan, Unplanned, backoff};
 
 /// Quiet time before a plan for new VMs, in ms: VMs that arrive in a row are planned for together.
@@ -60,7 +60,7 @@ impl Default for Timing {
 
 /// Observations of one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sight {
+pub struct Observations {
     /// Load as a multiple of the declared one, by [`super::load_key`], where it is known.
     pub loads: BTreeMap<String, f64>,
     /// Time of a request as a multiple of the measured one, by the device's path, where it is
@@ -80,7 +80,7 @@ pub struct Request {
     /// Observations that the plan is made from.
     pub input: Input,
     /// State of all ladders, by [`super::load_key`], device or [`CAUTION`].
-    pub patience: BTreeMap<String, Patience>,
+    pub patience: BTreeMap<String, Backoff>,
     /// Reason of the request, as shown to users.
     pub reason: String,
 }
@@ -137,7 +137,7 @@ pub struct Basis {
     /// Tasks (`VM/TASK`) that are predicted to miss a target.
     pub given_up: BTreeSet<String>,
     /// State of the ladders, as in [`Request::patience`].
-    pub patience: BTreeMap<String, Patience>,
+    pub patience: BTreeMap<String, Backoff>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,9 +154,9 @@ pub struct Replan {
     timing: Timing,
     contract: Option<String>,
     basis: Option<Basis>,
-    loads: BTreeMap<String, Ladder>,
-    slow: BTreeMap<String, Ladder>,
-    caution: Ladder,
+    loads: BTreeMap<String, Hysteresis>,
+    slow: BTreeMap<String, Hysteresis>,
+    caution: Hysteresis,
     /// Time of the last change of plan, in ms.
     changed: Option<u64>,
     /// Time of the last request, in ms.
@@ -183,7 +183,7 @@ impl Replan {
             basis: None,
             loads: BTreeMap::new(),
             slow: BTreeMap::new(),
-            caution: Ladder::at(0, 0),
+            caution: Hysteresis::at(0, 0),
             changed: None,
             asked: None,
             running: (BTreeSet::new(), 0),
@@ -206,7 +206,7 @@ impl Replan {
         if let Some(basis) = &basis {
             let Basis { input, patience, .. } = basis;
             let ladder = |key: &str, level: u8| {
-                let ladder = Ladder::at(level, now);
+                let ladder = Hysteresis::at(level, now);
                 match patience.get(key) {
                     Some(patience) => ladder.with(*patience, now),
                     None => ladder,
@@ -273,11 +273,11 @@ impl Replan {
     }
 
     /// Records the observations of one moment.
-    pub fn see(&mut self, now: u64, sight: &Sight) {
+    pub fn see(&mut self, now: u64, sight: &Observations) {
         let Timing { confirm, confirm_miss, horizon, .. } = self.timing;
-        let pace = Pace { confirm, horizon };
-        let ladder = |all: &mut BTreeMap<String, Ladder>, key: &String, need| {
-            let ladder = all.entry(key.clone()).or_insert_with(|| Ladder::at(0, now));
+        let pace = HysteresisTiming { confirm, horizon };
+        let ladder = |all: &mut BTreeMap<String, Hysteresis>, key: &String, need| {
+            let ladder = all.entry(key.clone()).or_insert_with(|| Hysteresis::at(0, now));
             ladder.see(now, need, pace);
         };
         for (key, ratio) in &sight.loads {
@@ -297,7 +297,7 @@ impl Replan {
         let missed = sight.missed.iter().any(|(task, missed)| *missed && !basis.given_up.contains(task));
         if !sight.missed.is_empty() {
             let need = if missed { (basis.input.caution + 1).min(MOST_CAUTION) } else { 0 };
-            self.caution.see(now, need, Pace { confirm: confirm_miss, horizon });
+            self.caution.see(now, need, HysteresisTiming { confirm: confirm_miss, horizon });
         }
     }
 
@@ -308,7 +308,7 @@ impl Replan {
             // Levels relative to the old contracts' loads no longer apply.
             self.contract = contract.map(str::to_owned);
             (self.loads, self.slow) = (BTreeMap::new(), BTreeMap::new());
-            self.caution = Ladder::at(0, now);
+            self.caution = Hysteresis::at(0, now);
             (self.stage, self.refused) = (Stage::Rest, None);
             (self.failures, self.retry, self.failure) = (0, now, None);
             self.asked = None;
@@ -345,7 +345,7 @@ impl Replan {
         Some(request)
     }
 
-    fn patience(&self) -> BTreeMap<String, Patience> {
+    fn patience(&self) -> BTreeMap<String, Backoff> {
         let caution = CAUTION.to_owned();
         let all = self.loads.iter().chain(&self.slow).chain([(&caution, &self.caution)]);
         all.filter_map(|(key, ladder)| Some((key.clone(), ladder.patience()?))).collect()
@@ -353,7 +353,7 @@ impl Replan {
 
     /// Input for a new plan and its reason; `None` where the plan in force has this input.
     fn wanted(&mut self, now: u64, contract: &str) -> Option<(Input, String)> {
-        let levels = |all: &BTreeMap<String, Ladder>| {
+        let levels = |all: &BTreeMap<String, Hysteresis>| {
             let high = all.iter().filter(|(_, ladder)| ladder.level() > 0);
             high.map(|(key, ladder)| (key.clone(), ladder.level())).collect::<BTreeMap<_, _>>()
         };

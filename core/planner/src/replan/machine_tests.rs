@@ -17,12 +17,12 @@ fn outline(changes: usize) -> Outline {
     Outline { changes, effects: Vec::new(), given_up: BTreeSet::new() }
 }
 
-fn load(ratio: f64) -> Sight {
-    Sight { loads: [("plc read".to_owned(), ratio)].into(), ..Sight::default() }
+fn load(ratio: f64) -> Observations {
+    Observations { loads: [("plc read".to_owned(), ratio)].into(), ..Observations::default() }
 }
 
-fn missed(missed: bool) -> Sight {
-    Sight { missed: [("plc/cycle".to_owned(), missed)].into(), ..Sight::default() }
+fn missed(missed: bool) -> Observations {
+    Observations { missed: [("plc/cycle".to_owned(), missed)].into(), ..Observations::default() }
 }
 
 /// A machine under a virtual clock, with a ready plan for every request.
@@ -41,7 +41,7 @@ impl Bench {
         Self { replan: Replan::new(TIMING), now: 0, running: vms(&["plc"]), policy, requests, applied }
     }
 
-    fn tick(&mut self, sight: &Sight, made: impl Fn(&Request) -> Outline) {
+    fn tick(&mut self, sight: &Observations, made: impl Fn(&Request) -> Outline) {
         self.replan.see(self.now, sight);
         if let Some(request) = self.replan.next(self.now, Some("c"), &self.running) {
             let outline = made(&request);
@@ -55,7 +55,7 @@ impl Bench {
         self.now += 10 * SECOND;
     }
 
-    fn run(&mut self, seconds: u64, sight: &Sight) {
+    fn run(&mut self, seconds: u64, sight: &Observations) {
         for _ in 0..seconds / 10 {
             self.tick(sight, |_| outline(1));
         }
@@ -70,7 +70,7 @@ fn the_first_plan_is_made_at_once_and_only_once() {
     // Without running VMs no plan is requested.
     let mut bench = Bench::new(Policy::Auto);
     bench.running.clear();
-    bench.run(3_600, &Sight::default());
+    bench.run(3_600, &Observations::default());
     assert_eq!(bench.requests, []);
 }
 
@@ -84,7 +84,7 @@ fn more_load_a_slower_device_and_misses_are_planned_for_after_a_while() {
     bench.run(400, &load(2.0));
     assert_eq!((bench.applied.len(), bench.applied[1].1.loads["plc read"]), (2, 3));
     assert!(bench.requests[1].1.reason.contains("1.95 times"), "{}", bench.requests[1].1.reason);
-    let slow = Sight { slow: [("/dev/a".to_owned(), 2.0)].into(), ..load(2.0) };
+    let slow = Observations { slow: [("/dev/a".to_owned(), 2.0)].into(), ..load(2.0) };
     bench.run(3_000, &slow);
     assert_eq!(bench.applied.len(), 2, "within the hour of the last change");
     bench.run(1_000, &slow);
@@ -274,7 +274,7 @@ fn what_was_learned_of_a_load_outlives_the_service() {
         days(&mut bench, 2, ratio);
     }
     let basis = bench.replan.basis().cloned().unwrap();
-    assert_eq!(basis.patience["plc read"], super::super::ladder::Patience { growth: 4, fell: false });
+    assert_eq!(basis.patience["plc read"], super::super::hysteresis::Backoff { growth: 4, fell: false });
     let changes = |bench: &Bench| bench.applied.len();
     let mut anew = Bench { now: bench.now, ..Bench::new(Policy::Auto) };
     anew.replan.found(Some(basis), bench.now);
@@ -292,10 +292,10 @@ fn what_was_learned_of_a_load_outlives_the_service() {
 }
 
 /// An observation, and for how many looks it stays.
-fn any_sight() -> impl Strategy<Value = (u64, Sight)> {
+fn any_sight() -> impl Strategy<Value = (u64, Observations)> {
     let load = 0.2f64..6.0;
     (1u64..1_500, load, 0.5f64..5.0, proptest::bool::ANY).prop_map(|(looks, load, slow, missed)| {
-        let sight = Sight {
+        let sight = Observations {
             loads: [("plc read".to_owned(), load)].into(),
             slow: [("/dev/a".to_owned(), slow)].into(),
             missed: [("plc/cycle".to_owned(), missed)].into(),

@@ -79,9 +79,9 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
         // The slice model found no good setting, or only by giving VMs up.
         return Some(Outcome { given_up: found.given_up, ..outcome });
     }
-    let all: Vec<Seen> = std::iter::once(outcome.config)
+    let all: Vec<BoundedOutcome> = std::iter::once(outcome.config)
         .chain(good_ones(&by_slice, &mut slice))
-        .filter_map(|config| Seen::of(problem, evaluator, config))
+        .filter_map(|config| BoundedOutcome::new(problem, evaluator, config))
         .collect();
     let taken = unless_far_worse(&all);
     let raw = all.into_iter().nth(taken)?.outcome;
@@ -95,7 +95,7 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
 }
 
 /// A configuration judged by the bounds.
-struct Seen {
+struct BoundedOutcome {
     outcome: Outcome,
     /// Bound over target of every task with a target.
     over: Vec<f64>,
@@ -103,9 +103,9 @@ struct Seen {
     kept: f64,
 }
 
-impl Seen {
+impl BoundedOutcome {
     /// `None` where the model does not cover the configuration or the budget is spent.
-    fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, config: Config) -> Option<Self> {
+    fn new(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, config: Config) -> Option<Self> {
         let judged = evaluator.judge(&config)?;
         let targets = || problem.targets.iter().enumerate().filter_map(|(i, t)| t.map(|t| (i, t)));
         let over = targets().map(|(i, t)| judged.latency[i] / t).collect();
@@ -132,17 +132,18 @@ fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config
 /// bound for some task is more than [`FAR`] times the least known one; then the first that is near
 /// to those least ones in all tasks. Settings that keep less rate than the choice are left out of
 /// the comparison: their tails are always short.
-fn unless_far_worse(all: &[Seen]) -> usize {
+fn unless_far_worse(all: &[BoundedOutcome]) -> usize {
     if let Some(proven) = all.iter().position(|s| s.outcome.missed == 0) {
         return proven;
     }
     let Some(chosen) = all.first() else { return 0 };
-    let keeps = |s: &&Seen| s.kept >= chosen.kept.min(RATE_KEPT);
+    let keeps = |s: &&BoundedOutcome| s.kept >= chosen.kept.min(RATE_KEPT);
     let keeping = || all.iter().filter(keeps);
     // A bound below its target counts like one at it.
     let least = |task: usize| keeping().map(|s| s.over[task]).fold(f64::INFINITY, f64::min).max(1.0);
     let least: Vec<f64> = (0..chosen.over.len()).map(least).collect();
-    let worse = |s: &Seen| s.over.iter().zip(&least).map(|(over, least)| over / least).fold(0.0, f64::max);
+    let worse =
+        |s: &BoundedOutcome| s.over.iter().zip(&least).map(|(over, least)| over / least).fold(0.0, f64::max);
     let nearest = keeping().map(worse).fold(f64::INFINITY, f64::min);
     if worse(chosen) <= FAR * nearest {
         return 0;
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     /// Configuration whose bounds are so many times the targets.
-    fn of_bounds(over: &[f64]) -> Seen {
+    fn of_bounds(over: &[f64]) -> BoundedOutcome {
         let missed = over.iter().filter(|o| **o > 1.0).count() as u32;
         let outcome = Outcome {
             config: Config { elevator: Elevator::None, bfq: rtvirtio_model::Bfq::default(), vms: Vec::new() },
@@ -218,7 +219,7 @@ mod tests {
             given_up: Vec::new(),
             left: 0.0,
         };
-        Seen { outcome, over: over.to_vec(), kept: 1.0 }
+        BoundedOutcome { outcome, over: over.to_vec(), kept: 1.0 }
     }
 
     fn taken(all: &[&[f64]]) -> usize {

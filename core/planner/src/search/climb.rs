@@ -35,7 +35,7 @@ pub(crate) fn climb(
 
 fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Config> {
     let config = &at.config;
-    let mut out = Edits::of(config);
+    let mut out = Edits::new(config);
     let mut push = |edit: &dyn Fn(&mut Config)| out.push(edit);
     let space = &problem.options.space;
     if config.elevator == Elevator::Bfq {
@@ -86,7 +86,7 @@ fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
     if problem.spec.vms.len() <= ALL_NEIGHBOURS {
         return weighed(problem);
     }
-    let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
+    let Some(of) = Pressed::new(problem, evaluator, at) else { return Vec::new() };
     let mut out: Vec<usize> = [of.worst, of.easiest, of.missing].into_iter().flatten().collect();
     out.sort_unstable();
     out.dedup();

@@ -54,7 +54,7 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     let mut out = Vec::new();
     for elevator in elevators {
         let tunables = if elevator == Elevator::Bfq { tunables(problem) } else { vec![start.bfq] };
-        let room = Room::of(problem, evaluator, elevator);
+        let room = Room::new(problem, evaluator, elevator);
         for bfq in tunables {
             let mut config = Config { elevator, bfq, vms: start.vms.clone() };
             if space.caps {
@@ -117,7 +117,7 @@ struct Room {
 
 impl Room {
     /// The room under an elevator; `None` where no VM may be capped.
-    fn of(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Self> {
+    fn new(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Self> {
         problem.held().next()?;
         let config = Config { elevator, ..problem.options.start.clone() };
         let spare = spare_rates(evaluator.profile(), problem.spec, &config).ok()?;

@@ -219,7 +219,7 @@ fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) ->
         let all = |vm| levels.iter().map(move |&weight| vec![(vm, weight)]);
         return weighed(problem).into_iter().flat_map(all).collect();
     }
-    let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
+    let Some(of) = Pressed::new(problem, evaluator, at) else { return Vec::new() };
     let weight = |i: usize| at.config.vms[i].weight;
     let up = of.missing.into_iter().chain(of.worst);
     let up = up.filter_map(|i| above(levels, weight(i)).map(|w| vec![(i, w)]));

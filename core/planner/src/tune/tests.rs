@@ -11,9 +11,9 @@ fn play(good: impl Fn(&Config) -> f64, goal: TuneGoal) -> (usize, f64, Option<Co
     let mut tuner = Tuner::new(&spec, &profile(), &options, goal).unwrap();
     while let Some(config) = tuner.next() {
         let score = good(&config);
-        let seen: Vec<Seen> = spec
+        let seen: Vec<TrialResult> = spec
             .tasks()
-            .map(|(_, t)| Seen { latency_ns: t.targets[0].latency.0 as f64 * score, kept: 1.0 })
+            .map(|(_, t)| TrialResult { latency_ns: t.targets[0].latency.0 as f64 * score, kept: 1.0 })
             .collect();
         tuner.observe(&config, &seen);
     }
@@ -70,8 +70,8 @@ fn luck_is_not_believed() {
     let spec = fig7();
     let options = PlanOptions::new(start(&spec));
     let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
-    let seen = |score: f64| -> Vec<Seen> {
-        let of = |latency: Nanos| Seen { latency_ns: latency.0 as f64 * score, kept: 1.0 };
+    let seen = |score: f64| -> Vec<TrialResult> {
+        let of = |latency: Nanos| TrialResult { latency_ns: latency.0 as f64 * score, kept: 1.0 };
         spec.tasks().map(|(_, t)| of(t.targets[0].latency)).collect()
     };
     let steady = tuner.candidates[0].config.clone();
@@ -99,7 +99,7 @@ fn a_lost_rate_is_a_missed_target() {
     let spec = fig7();
     let targets: Vec<_> =
         spec.tasks().map(|(_, t)| t.tightest_target().map(|t| t.latency.0 as f64)).collect();
-    let seen = |kept| vec![Seen { latency_ns: 1e6, kept }; spec.tasks().count()];
+    let seen = |kept| vec![TrialResult { latency_ns: 1e6, kept }; spec.tasks().count()];
     assert!(score(&targets, &seen(1.0)) < 0.1);
     assert!(score(&targets, &seen(0.9)) > 1.5);
     assert!(score(&targets, &seen(0.0)) > 9.0);
@@ -117,7 +117,7 @@ fn beyond_the_device_it_tunes_for_the_most_urgent() {
         assert!(config.vms[2].cap.is_some_and(|c| (300.0..2_800.0).contains(&c.0)), "{config:?}");
         // The VM that is given up gets next to nothing, and that does not count.
         let kept = [1.0, 1.0, 0.1];
-        tuner.observe(&config, &kept.map(|kept| Seen { latency_ns: 1e7, kept }));
+        tuner.observe(&config, &kept.map(|kept| TrialResult { latency_ns: 1e7, kept }));
     }
     assert!(tuner.reached() && tuner.trials().len() == 2, "{:?}", tuner.trials());
 }
@@ -142,10 +142,10 @@ fn where_weights_alone_decide_it_tunes_for_the_vms_that_the_plan_serves() {
     assert!(first.vms[1].weight > first.vms[0].weight, "{first:?}");
     // A VM that is left out loses nearly everything, and the tuning ends all the same.
     while let Some(config) = tuner.next() {
-        let seen: Vec<Seen> = (0..3)
+        let seen: Vec<TrialResult> = (0..3)
             .map(|vm| match given_up.contains(&vm) {
-                true => Seen { latency_ns: 3e9, kept: 0.2 },
-                false => Seen { latency_ns: 5e7, kept: 1.0 },
+                true => TrialResult { latency_ns: 3e9, kept: 0.2 },
+                false => TrialResult { latency_ns: 5e7, kept: 1.0 },
             })
             .collect();
         tuner.observe(&config, &seen);
@@ -162,7 +162,7 @@ fn the_plan_is_tried_before_limits_that_starve_whom_it_leaves_something() {
     let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
     assert_eq!(tuner.next(), Some(planned.clone()));
     // The plan is only a first trial.
-    let seen = spec.tasks().map(|_| Seen { latency_ns: 3e9, kept: 1.0 }).collect::<Vec<_>>();
+    let seen = spec.tasks().map(|_| TrialResult { latency_ns: 3e9, kept: 1.0 }).collect::<Vec<_>>();
     tuner.observe(&planned, &seen);
     assert!(tuner.next().is_some_and(|c| c != planned));
 }

@@ -18,7 +18,7 @@ pub(super) struct Grower<'a> {
 /// A node to be split: its rows, parent split, and whether it is the child below the limit.
 type Node = (Vec<usize>, Option<(usize, bool)>);
 /// A possible split: explained sum of squares, feature, limit.
-type Found = (f64, usize, f64);
+type BestSplit = (f64, usize, f64);
 
 impl<'a> Grower<'a> {
     pub(super) fn new(
@@ -62,13 +62,13 @@ impl<'a> Grower<'a> {
         self.tree
     }
 
-    fn best(&mut self, node: &[usize]) -> Option<Found> {
+    fn best(&mut self, node: &[usize]) -> Option<BestSplit> {
         if node.len() < 2 * self.options.leaf {
             return None;
         }
         self.random.shuffle(&mut self.features);
         let wanted = (self.rows.width as f64 * self.options.features).ceil() as usize;
-        let mut best: Option<Found> = None;
+        let mut best: Option<BestSplit> = None;
         let mut tried = 0;
         for i in 0..self.features.len() {
             let feature = self.features[i];
@@ -86,7 +86,7 @@ impl<'a> Grower<'a> {
     }
 
     /// The best limit of a feature; `None` when no limit leaves enough rows on both sides.
-    fn split_by(&mut self, feature: usize, node: &[usize]) -> Option<Found> {
+    fn split_by(&mut self, feature: usize, node: &[usize]) -> Option<BestSplit> {
         let rows = self.rows;
         self.sorted.clear();
         self.sorted.extend(node.iter().map(|r| (row_of(rows, *r)[feature], *r)));
@@ -94,7 +94,7 @@ impl<'a> Grower<'a> {
         let of = |(_, r): &(f64, usize)| (rows.y[*r] * rows.weight[*r], rows.weight[*r]);
         let (sum, weight) = self.sorted.iter().map(of).fold((0.0, 0.0), |(s, w), (y, v)| (s + y, w + v));
         let (mut below_sum, mut below_weight) = (0.0, 0.0);
-        let mut best: Option<Found> = None;
+        let mut best: Option<BestSplit> = None;
         for i in 0..self.sorted.len() - self.options.leaf {
             let (y, w) = of(&self.sorted[i]);
             below_sum += y;

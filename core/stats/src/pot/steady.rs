@@ -11,7 +11,7 @@ const BLOCKS: usize = 10;
 /// 10! orders).
 const GROWS: i32 = 29;
 /// S of ten values that rise throughout.
-pub(super) const MOST: i32 = (BLOCKS * (BLOCKS - 1) / 2) as i32;
+pub(super) const MAX_S: i32 = (BLOCKS * (BLOCKS - 1) / 2) as i32;
 
 /// Kendall's S of the medians of ten equal blocks (Mann, Econometrica 13, 1945), where it shows
 /// growth: pairs of blocks of which the later one has the larger median, less those of which it has
@@ -62,7 +62,7 @@ mod tests {
         let mut random = Random::new(8);
         let mut noise = |n: usize| (0..n).map(|_| -(1.0 - random.unit()).ln()).collect::<Vec<f64>>();
         let rising: Vec<f64> = noise(2_000).iter().enumerate().map(|(i, x)| x + i as f64 / 500.0).collect();
-        assert_eq!(growth(&rising), Some(MOST));
+        assert_eq!(growth(&rising), Some(MAX_S));
         let falling: Vec<f64> = rising.iter().rev().copied().collect();
         assert_eq!(growth(&falling), None);
         assert_eq!(growth(&[5.0; 400]), None, "equal values do not grow");
@@ -95,7 +95,7 @@ mod tests {
             orders = next;
         }
         let all: u64 = orders.iter().sum();
-        let as_high: u64 = orders[..=((MOST - GROWS) / 2) as usize].iter().sum();
+        let as_high: u64 = orders[..=((MAX_S - GROWS) / 2) as usize].iter().sum();
         assert_eq!((all, as_high), (3_628_800, 16_599));
     }
 }

@@ -3,7 +3,7 @@
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Setting, Worth};
+use crate::settings::{Actuator, Compiled, Enforcement, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 /// Longest accounting slice of blk-throttle: `DFL_THROTL_SLICE` of `block/blk-throttle.c`, 100 ms.
@@ -36,9 +36,15 @@ pub(super) fn io_domain(
         kept.peak = Some(((tspec.rate as f64 * times).round(), tspec.largest as f64));
         peak_note = Some("a cap has one `peak`, a multiple of both of its rates: requests have it too");
     }
-    let mut compiled = Compiled::new(Actuator::IoDomain, direction, tspec, Some(kept), Worth::Guarantee)
-        .set(Setting::Toml { line })
-        .note("exact to the nanosecond in what is let go; a thread that wakes late lets it go later, never more");
+    let mut compiled = Compiled::new(
+        Actuator::IoDomain,
+        direction,
+        tspec,
+        Some(kept),
+        Enforcement::Guarantee,
+    )
+    .set(Setting::Toml { line })
+    .note("exact to the nanosecond in what is let go; a thread that wakes late lets it go later, never more");
     if pair.is_some() {
         compiled = compiled.note("one key holds bytes and requests of a direction");
     }
@@ -80,7 +86,7 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
         most,
         remedy,
     })?;
-    let compiled = Compiled::new(actuator, direction, tspec, Some(kept(tspec)), Worth::Cap).note(
+    let compiled = Compiled::new(actuator, direction, tspec, Some(kept(tspec)), Enforcement::Cap).note(
         "the kernel counts in slices of up to 100 ms: the burst is what a slice is worth, whatever is asked",
     );
     let compiled = match tspec.unit {

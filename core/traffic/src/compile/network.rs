@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{bytes_only, networks_only};
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Setting, Worth};
+use crate::settings::{Actuator, Compiled, Enforcement, Setting};
 use crate::tspec::{Direction, Tspec};
 
 const FRAMES: &str = "use io-domain, which counts frames";
@@ -64,7 +64,7 @@ fn begin(
     interface: &str,
     kept: Arrival,
 ) -> (Compiled, String) {
-    let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap)
+    let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Enforcement::Cap)
         .note("frames count with their Ethernet header, without FCS; what does not fit the queue is dropped");
     let (dev, first) = at(interface, direction);
     if let Some(lines) = first {
@@ -129,7 +129,7 @@ pub(super) fn htb(tspec: &Tspec, direction: Direction, interface: &str) -> Resul
 }
 
 impl Bandwidth {
-    fn of(tspec: &Tspec, direction: Direction) -> Option<Self> {
+    fn from_tspec(tspec: &Tspec, direction: Direction) -> Option<Self> {
         let average = tspec.rate / KB;
         // `peak` is ignored for frames that the guest sends.
         let peak = tspec.peak.filter(|_| direction == Direction::Rx).map(|peak| (peak / KB).max(average));
@@ -161,7 +161,7 @@ pub(super) fn bandwidth(
         most: u32::MAX.into(),
         remedy: "libvirt counts in kB per second; use tc-tbf",
     };
-    let b = Bandwidth::of(tspec, direction).ok_or_else(small)?;
+    let b = Bandwidth::from_tspec(tspec, direction).ok_or_else(small)?;
     if b.average > u32::MAX.into() {
         return Err(small());
     }
@@ -176,7 +176,7 @@ pub(super) fn bandwidth(
     let text = format!("<bandwidth><{name} average='{}'{peak} burst='{}'/></bandwidth>", b.average, b.burst);
     let (domain, card) = (shell_argument("--domain", domain), shell_argument("--interface", interface));
     let line = format!("virsh domiftune {domain} {card} --{name} {} --live", b.triple());
-    let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap)
+    let mut compiled = Compiled::new(actuator, direction, tspec, Some(kept), Enforcement::Cap)
         .set(Setting::Command { line })
         .set(Setting::Xml { text })
         .note("libvirt counts in kB per second and KiB: both are rounded down");

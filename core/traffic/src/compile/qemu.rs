@@ -14,13 +14,13 @@ use rtvirtio_text::shell_argument;
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Setting, Worth};
+use crate::settings::{Actuator, Compiled, Enforcement, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 /// Largest value of `bps-total` and the like: `THROTTLE_VALUE_MAX`.
-const MOST: u64 = 1_000_000_000_000_000;
+const MAX_VALUE: u64 = 1_000_000_000_000_000;
 /// Longest `max-length` used, in seconds.
-const LONGEST: u64 = 1 << 20;
+const MAX_LENGTH: u64 = 1 << 20;
 
 /// Values of one bucket; `None` for those that stay unset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +33,9 @@ struct LeakyBucket {
 impl LeakyBucket {
     /// Largest burst that QEMU supports and that does not exceed the specification; the smallest
     /// one where all exceed it.
-    fn of(tspec: &Tspec) -> Self {
+    fn from_tspec(tspec: &Tspec) -> Self {
         let average = tspec.rate;
-        let lasting = tspec.peak.map(|peak| (peak, (tspec.burst / peak).min(LONGEST)));
+        let lasting = tspec.peak.map(|peak| (peak, (tspec.burst / peak).min(MAX_LENGTH)));
         match lasting {
             Some((peak, seconds)) if seconds >= 2 => Self { average, max: Some(peak), length: Some(seconds) },
             // A `max` below the average is refused.
@@ -63,10 +63,10 @@ fn compiled(
     direction: Direction,
 ) -> Result<(Compiled, LeakyBucket), CompileError> {
     disks_only(actuator, direction)?;
-    let bucket = LeakyBucket::of(tspec);
+    let bucket = LeakyBucket::from_tspec(tspec);
     for value in [Some(bucket.average), bucket.max].into_iter().flatten() {
-        if value > MOST {
-            let (least, most, remedy) = (1.0, MOST as f64, "leave the limit out");
+        if value > MAX_VALUE {
+            let (least, most, remedy) = (1.0, MAX_VALUE as f64, "leave the limit out");
             return Err(CompileError::Range {
                 actuator,
                 what: "a value",
@@ -79,8 +79,8 @@ fn compiled(
     }
     let kept = bucket.kept(tspec.largest);
     let mut compiled = match tspec.unit {
-        Unit::Bytes => Compiled::new(actuator, direction, tspec, Some(kept), Worth::Cap),
-        Unit::Requests => Compiled::new(actuator, direction, tspec, None, Worth::Hint).note(
+        Unit::Bytes => Compiled::new(actuator, direction, tspec, Some(kept), Enforcement::Cap),
+        Unit::Requests => Compiled::new(actuator, direction, tspec, None, Enforcement::Hint).note(
             "QEMU joins neighbouring requests before it counts them: up to 32 of the guest's are one. Limit bytes, or give the disk \
              request-merging=off; then it is a cap",
         ),
@@ -114,7 +114,7 @@ fn all_of_drive(
     others: &[(Direction, Tspec)],
 ) -> Vec<(Direction, Unit, LeakyBucket)> {
     let others = others.iter().filter(|(direction, _)| direction.is_disk());
-    let others = others.map(|(direction, of)| (*direction, of.unit, LeakyBucket::of(of)));
+    let others = others.map(|(direction, of)| (*direction, of.unit, LeakyBucket::from_tspec(of)));
     std::iter::once((direction, unit, bucket)).chain(others).collect()
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::bytes_only;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Part, Setting, Worth};
+use crate::settings::{Actuator, Compiled, Enforcement, Part, Setting};
 use crate::tspec::{Direction, Tspec};
 
 /// Unit of AMD's memory bandwidth, in bytes per second: 1/8 GB/s.
@@ -92,7 +92,7 @@ fn line(resource: &str, domains: &[u32], value: &str) -> String {
 }
 
 /// Value for `MB:`, its bytes per second, and its enforcement.
-fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Worth), CompileError> {
+fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforcement), CompileError> {
     let actuator = Actuator::Resctrl;
     let rate = tspec.rate as f64;
     let range = |least: f64, most: f64, remedy| CompileError::Range {
@@ -116,7 +116,7 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Worth)
                 let remedy = "this is the least that the CPU can be held to; limit the I/O instead";
                 return Err(range(full * f64::from(least) / 100.0, full, remedy));
             }
-            let worth = if mpam { Worth::Cap } else { Worth::Hint };
+            let worth = if mpam { Enforcement::Cap } else { Enforcement::Hint };
             Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
         }
         MemoryControl::EighthGb { most } => {
@@ -125,14 +125,14 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Worth)
                 let remedy = "AMD's unit is 125 MB/s; limit the I/O instead";
                 return Err(range(EIGHTH_GB, f64::from(most) * EIGHTH_GB, remedy));
             }
-            Ok((units.to_string(), f64::from(units) * EIGHTH_GB, Worth::Cap))
+            Ok((units.to_string(), f64::from(units) * EIGHTH_GB, Enforcement::Cap))
         }
         MemoryControl::MibPerSecond => {
             let mib = (rate / MIB) as u64;
             if mib == 0 {
                 return Err(range(MIB, u32::MAX.into(), "the unit is 1 MiB/s; limit the I/O instead"));
             }
-            Ok((mib.to_string(), mib as f64 * MIB, Worth::Hint))
+            Ok((mib.to_string(), mib as f64 * MIB, Enforcement::Hint))
         }
     }
 }

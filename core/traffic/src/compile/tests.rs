@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use rtvirtio_sched::{Charge, Regulator};
 
 use super::*;
-use crate::settings::{Setting, Worth};
+use crate::settings::{Enforcement, Setting};
 
 const MIB: u64 = 1 << 20;
 
@@ -39,7 +39,7 @@ fn the_domain_keeps_all_of_it() {
     let asked = bytes(20_000_000, MIB, Some(80_000_000));
     let c = compile(&asked, Direction::Read, &Place::IoDomain).unwrap();
     assert_eq!(lines(&c), ["read_cap = { bytes = \"20000000B/s\", bytes_burst = \"1048576B\", peak = 4.0 }"]);
-    assert_eq!((c.excess, c.worth, c.kept), (Some(0.0), Worth::Guarantee, Some(asked.arrival())));
+    assert_eq!((c.excess, c.worth, c.kept), (Some(0.0), Enforcement::Guarantee, Some(asked.arrival())));
     let c = compile(&requests(500, 16), Direction::Tx, &Place::IoDomain).unwrap();
     assert_eq!(lines(&c), ["tx_cap = { frames = \"500/s\", frames_burst = 16 }"]);
 }
@@ -49,7 +49,7 @@ fn the_kernel_has_no_burst_of_its_own() {
     let c = compile(&bytes(20_000_000, MIB, None), Direction::Write, &io_max()).unwrap();
     assert_eq!(lines(&c), ["echo \"8:0 wbps=20000000\" >\"/sys/fs/cgroup/vm0/io.max\""]);
     // The amount of a slice of 100 ms is 2 MB; the burst asked for is 1 MiB.
-    assert_eq!((c.worth, c.excess, c.burst.kept), (Worth::Cap, Some(2e6 - MIB as f64), Some(2e6)));
+    assert_eq!((c.worth, c.excess, c.burst.kept), (Enforcement::Cap, Some(2e6 - MIB as f64), Some(2e6)));
     let c = compile(&requests(500, 100), Direction::Read, &v1()).unwrap();
     let file = "/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device";
     assert_eq!(lines(&c), [format!("echo \"8:0 500\" >\"{file}\"")]);
@@ -140,7 +140,7 @@ fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
     // QEMU merges requests before it counts them, so a limit on requests bounds none of the
     // guest's.
     let joined = of(requests(100, 1));
-    assert_eq!((joined.worth, joined.excess, joined.rate.kept), (Worth::Hint, None, None));
+    assert_eq!((joined.worth, joined.excess, joined.rate.kept), (Enforcement::Hint, None, None));
     assert!(joined.notes.iter().any(|note| note.contains("request-merging=off")), "{:?}", joined.notes);
     // One command for both directions: a second would remove the first's limit.
     let others = [(Direction::Write, requests(7, 1)), (Direction::Rx, frames(3_000, 2_000, None))];
@@ -214,14 +214,14 @@ fn schemata_have_the_units_of_their_maker() {
             "echo \"12\" >\"/sys/fs/resctrl/vm0/tasks\""
         ]
     );
-    assert_eq!((intel.worth, intel.excess, intel.rate.kept), (Worth::Hint, None, Some(2e9)));
+    assert_eq!((intel.worth, intel.excess, intel.rate.kept), (Enforcement::Hint, None, Some(2e9)));
     let amd = of(MemoryControl::EighthGb { most: 2_048 }).unwrap();
-    assert!(lines(&amd)[1].contains("MB:0=20;1=20") && amd.worth == Worth::Cap, "{amd:?}");
+    assert!(lines(&amd)[1].contains("MB:0=20;1=20") && amd.worth == Enforcement::Cap, "{amd:?}");
     assert_eq!(amd.rate.kept, Some(2.5e9));
     let mpam = of(MemoryControl::Percent { least: 1, step: 1, full: Some(10e9), mpam: true }).unwrap();
-    assert!(lines(&mpam)[1].contains("MB:0=26;1=26") && mpam.worth == Worth::Cap);
+    assert!(lines(&mpam)[1].contains("MB:0=26;1=26") && mpam.worth == Enforcement::Cap);
     let mbps = of(MemoryControl::MibPerSecond).unwrap();
-    assert!(lines(&mbps)[1].contains("MB:0=2479;1=2479") && mbps.worth == Worth::Hint);
+    assert!(lines(&mbps)[1].contains("MB:0=2479;1=2479") && mbps.worth == Enforcement::Hint);
     let unknown = of(MemoryControl::Percent { least: 10, step: 10, full: None, mpam: false }).unwrap_err();
     assert!(unknown.to_string().contains("--full-bandwidth"), "{unknown}");
     let least = of(MemoryControl::Percent { least: 10, step: 10, full: Some(1e11), mpam: false });
@@ -262,7 +262,7 @@ fn registers_have_addresses_and_words() {
             "0xfe14a10c = 0x00000001  qos_cntl, bits 0x00000001"
         ]
     );
-    assert_eq!((c.worth, c.excess, c.rate.error), (Worth::Guarantee, Some(0.0), Some(0.0)));
+    assert_eq!((c.worth, c.excess, c.rate.error), (Enforcement::Guarantee, Some(0.0), Some(0.0)));
     let c = compile(&asked, Direction::Tx, &Place::Qos400(port)).unwrap();
     assert!(lines(&c)[2].contains("ar_r") && lines(&c)[3].contains("0x00000002"));
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Setting, Worth};
+use crate::settings::{Actuator, Compiled, Enforcement, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 pub use soc::{Master, Soc};
@@ -65,7 +65,7 @@ pub enum Channel {
 impl Channel {
     /// Channel of a direction's data.
     #[must_use]
-    pub fn of(direction: Direction) -> Self {
+    pub fn for_direction(direction: Direction) -> Self {
         if direction.writes_memory() { Self::Aw } else { Self::Ar }
     }
 
@@ -174,7 +174,7 @@ impl Fields {
 
     /// Words for the registers.
     #[must_use]
-    pub fn words(self) -> Words {
+    pub fn to_words(self) -> Words {
         Words {
             peak: u32::from(self.peak) << PEAK_SHIFT,
             burst: u32::from(self.burst),
@@ -194,7 +194,7 @@ impl Fields {
 }
 
 impl Words {
-    /// Fields of the words: the inverse of [`Fields::words`].
+    /// Fields of the words: the inverse of [`Fields::to_words`].
     ///
     /// # Errors
     /// [`WordError`] for a bit outside of its field.
@@ -250,8 +250,8 @@ pub fn paper_settings_wrong(clock_hz: f64) -> usize {
         let again = Fields::new(rates.rate, rates.burst, None, clock_hz);
         format!("{:.digits$}", rates.rate / 1e6) == *printed
             && again.as_ref() == Ok(&fields)
-            && fields.words().rate == u32::from(field) << RATE_SHIFT
-            && fields.words().fields() == Ok(fields)
+            && fields.to_words().rate == u32::from(field) << RATE_SHIFT
+            && fields.to_words().fields() == Ok(fields)
     };
     PAPER_SETTINGS.iter().filter(|setting| !is_right(setting)).count()
 }
@@ -296,18 +296,18 @@ pub(crate) fn compile(tspec: &Tspec, direction: Direction, port: &AxiPort) -> Re
     };
     let of = |value: u64| value as f64 / each;
     let fields = Fields::new(of(tspec.rate), of(tspec.burst), tspec.peak.map(of), port.clock_hz)?;
-    let (rates, words) = (fields.rates(port.clock_hz), fields.words());
+    let (rates, words) = (fields.rates(port.clock_hz), fields.to_words());
     let kept = Arrival {
         rate: rates.rate * each,
         burst: rates.burst * each,
         // The regulator passes one transaction at once.
         peak: Some((rates.peak * each, tspec.largest as f64)),
     };
-    let channel = Channel::of(direction);
+    let channel = Channel::for_direction(direction);
     let [peak, burst, rate] = channel.offsets().map(|offset| port.base + offset);
     let names = channel.names();
     let whole = |name, address, value| Setting::Register { name, address, value, mask: u32::MAX };
-    let compiled = Compiled::new(Actuator::Qos400, direction, tspec, Some(kept), Worth::Guarantee)
+    let compiled = Compiled::new(Actuator::Qos400, direction, tspec, Some(kept), Enforcement::Guarantee)
         .set(whole(names[0], peak, words.peak))
         .set(whole(names[1], burst, words.burst))
         .set(whole(names[2], rate, words.rate))

@@ -14,7 +14,7 @@ fn the_papers_ten_settings_come_out() {
     }
     let words: Vec<u32> = PAPER_SETTINGS
         .iter()
-        .filter_map(|(field, _)| Some(Fields { rate: (*field)?, burst: 1, peak: 1 }.words().rate))
+        .filter_map(|(field, _)| Some(Fields { rate: (*field)?, burst: 1, peak: 1 }.to_words().rate))
         .collect();
     assert_eq!(words[0], 0x1000_0000);
     assert_eq!(words[8], 0x0010_0000);
@@ -25,7 +25,7 @@ fn the_papers_ten_settings_come_out() {
 fn a_fraction_of_the_clock_is_exact_in_its_field() {
     let f = Fields::new(62.5e6, 100.0, Some(125e6), 250e6).unwrap();
     assert_eq!(f, Fields { rate: 0x400, burst: 100, peak: 0x80 });
-    assert_eq!(f.words(), Words { peak: 0x8000_0000, burst: 100, rate: 0x4000_0000 });
+    assert_eq!(f.to_words(), Words { peak: 0x8000_0000, burst: 100, rate: 0x4000_0000 });
     let rates = f.rates(250e6);
     assert_eq!((rates.rate, rates.burst, rates.peak), (62.5e6, 100.0, 125e6));
 }
@@ -81,7 +81,7 @@ proptest! {
     #[test]
     fn decoding_is_the_inverse(rate in 1u16..4096, burst in 1u16.., peak in 1u8.., clock in 1e6f64..2e9) {
         let fields = Fields { rate, burst, peak };
-        prop_assert_eq!(fields.words().fields(), Ok(fields));
+        prop_assert_eq!(fields.to_words().fields(), Ok(fields));
         let r = fields.rates(clock);
         prop_assert_eq!(Fields::new(r.rate, r.burst, Some(r.peak), clock), Ok(fields));
     }

@@ -69,7 +69,7 @@ struct SharedCpu {
 
 impl SharedCpu {
     /// Counts one iteration of a loop; `polls` when the next one follows at once.
-    fn look(&mut self, now: Nanos, polls: bool) {
+    fn count_iteration(&mut self, now: Nanos, polls: bool) {
         let gap = self.looked.map_or(0, |then| now.0.saturating_sub(then.0));
         if gap >= TAKEN.0 {
             self.taken += gap;
@@ -116,7 +116,7 @@ impl AdaptivePoll {
     pub fn sleeps(&mut self, now: Nanos, busy: bool) -> bool {
         let sleeps = self.ends_poll(now, busy);
         if self.mode == Poll::Adaptive {
-            self.shared.look(now, !busy && !sleeps);
+            self.shared.count_iteration(now, !busy && !sleeps);
         }
         sleeps
     }

@@ -122,7 +122,7 @@ impl RefusedRequests {
 
     /// Requests refused for this reason.
     #[must_use]
-    pub fn of(&self, why: Refused) -> u64 {
+    pub fn count_of(&self, why: Refused) -> u64 {
         self.0[why as usize]
     }
 }

@@ -39,7 +39,7 @@ impl Cut {
     /// Parses a segment with virtio-net's header before it; `None` where the header does not
     /// describe a TCP segment.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Option<Self> {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (header, frame) = bytes.split_at_checked(HEADER)?;
         let kind = header[1] & !GSO_ECN;
         let (size, tcp) = (field(header, 4), field(header, 6));

@@ -36,7 +36,7 @@ fn segment(is_ipv6: bool, tags: usize, payload: usize, size: u16, flags: u8) -> 
 
 /// Segments all of it; each frame with virtio-net's header.
 fn cut_all(bytes: &[u8], largest: usize) -> Vec<Vec<u8>> {
-    let cut = Cut::of(bytes).expect("a segment");
+    let cut = Cut::parse(bytes).expect("a segment");
     let mut cutter = Cutter::new(bytes.len());
     cutter.buffer().copy_from_slice(bytes);
     cutter.begin(cut, bytes.len(), Priority::URGENT);
@@ -101,11 +101,11 @@ fn a_segment_becomes_the_frames_of_a_network_card() {
 #[test]
 fn what_is_no_segment_is_refused() {
     let good = || segment(false, 0, 3_000, 1_000, 0x10);
-    assert!(Cut::of(&good()).is_some());
+    assert!(Cut::parse(&good()).is_some());
     let with = |at: usize, to: &[u8]| {
         let mut bytes = good();
         bytes[at..at + to.len()].copy_from_slice(to);
-        Cut::of(&bytes)
+        Cut::parse(&bytes)
     };
     assert_eq!(with(0, &[0]), None, "no checksum");
     assert_eq!(with(1, &[0]), None, "no segment");
@@ -120,8 +120,8 @@ fn what_is_no_segment_is_refused() {
     assert_eq!(with(HEADER + ETHERNET + 6, &[0x20]), None, "a fragment");
     assert_eq!(with(HEADER + ETHERNET + 9, &[17]), None, "UDP in IP");
     assert_eq!(with(HEADER + 34 + 12, &[0x40]), None, "a short TCP header");
-    assert_eq!(Cut::of(&good()[..HEADER + 66]), None, "no payload");
-    assert_eq!(Cut::of(&[]), None);
+    assert_eq!(Cut::parse(&good()[..HEADER + 66]), None, "no payload");
+    assert_eq!(Cut::parse(&[]), None);
     // The length that the VM gives for its headers is a hint, and not used.
     assert!(with(2, &[0xff, 0xff]).is_some());
 }
@@ -131,10 +131,10 @@ fn a_buffer_that_is_too_short_ends_the_segment() {
     let bytes = segment(false, 0, 3_000, 1_000, 0x10);
     let mut cutter = Cutter::new(bytes.len());
     cutter.buffer().copy_from_slice(&bytes);
-    cutter.begin(Cut::of(&bytes).unwrap(), bytes.len(), Priority::NORMAL);
+    cutter.begin(Cut::parse(&bytes).unwrap(), bytes.len(), Priority::NORMAL);
     assert_eq!(cutter.next_into(&mut [0; 500]), None);
     assert!(!cutter.is_busy());
-    cutter.begin(Cut::of(&bytes).unwrap(), usize::MAX, Priority::NORMAL);
+    cutter.begin(Cut::parse(&bytes).unwrap(), usize::MAX, Priority::NORMAL);
     cutter.clear();
     assert!(!cutter.is_busy());
 }
@@ -149,7 +149,7 @@ proptest! {
         prop_assert_eq!(frames.len(), payload.div_ceil(size.into()));
         let together: Vec<u8> = frames.iter().flat_map(|frame| frame[headers..].to_vec()).collect();
         prop_assert_eq!(&together, &bytes[headers..]);
-        let longest = Cut::of(&bytes).unwrap().longest() + HEADER;
+        let longest = Cut::parse(&bytes).unwrap().longest() + HEADER;
         prop_assert!(frames.iter().all(|frame| frame.len() <= longest));
         for frame in &frames {
             check_sums(frame, ETHERNET + 4 * tags, is_ipv6);
@@ -171,7 +171,7 @@ proptest! {
                 *byte = value;
             }
         }
-        if let Some(cut) = Cut::of(&bytes) {
+        if let Some(cut) = Cut::parse(&bytes) {
             let mut cutter = Cutter::new(bytes.len());
             cutter.buffer().copy_from_slice(&bytes);
             cutter.begin(cut, bytes.len(), Priority::NORMAL);

@@ -10,7 +10,7 @@ fn host(path: &str, form: &Value) -> Value {
 
 fn one(target: &Value, old: &str) -> Result<Vec<String>, String> {
     let entry = json!({ "id": 0, "knob": "k", "target": target, "old": old, "new": "x", "changed_by": null });
-    let readable = Readable::of(entry.to_string().as_bytes());
+    let readable = Readable::parse(entry.to_string().as_bytes());
     assert_eq!(readable.entries.len(), 1, "{entry}");
     readable.entries[0].commands.clone()
 }
@@ -140,7 +140,7 @@ fn every_line_is_marked_and_holds_no_control_character() {
         .map(|text| json!({ "id": 0, "knob": text, "target": host(&format!("/sys/{text}"), &json!("plain")), "old": text, "new": text }))
         .collect();
     let bytes = json!({ "entries": entries, "knob": 7 }).to_string();
-    let readable = Readable::of(bytes.as_bytes());
+    let readable = Readable::parse(bytes.as_bytes());
     assert_eq!(readable.entries.len(), 4);
     let text = readable.to_string();
     assert!(text.chars().all(|c| c == '\n' || !is_hidden(c)), "{text}");
@@ -159,7 +159,7 @@ fn what_is_whole_is_found_around_what_is_not() {
         serde_json::to_string_pretty(&json!({ "version": "0", "entries": [entry(0), entry(1), entry(2)] }))
             .unwrap();
     let found =
-        |text: &[u8]| -> Vec<String> { Readable::of(text).entries.into_iter().map(|e| e.knob).collect() };
+        |text: &[u8]| -> Vec<String> { Readable::parse(text).entries.into_iter().map(|e| e.knob).collect() };
     assert_eq!(found(good.as_bytes()), ["k2", "k1", "k0"]);
     // Cut off in the last entry.
     assert_eq!(found(&good.as_bytes()[..good.rfind("k2").unwrap()]), ["k1", "k0"]);
@@ -169,10 +169,10 @@ fn what_is_whole_is_found_around_what_is_not() {
     assert_eq!(found(&bytes), ["k2", "k0"]);
     // A key that has changed: shown without a command.
     let changed = good.replacen("\"plain\"", "\"plaim\"", 1);
-    let readable = Readable::of(changed.as_bytes());
+    let readable = Readable::parse(changed.as_bytes());
     assert_eq!(readable.entries.iter().filter(|e| e.commands.is_err()).count(), 1, "{readable}");
     for text in ["", "{", "{{{{", "[]", "\u{0}", "{\"target\":{}}"] {
         assert_eq!(found(text.as_bytes()), Vec::<String>::new(), "{text}");
-        assert!(Readable::of(text.as_bytes()).to_string().contains("No entry of it can be read"));
+        assert!(Readable::parse(text.as_bytes()).to_string().contains("No entry of it can be read"));
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    fn of(fault: Fault, what: &str) -> Self {
+    fn from_fault(fault: Fault, what: &str) -> Self {
         match fault {
             Fault::Gone(e) => Self::Gone(format!("{what}: {e}")),
             Fault::Io(e) => Self::Unreadable(format!("{what}: {e}")),
@@ -34,12 +34,12 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
         match machine.host().identity(dir) {
             Ok(now) if now == identity => {}
             Ok(_) => return State::Gone(format!("{} was removed and made again", dir.display())),
-            Err(e) => return State::of(Fault::of(e), &dir.display().to_string()),
+            Err(e) => return State::from_fault(Fault::from_io(e), &dir.display().to_string()),
         }
     }
     if let Some(dev) = entry.target.dev() {
         if let Err(e) = machine.host().identity(format!("/sys/dev/block/{dev}").as_ref()) {
-            return State::of(Fault::of(e), &format!("device {dev}"));
+            return State::from_fault(Fault::from_io(e), &format!("device {dev}"));
         }
     }
     let text = match machine.read(&entry.target) {

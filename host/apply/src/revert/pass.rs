@@ -181,7 +181,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             return Ok(None);
         }
         let file = mount.join(old.trim_start_matches('/')).join("cpu.rt_runtime_us");
-        match self.machine.host().read(&file).map_err(Fault::of) {
+        match self.machine.host().read(&file).map_err(Fault::from_io) {
             Ok(budget) => Ok((budget.trim() == "0").then(|| policy.to_string())),
             // A kernel without such budgets.
             Err(Fault::Gone(_)) => Ok(None),

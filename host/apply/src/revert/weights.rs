@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rtvirtio_kernel::text;
 
-use crate::journal::{Journal, Kept};
+use crate::journal::{Journal, OtherWeight};
 use crate::machine::{Fault, Machine};
 use crate::outcome::{Fate, Outcome};
 use crate::target::{Form, Target};
@@ -47,7 +47,11 @@ pub(super) fn remember(
             if ours.contains(&target) {
                 erased.push(target);
             } else if !journal.kept.iter().any(|k| k.target == target) {
-                journal.kept.push(Kept { target, value: weight.to_string(), identity: entry.identity });
+                journal.kept.push(OtherWeight {
+                    target,
+                    value: weight.to_string(),
+                    identity: entry.identity,
+                });
             }
         }
     }
@@ -78,7 +82,7 @@ pub(super) fn rewrite(journal: &mut Journal, machine: &Machine<'_>) -> Vec<Outco
     outcomes
 }
 
-fn rewrite_one(kept: &Kept, machine: &Machine<'_>) -> Result<(), String> {
+fn rewrite_one(kept: &OtherWeight, machine: &Machine<'_>) -> Result<(), String> {
     match is_missing(kept, machine) {
         Ok(true) => {}
         Ok(false) | Err(Fault::Gone(_)) => return Ok(()),
@@ -98,9 +102,9 @@ fn rewrite_one(kept: &Kept, machine: &Machine<'_>) -> Result<(), String> {
 }
 
 /// Whether the file has no line for the device. A later cgroup of the same name never had one.
-fn is_missing(kept: &Kept, machine: &Machine<'_>) -> Result<bool, Fault> {
+fn is_missing(kept: &OtherWeight, machine: &Machine<'_>) -> Result<bool, Fault> {
     if let (Some(identity), Some(dir)) = (kept.identity, kept.target.path.parent()) {
-        if machine.host().identity(dir).map_err(Fault::of)? != identity {
+        if machine.host().identity(dir).map_err(Fault::from_io)? != identity {
             return Ok(false);
         }
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{Binding, VmBinding, Write};
 use rtvirtio_kernel::{Cgroups, Root, Stack, sched, task};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
+use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, Plan, Setting};
 use serde::{Deserialize, Serialize};
 
 /// Plan with the machine that it is applied to; passed to the child processes as a file.
@@ -76,7 +76,7 @@ pub fn plan(settings: &[(Knob, &str)]) -> Plan {
         knob: knob.clone(),
         value: (*value).to_owned(),
         reason: "test".into(),
-        strength: Strength::Hint,
+        strength: Enforcement::Hint,
     };
     Plan {
         scheme: "test".into(),

@@ -35,7 +35,7 @@ impl Stack {
     ///
     /// # Errors
     /// When sysfs cannot be read.
-    pub fn of(root: &Root, device: BlockDevice) -> Result<Self, HostError> {
+    pub fn resolve(root: &Root, device: BlockDevice) -> Result<Self, HostError> {
         let mut walk = Walk { root, seen: BTreeSet::new(), disks: Vec::new(), notes: Vec::new() };
         walk.down(&device, 0)?;
         let Walk { mut disks, mut notes, .. } = walk;
@@ -52,9 +52,9 @@ impl Stack {
     /// Finds a device, as [`BlockDevice::find`], and follows it.
     ///
     /// # Errors
-    /// As [`BlockDevice::find`] and [`Stack::of`].
+    /// As [`BlockDevice::find`] and [`Stack::resolve`].
     pub fn find(root: &Root, name: impl AsRef<Path>) -> Result<Self, HostError> {
-        Self::of(root, BlockDevice::find(root, name)?)
+        Self::resolve(root, BlockDevice::find(root, name)?)
     }
 
     /// Whether the device schedules its requests itself.

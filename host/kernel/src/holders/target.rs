@@ -22,7 +22,7 @@ pub(super) enum Node {
 }
 
 impl Node {
-    pub(super) fn of(meta: &Metadata) -> Option<Self> {
+    pub(super) fn from_metadata(meta: &Metadata) -> Option<Self> {
         let kind = meta.file_type();
         if kind.is_block_device() {
             Some(Self::Block(meta.rdev()))
@@ -78,7 +78,7 @@ fn node_name(dir: &Path) -> Result<String, HostError> {
 impl Target {
     pub(super) fn find(path: &Path) -> Result<Self, HostError> {
         let meta = fs::metadata(path).map_err(read(path))?;
-        let node = Node::of(&meta).ok_or_else(|| HostError::NoDevice {
+        let node = Node::from_metadata(&meta).ok_or_else(|| HostError::NoDevice {
             name: path.display().to_string(),
             why: "it is neither a block device nor a regular file".into(),
         })?;
@@ -217,7 +217,7 @@ impl Target {
     /// Part that a path leads to; compared by name if the path leads nowhere here.
     fn named(&self, path: &Path) -> Result<Option<&str>, HostError> {
         match fs::metadata(path) {
-            Ok(meta) => Ok(Node::of(&meta).and_then(|node| self.name(node))),
+            Ok(meta) => Ok(Node::from_metadata(&meta).and_then(|node| self.name(node))),
             Err(e) if is_gone(&e) => {
                 Ok(self.parts.iter().find(|(_, name)| Path::new(name) == path).map(|(_, name)| name.as_str()))
             }
@@ -304,7 +304,7 @@ fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
         Err(_) => {}
     }
     match fs::metadata(path) {
-        Ok(meta) => Ok(Node::of(&meta)),
+        Ok(meta) => Ok(Node::from_metadata(&meta)),
         // A path with " (deleted)", or of another mount namespace: leads to no file here.
         Err(e) if is_gone(&e) => Ok(None),
         Err(e) => Err(read(path)(e)),

@@ -282,7 +282,7 @@ fn mounts_and_swap_are_uses() {
     drop(Claim::take(&disk.0, &[]).unwrap());
     run("mkswap", &["-q", disk.0.to_str().unwrap()]);
     run("swapon", &[disk.0.to_str().unwrap()]);
-    let holders = Holders::of(&disk.0, &[]);
+    let holders = Holders::find(&disk.0, &[]);
     run("swapoff", &[disk.0.to_str().unwrap()]);
     let holders = holders.unwrap();
     assert_eq!(holders.found, [Holder::Swap { what: disk.0.display().to_string() }]);

@@ -13,16 +13,16 @@ fn put(root: &Root, path: &str, text: &str) {
 fn a_child_is_seen_stopped_and_reaped() {
     #[expect(clippy::zombie_processes, reason = "`stop` reaps it, which is what is tested")]
     let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    let id = ProcessId::of(child.id()).unwrap().unwrap();
+    let id = ProcessId::find(child.id()).unwrap().unwrap();
     assert!(id.is_alive());
     id.stop(Duration::from_secs(2));
     assert!(!id.is_alive());
-    assert!(ProcessId::of(child.id()).unwrap().is_none());
+    assert!(ProcessId::find(child.id()).unwrap().is_none());
 }
 
 #[test]
 fn a_reused_id_is_another_process() {
-    let me = ProcessId::of(std::process::id()).unwrap().unwrap();
+    let me = ProcessId::find(std::process::id()).unwrap().unwrap();
     let other = ProcessId { start_time: me.start_time + 1, ..me };
     assert!(!other.is_alive());
     other.signal(Signal::KILL);

@@ -36,7 +36,7 @@ impl Place {
 }
 
 fn refusal<T: std::fmt::Debug>(result: io::Result<T>) -> Refusal {
-    Refusal::of(&result.unwrap_err()).unwrap().clone()
+    Refusal::find_in(&result.unwrap_err()).unwrap().clone()
 }
 
 /// Without the flags of `open_config` this waits forever.
@@ -58,7 +58,7 @@ fn a_configuration_is_a_regular_file_of_a_bounded_size() {
     assert_eq!(text, "x");
     fs::write(place.at("latin1"), [0xe9]).unwrap();
     let error = read_config_text(place.at("latin1"), 5).unwrap_err();
-    assert_eq!((error.kind(), Refusal::of(&error)), (io::ErrorKind::InvalidData, None));
+    assert_eq!((error.kind(), Refusal::find_in(&error)), (io::ErrorKind::InvalidData, None));
     // The limit is not applied to the reported size.
     assert!(!read_config("/proc/self/status", CONFIG_LIMIT).unwrap().is_empty());
 }

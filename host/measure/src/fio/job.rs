@@ -8,7 +8,7 @@ use rtvirtio_spec::{Arrival, Op, Pattern, SyncKind, Task, Vm};
 use rtvirtio_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::Pace;
+use super::FioRate;
 use crate::MeasureError;
 
 /// Disk, times and directory of a VM's tasks.
@@ -115,7 +115,7 @@ pub struct Section {
     /// Index of its task in [`JobFile::tasks`].
     pub task: usize,
     /// Pace of its requests; `None` for as fast as the loop allows.
-    pub pace: Option<Pace>,
+    pub pace: Option<FioRate>,
 }
 
 impl JobFile {
@@ -128,7 +128,7 @@ impl JobFile {
         check_options(vm, &options)?;
         let mut sections = Vec::new();
         for (i, task) in vm.tasks.iter().enumerate() {
-            let paces = Pace::of(task)?;
+            let paces = FioRate::from_task(task)?;
             check_task(task, &paces)?;
             let base = format!("t{i}-{}", task.name);
             match paces.as_slice() {
@@ -416,7 +416,7 @@ fn check_path(vm: &str, path: &Path) -> Result<(), MeasureError> {
     }
 }
 
-fn check_task(task: &Task, paces: &[Pace]) -> Result<(), MeasureError> {
+fn check_task(task: &Task, paces: &[FioRate]) -> Result<(), MeasureError> {
     let refuse =
         |reason: &str| Err(MeasureError::Unsupported { task: task.name.clone(), reason: reason.to_owned() });
     if paces.len() > 1 && task.pattern == Pattern::Sequential {

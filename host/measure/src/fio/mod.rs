@@ -3,13 +3,13 @@
 mod job;
 mod json;
 mod log;
-mod pace;
+mod rate;
 
 pub(crate) use job::{COMMON, escaped, fio_args};
 pub use job::{IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region, Section};
 pub use json::{Direction, JobStats, parse_json};
 pub use log::{Sample, parse_log};
-pub use pace::Pace;
+pub use rate::FioRate;
 
 /// Output of one run of fio, on the host or inside a guest.
 #[derive(Clone, Debug, Default)]

@@ -133,7 +133,7 @@ fn an_open_loop_is_streams_that_add_up_to_its_rate_and_drift() {
         [(500.0, 8, 8), (500.0, 1, 1), (3.0, 8, 3), (0.5, 8, 1), (5_000.0, 1_024, 64)]
     {
         let open = task("t", Op::Read, Pattern::Random, Some(rate), depth, Arrival::Open);
-        let paces = Pace::of(&open).unwrap();
+        let paces = FioRate::from_task(&open).unwrap();
         assert_eq!(paces.len(), streams, "{rate}/s at depth {depth}");
         let day = 86_400_000_000_000;
         let total: u64 = paces.iter().map(|p| p.due_before(false, day)).sum();
@@ -151,7 +151,7 @@ fn an_open_loop_is_streams_that_add_up_to_its_rate_and_drift() {
 fn requests_that_come_at_once_are_streams_in_step() {
     let mut batch = task("t", Op::Read, Pattern::Random, Some(200.0), 64, Arrival::Open);
     batch.burst = Some(Burst::Requests { requests: 100 });
-    let paces = Pace::of(&batch).unwrap();
+    let paces = FioRate::from_task(&batch).unwrap();
     assert_eq!(paces.len(), 100);
     // A hundred each half second: all of the first, then all of the second.
     let due = |i| paces.iter().map(move |pace| pace.intended_ns(false, i).unwrap());
@@ -160,7 +160,7 @@ fn requests_that_come_at_once_are_streams_in_step() {
         JobFile::new(&Vm { tasks: vec![batch.clone()], ..recorded_vm() }, recorded_options()).unwrap().text();
     assert_eq!(text.matches("rate_iops=2\n").count(), 100, "{text}");
     batch.burst = Some(Burst::Requests { requests: 129 });
-    assert!(matches!(Pace::of(&batch), Err(MeasureError::Unsupported { .. })));
+    assert!(matches!(FioRate::from_task(&batch), Err(MeasureError::Unsupported { .. })));
 }
 
 fn fixture(name: &str) -> Vec<u8> {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 
 /// Longest URL accepted, which servers support at least (RFC 9110, section 4.1).
-const LONGEST: usize = 8000;
+const MAX_URL: usize = 8000;
 
 /// URL whose host was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Url {
     /// [`UrlError`] for another form than `http://HOST[:PORT]/PATH`, or a host without an address.
     pub fn find(text: &str) -> Result<Self, UrlError> {
         let form = |why| UrlError::Form { url: text.chars().take(200).collect(), why };
-        if text.len() > LONGEST || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        if text.len() > MAX_URL || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return Err(form("it is too long, or holds white space"));
         }
         let Some(rest) = text.strip_prefix("http://") else {

@@ -4,7 +4,7 @@ use rtvirtio_units::{Bytes, Iops, Ratio};
 
 use super::*;
 
-fn pace(op: Op, rate: f64) -> Pace {
+fn pace(op: Op, rate: f64) -> FioRate {
     let task = Task {
         name: "t".to_owned(),
         op,
@@ -18,13 +18,13 @@ fn pace(op: Op, rate: f64) -> Pace {
         sync: None,
         targets: Vec::new(),
     };
-    Pace::of(&task).unwrap()[0]
+    FioRate::from_task(&task).unwrap()[0]
 }
 
 /// Simulates a closed loop at depth 1: returns the true latencies, and the log that fio would
 /// write. `service` has direction, time in the device and delay of the program itself for each
 /// request, all in ns.
-fn simulate(pace: &Pace, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>) {
+fn simulate(pace: &FioRate, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>) {
     let (mut clock, mut next) = (0u64, [0u64; 2]);
     let (mut truth, mut log) = (Vec::new(), Vec::new());
     for (write, lat_ns, late) in service {
@@ -56,7 +56,7 @@ fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
     };
     let size = |kib, share| rtvirtio_spec::BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
     task.mix = vec![size(4, 0.5), size(16, 0.5)];
-    let pace = Pace::of(&task).unwrap()[0];
+    let pace = FioRate::from_task(&task).unwrap()[0];
     let sizes = [4096u64, 16384, 16384, 4096, 4096];
     let log: Vec<_> = sizes
         .iter()
@@ -70,7 +70,7 @@ fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
     assert_eq!(timed.iter().map(|t| t.bytes).collect::<Vec<_>>(), sizes);
     // With a single size, the log's sizes do not matter.
     task.mix.clear();
-    let pace = Pace::of(&task).unwrap()[0];
+    let pace = FioRate::from_task(&task).unwrap()[0];
     let due = from_intended_start(&log, &pace, 1).last().unwrap().intended_ns;
     assert_eq!(due, 40_000_000);
 }

@@ -311,8 +311,8 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     }
     let large = LargeRequests {
         block: LARGE,
-        read: of(&mut large, Series::Read),
-        write: of(&mut large, Series::Write),
+        read: take_points(&mut large, Series::Read),
+        write: take_points(&mut large, Series::Write),
     };
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
@@ -320,10 +320,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         identity: None,
         size: options.size,
         block: options.block,
-        read: of(&mut results, Series::Read),
-        read_bfq: of(&mut results, Series::ReadBfq),
-        write: of(&mut results, Series::Write),
-        sync: of(&mut results, Series::Sync),
+        read: take_points(&mut results, Series::Read),
+        read_bfq: take_points(&mut results, Series::ReadBfq),
+        write: take_points(&mut results, Series::Write),
+        sync: take_points(&mut results, Series::Sync),
         large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
@@ -333,7 +333,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
 }
 
 /// Points of a series; none where it was not measured.
-fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> {
+fn take_points(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> {
     all.iter_mut()
         .find(|(one, _)| *one == series)
         .map(|(_, points)| std::mem::take(points))

@@ -26,7 +26,7 @@ const PAGEMAP: &str = "/proc/self/pagemap";
 const WAKE: &str = "hrtimer_wakeup";
 /// Number of vCPUs whose blocks fit into one page, which is contiguous in the guest's memory. A
 /// power of two.
-const MOST: usize = LEAST_SIZE / BLOCK;
+const MAX_VCPUS: usize = LEAST_SIZE / BLOCK;
 
 /// Loaded programs, attached until this is dropped.
 #[derive(Debug)]
@@ -46,14 +46,14 @@ impl Watch {
         let lacks =
             |what: &str, e: &dyn std::fmt::Display| ReporterError::Kernel { what: format!("{what}: {e}") };
         let cpus = possible_cpus()?;
-        if cpus > MOST {
-            return Err(ReporterError::TooSmall { vcpu: MOST, blocks: MOST });
+        if cpus > MAX_VCPUS {
+            return Err(ReporterError::TooSmall { vcpu: MAX_VCPUS, blocks: MAX_VCPUS });
         }
         // kernel file
         let bytes = fs::read(BTF).map_err(|e| lacks(&format!("{BTF} (CONFIG_DEBUG_INFO_BTF)"), &e))?;
         let of_kernel = |btf: &Btf<'_>| {
             let tracepoints = [btf.tracepoint("sched_switch")?, btf.tracepoint("hrtimer_start")?];
-            Ok((Layout::of(btf)?, tracepoints))
+            Ok((Layout::from_btf(btf)?, tracepoints))
         };
         let known = Btf::new(&bytes).and_then(|btf| of_kernel(&btf));
         let (layout, [at_switch, at_timer]) = known.map_err(|e| lacks(BTF, &e))?;
@@ -81,8 +81,8 @@ impl Watch {
 
     /// Blocks without a header: 16 words for each vCPU.
     #[must_use]
-    pub fn words(&self) -> &[AtomicU32] {
-        self.blocks.words()
+    pub fn as_words(&self) -> &[AtomicU32] {
+        self.blocks.as_words()
     }
 
     /// Guest-physical address of the blocks.
@@ -91,7 +91,7 @@ impl Watch {
     /// When the kernel does not reveal it: only root may read it.
     pub fn address(&self) -> Result<u64, ReporterError> {
         // A page that was never touched has no frame.
-        let _ = self.words()[0].load(Ordering::Relaxed);
+        let _ = self.as_words()[0].load(Ordering::Relaxed);
         let page = rustix::param::page_size();
         let mut entry = [0; 8];
         // kernel file

@@ -6,7 +6,7 @@
 use rtvirtio_bpf::{Assembler, Btf, BtfError, Helper, If, Width};
 use rtvirtio_urgency::page::{BLOCK, flag, vcpu};
 
-use super::MOST;
+use super::MAX_VCPUS;
 
 /// Timers further ahead are not announced, in ns: no vCPU waits at a level for so long, and timers
 /// of another clock look like it.
@@ -42,7 +42,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`BtfError::Missing`] for a kernel with other structures.
-    pub fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
+    pub fn from_btf(btf: &Btf<'_>) -> Result<Self, BtfError> {
         let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {
             prio: offset("task_struct", "prio")?,
@@ -59,8 +59,8 @@ impl Layout {
 /// r8 = address of the block of the CPU whose number is in r2. The array is one value, whose
 /// address the kernel patches into the program: no look-up.
 fn block(a: &mut Assembler, map: i32) {
-    // The number is below MOST anyway: this is for the verifier.
-    a.and(2, MOST as i32 - 1);
+    // The number is below MAX_VCPUS anyway: this is for the verifier.
+    a.and(2, MAX_VCPUS as i32 - 1);
     a.shift_left(2, BLOCK.trailing_zeros() as i32);
     a.set_value_of(8, map);
     a.add_register(8, 2);

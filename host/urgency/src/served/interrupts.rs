@@ -8,7 +8,7 @@ use crate::KvmInterrupts;
 use crate::kvm::Slot;
 
 /// Time after an interrupt from which on a report is no answer to it.
-const LONGEST: Nanos = Nanos::from_millis(10);
+const ANSWER_WINDOW: Nanos = Nanos::from_millis(10);
 
 /// Interrupt that may be for an urgent task.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl ServedVcpu {
         let open = self.interrupted.as_mut()?;
         open.ran.0 += ran.0;
         let took = open.ran;
-        let counts = !by_other && now.0 <= open.since.0 + LONGEST.0;
+        let counts = !by_other && now.0 <= open.since.0 + ANSWER_WINDOW.0;
         if is_urgent || !counts {
             self.interrupted = None;
         }

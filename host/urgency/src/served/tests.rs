@@ -32,16 +32,16 @@ fn a_page_that_is_cut_off_reports_nothing() {
     let levels = Levels::open(&state).unwrap();
     // The guest reports in the page.
     FileMemory::new(file.try_clone().unwrap(), 0).write(32, &1u32.to_le_bytes()).unwrap();
-    vm.look(&levels, Nanos(1));
+    vm.poll(&levels, Nanos(1));
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
     file.set_len(0).unwrap();
-    assert!(vm.look(&levels, Nanos(2)).is_none());
+    assert!(vm.poll(&levels, Nanos(2)).is_none());
     assert_eq!(vm.mode, Mode::Off);
     assert!(vm.refused.as_ref().is_some_and(|why| why.contains("cannot be read")));
     // As before, the page is followed again.
     file.set_len(LEAST_SIZE as u64).unwrap();
     FileMemory::new(file, 0).write(32, &1u32.to_le_bytes()).unwrap();
-    vm.look(&levels, Nanos(3));
+    vm.poll(&levels, Nanos(3));
     assert_eq!((vm.mode, vm.refused.is_some()), (Mode::Region, false));
 }
 

@@ -4,7 +4,7 @@ use rtvirtio_apply::{Guard, Hold, Levels, Movable};
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::{Config, Unreported, Vcpu};
 
-use super::asker::{Again, Vcpus};
+use super::monitor_poller::{Again, Vcpus};
 use super::raises::Trace;
 use super::{Event, ServedVcpu, ServedVm};
 use crate::UrgencyError;

@@ -60,7 +60,7 @@ fn disks_are_joined_by_device_or_by_name() {
     );
     assert_eq!((disks[0].read.ops, disks[0].read.bytes, disks[0].flush.ops), (3, 12288, 2));
     assert_eq!(disks[0].read.histogram.as_ref().unwrap().count(), 3);
-    assert_eq!(disks[0].of(Direction::Write), &Counters::default());
+    assert_eq!(disks[0].counters(Direction::Write), &Counters::default());
 }
 
 #[test]

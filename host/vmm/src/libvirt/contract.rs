@@ -15,7 +15,7 @@ pub const CONTRACT_NAMESPACE: &str = "https://github.com/rtvirtio/rtvirtio/contr
 /// XML prefix of the element.
 const PREFIX: &str = "rtvirtio";
 /// Longest contract, in bytes; no spec needs more.
-const LONGEST: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 /// Number of VMs that one `virsh` is asked for: a process for each would cost more than all the
 /// rest of a poll.
 const BATCH: usize = 32;
@@ -52,8 +52,8 @@ pub(super) fn of_domain(domain: Node<'_, '_>) -> Option<Result<String, String>> 
             )));
         }
         text.push_str(node.text().filter(|_| node.is_text()).unwrap_or_default());
-        if text.len() > LONGEST {
-            return Some(Err(format!("the contract is longer than {LONGEST} bytes")));
+        if text.len() > MAX_BYTES {
+            return Some(Err(format!("the contract is longer than {MAX_BYTES} bytes")));
         }
     }
     Some(Ok(text))
@@ -202,7 +202,7 @@ mod tests {
         );
         for (bad, why) in [
             (with("<vm/>"), "element `vm`"),
-            (with(&"x".repeat(LONGEST + 1)), "longer than"),
+            (with(&"x".repeat(MAX_BYTES + 1)), "longer than"),
             (with("x") + &with("y"), "more than one"),
         ] {
             let found = read(&domain("a", &bad)).unwrap().unwrap_err();

@@ -226,7 +226,7 @@ mod tests {
             sleep(Duration::from_millis(5));
         }
         assert_eq!(events.read().unwrap(), HeardOfDomains::default());
-        let virsh = rtvirtio_kernel::ProcessId::of(events._virsh.0.id()).unwrap().unwrap();
+        let virsh = rtvirtio_kernel::ProcessId::find(events._virsh.0.id()).unwrap().unwrap();
         events._virsh.0.kill().unwrap();
         let error = end_of(&mut events);
         assert!(
@@ -236,7 +236,7 @@ mod tests {
         drop(events);
         assert!(!virsh.is_alive());
         let events = DomainEvents::start("test:///default").unwrap();
-        let virsh = rtvirtio_kernel::ProcessId::of(events._virsh.0.id()).unwrap().unwrap();
+        let virsh = rtvirtio_kernel::ProcessId::find(events._virsh.0.id()).unwrap().unwrap();
         assert!(virsh.is_alive());
         drop(events);
         assert!(!virsh.is_alive());

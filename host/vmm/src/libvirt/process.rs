@@ -27,7 +27,7 @@ pub(super) fn find(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<
         detail,
     };
     let id = |pid: u32| {
-        let id = ProcessId::of(pid).ok().flatten();
+        let id = ProcessId::find(pid).ok().flatten();
         id.ok_or_else(|| bad(format!("process {pid} has just ended; try again")))
     };
     if let Some(pid) = pid_file(root, daemon.uri(), &xml.name) {

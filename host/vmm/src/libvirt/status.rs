@@ -11,7 +11,7 @@ pub const STATUS_NAMESPACE: &str = "https://github.com/rtvirtio/rtvirtio/status/
 /// XML prefix of the element, unlike that of the contract.
 const PREFIX: &str = "rtvirtio-status";
 /// Longest reason, in characters: a status is read by people, and libvirt keeps it in the XML.
-const LONGEST: usize = 1_000;
+const MAX_CHARS: usize = 1_000;
 
 /// Status of a VM's contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,8 +40,8 @@ impl DomainStatus {
     #[must_use]
     pub fn new(state: &str, since: &str, why: &str) -> Self {
         let plain = |c: char| if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') { ' ' } else { c };
-        let mut short: String = why.chars().map(plain).take(LONGEST).collect();
-        if why.chars().nth(LONGEST).is_some() {
+        let mut short: String = why.chars().map(plain).take(MAX_CHARS).collect();
+        if why.chars().nth(MAX_CHARS).is_some() {
             short.push_str("...");
         }
         Self { state: state.to_owned(), since: since.to_owned(), why: short.trim().to_owned() }
@@ -116,6 +116,6 @@ mod tests {
         assert_eq!(malformed, Some(DomainStatus::default()));
         let later = DomainStatus { since: "later".to_owned(), ..status.clone() };
         assert!(status.is_same(&later) && !status.is_same(&DomainStatus::default()));
-        assert_eq!(DomainStatus::new("x", "", &"ä".repeat(2_000)).why.chars().count(), LONGEST + 3);
+        assert_eq!(DomainStatus::new("x", "", &"ä".repeat(2_000)).why.chars().count(), MAX_CHARS + 3);
     }
 }

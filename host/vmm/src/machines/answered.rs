@@ -14,7 +14,7 @@ use rtvirtio_kernel::{HostError, Root};
 use super::{Machine, Vmm};
 
 /// Attributes that are there come within a millisecond.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Wait while another process is silent: most likely both wait for one server.
 const SHORT_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -23,7 +23,7 @@ static SILENT: Mutex<BTreeSet<(PathBuf, u32)>> = Mutex::new(BTreeSet::new());
 
 /// [`super::machine`] within a time.
 pub(super) fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
-    let patience = if silent().is_empty() { PATIENCE } else { SHORT_PATIENCE };
+    let patience = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
     within(patience, root, pid, move |root| super::machine(root, pid, vmm))
 }
 
@@ -90,7 +90,7 @@ mod tests {
         let error = within(Duration::from_millis(20), &root, 7, hang).unwrap_err();
         assert!(error.to_string().contains("does not answer"), "{error}");
         // While the thread waits, the same process is not asked, and others are.
-        let asked = |pid| within(PATIENCE * 20, &root, pid, |_| Ok(2));
+        let asked = |pid| within(ANSWER_TIMEOUT * 20, &root, pid, |_| Ok(2));
         assert!(asked(7).is_err());
         assert_eq!(asked(8).unwrap(), 2);
         release.send(()).unwrap();

@@ -216,7 +216,7 @@ impl Qmp {
         let mut drives = Vec::new();
         for block in blocks {
             let Some(inserted) = block.inserted else { continue };
-            let node = BlockNode::of(&inserted.file);
+            let node = BlockNode::parse(&inserted.file);
             let mut drive = Drive {
                 name: if block.device.is_empty() { device_name(&block.qdev) } else { block.device.clone() },
                 file: node.file,

@@ -47,7 +47,7 @@ fn bad_requests_are_told_before_anything_starts() {
 
 #[test]
 fn handle_survives_json() {
-    let process = ProcessId::of(std::process::id()).unwrap().unwrap();
+    let process = ProcessId::find(std::process::id()).unwrap().unwrap();
     let handle = QemuHandle { name: "vm1".into(), process, run_dir: "/run/x".into() };
     let text = serde_json::to_string(&handle).unwrap();
     assert_eq!(serde_json::from_str::<QemuHandle>(&text).unwrap(), handle);
@@ -56,7 +56,7 @@ fn handle_survives_json() {
 
 #[test]
 fn handle_of_a_gone_process_is_refused_and_killing_it_touches_nobody() {
-    let me = ProcessId::of(std::process::id()).unwrap().unwrap();
+    let me = ProcessId::find(std::process::id()).unwrap().unwrap();
     // Our own id with another start time: a reused process id.
     let process = ProcessId { pid: me.pid, start_time: me.start_time - 1 };
     let dir = rtvirtio_testkit::tempdir().unwrap();

@@ -128,7 +128,7 @@ impl TwinHandle {
             .map_err(err("start the twin's process for", &mount))?;
         // Without its start time it could not be ended later; it ends by itself when its standard
         // input is closed.
-        self.process = ProcessId::of(child.id()).map_err(err("look at the twin's process for", &mount))?;
+        self.process = ProcessId::find(child.id()).map_err(err("look at the twin's process for", &mount))?;
         save(self).map_err(err("save the lab's state for", &mount))?;
         // It mounts nothing before this, and ends with this process: if this process is killed
         // between its start and the line above, no unknown part is left.

@@ -1,8 +1,8 @@
 //! A scripted day of eight hours: the same VMs, loads and faults once under a plan that `rtvirtio
 //! apply` has put in force, and once under the service.
 
-mod plant;
 mod run;
+mod setup;
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const PICTURE: &str = "daemon-day.svg";
 /// Fault at the beginning of an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mishap {
+pub enum Fault {
     /// No fault: load, device and settings are as declared.
     Nothing,
     /// The least critical VM, which the plan limits, is restarted in a new cgroup, as libvirt does.
@@ -43,10 +43,10 @@ pub enum Mishap {
     Over,
 }
 
-impl Mishap {
+impl Fault {
     /// Description for pages and reports.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Nothing => "as declared",
             Self::Restart => "a VM is started again",
@@ -60,15 +60,15 @@ impl Mishap {
 }
 
 /// Faults, one for each hour.
-pub const DAY: [Mishap; 8] = [
-    Mishap::Nothing,
-    Mishap::Thread,
-    Mishap::Flood,
-    Mishap::Over,
-    Mishap::Slow,
-    Mishap::Over,
-    Mishap::Limit,
-    Mishap::Restart,
+pub const DAY: [Fault; 8] = [
+    Fault::Nothing,
+    Fault::Thread,
+    Fault::Flood,
+    Fault::Over,
+    Fault::Slow,
+    Fault::Over,
+    Fault::Limit,
+    Fault::Restart,
 ];
 
 /// Verdicts of one measured window of an hour.
@@ -134,7 +134,7 @@ impl Course {
         self.windows.iter().map(|w| w.missed + w.met + w.unproven).sum()
     }
 
-    fn reaction(&self, to: Mishap) -> Option<&Reaction> {
+    fn reaction(&self, to: Fault) -> Option<&Reaction> {
         self.reactions.iter().find(|reaction| DAY.get(reaction.hour) == Some(&to))
     }
 }
@@ -174,7 +174,7 @@ pub fn claims(data: &DayData) -> Vec<Claim> {
         }
     }
     let courses = data.courses.iter().filter(|c| c.service);
-    let to = [Mishap::Flood, Mishap::Slow];
+    let to = [Fault::Flood, Fault::Slow];
     let reactions: Vec<f64> =
         courses.flat_map(|c| to.iter().filter_map(|to| c.reaction(*to)?.verified_s)).collect();
     out.push(Claim::new(
@@ -197,14 +197,14 @@ fn picture(data: &DayData) -> Plot {
             .iter()
             .map(|w| {
                 let minutes = w.at_s / 60.0;
-                let hour = DAY.get(w.hour).map_or("", |mishap| mishap.words());
+                let hour = DAY.get(w.hour).map_or("", |mishap| mishap.description());
                 (minutes, w.p99_ms, format!("{minutes:.1} min, {hour}: {:.1} ms", w.p99_ms))
             })
             .collect(),
     };
     let y = Axis { format: |ms| format!("{ms} ms"), ..axis("p99 of the controller's reads", Spread::Log) };
     let x = axis("minutes", Spread::Linear);
-    let limit = Some((plant::TARGET_MS as f64, "target".to_owned()));
+    let limit = Some((setup::TARGET_MS as f64, "target".to_owned()));
     let all = data.courses.iter().enumerate().map(series).collect();
     plot("A scripted day", x, y, all, limit)
 }
@@ -233,11 +233,11 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         [format!("{missed} of {all}"), format!("{worst:.1}")]
     };
     let seconds = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{s:.1}"));
-    let row = |(hour, mishap): (usize, &Mishap)| {
+    let row = |(hour, mishap): (usize, &Fault)| {
         let reaction = find(true).and_then(|c| c.reactions.iter().find(|r| r.hour == hour));
         let reaction = [reaction.and_then(|r| r.set_s), reaction.and_then(|r| r.verified_s)].map(seconds);
         [
-            vec![mishap.words().to_owned()],
+            vec![mishap.description().to_owned()],
             of(find(false), hour).into(),
             of(find(true), hour).into(),
             reaction.into(),
@@ -259,7 +259,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
         data.host.device,
         data.command,
         data.window_s,
-        plant::TARGET_MS
+        setup::TARGET_MS
     );
     let section = Section {
         title: "A scripted day".to_owned(),

@@ -18,9 +18,9 @@ use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
 use serde_json::json;
 
-use super::plant::{Plant, VMS};
-use super::{Course, DAY, DayData, Mishap, Reaction, Said, Window, rounded};
-use crate::daemon::measure::Rig;
+use super::setup::{DaySetup, VMS};
+use super::{Course, DAY, DayData, Fault, Reaction, Said, Window, rounded};
+use crate::daemon::measure::TestService;
 use crate::saved::Saved as _;
 
 /// Indices in [`VMS`]: the most critical VM, the flooding one, and the least critical.
@@ -30,7 +30,7 @@ const BATCH: usize = 2;
 /// Rate of the flood over the declared rate.
 const FLOOD: f64 = 12.0;
 /// Longest wait until a fault is corrected that needs no new plan.
-const PATIENCE: Duration = Duration::from_secs(15);
+const CORRECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval of polls for the correction.
 const LOOK: Duration = Duration::from_millis(10);
 /// The service plans anew as soon as it may: the day is short.
@@ -54,8 +54,8 @@ pub struct DayOptions {
 /// A plan that cannot be applied, a guest or a service that does not start, and cancellation.
 pub fn measure(options: &DayOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<DayData> {
     let _lock = labs.dirs.lock_vms()?;
-    let rigs = [Rig::new(&options.service)?, Rig::new(&options.service)?];
-    let mut plant = Plant::new(labs, &[rigs[0].dirs(), rigs[1].dirs()], progress)?;
+    let rigs = [TestService::new(&options.service)?, TestService::new(&options.service)?];
+    let mut plant = DaySetup::new(labs, &[rigs[0].dirs(), rigs[1].dirs()], progress)?;
     let mut courses = Vec::new();
     for (rig, service) in rigs.into_iter().zip([false, true]) {
         // As distributions set it up: nothing is tuned.
@@ -88,8 +88,8 @@ pub fn measure(options: &DayOptions, labs: &LabHost, progress: &dyn Progress) ->
 }
 
 struct Day<'a> {
-    plant: &'a mut Plant,
-    rig: Rig,
+    plant: &'a mut DaySetup,
+    rig: TestService,
     service: bool,
     options: &'a DayOptions,
     progress: &'a dyn Progress,
@@ -107,7 +107,7 @@ impl Day<'_> {
         let began = Timestamp::now();
         let mut course =
             Course { service: self.service, windows: Vec::new(), reactions: Vec::new(), said: Vec::new() };
-        let mut last = Mishap::Nothing;
+        let mut last = Fault::Nothing;
         for (hour, mishap) in DAY.into_iter().enumerate() {
             self.progress.check_cancelled()?;
             let at = self.begin.elapsed();
@@ -115,13 +115,17 @@ impl Day<'_> {
             for _ in 0..self.options.windows {
                 course.windows.push(self.window(hour, mishap)?);
             }
-            if !matches!(mishap, Mishap::Nothing | Mishap::Over) {
-                let set = if self.service && set.is_none() { new_plan(&self.said(began)?, at) } else { set };
+            if !matches!(mishap, Fault::Nothing | Fault::Over) {
+                let set = if self.service && set.is_none() {
+                    new_plan(&self.history_since(began)?, at)
+                } else {
+                    set
+                };
                 course.reactions.push(reaction(hour, at, set, &course.windows));
             }
             last = mishap;
         }
-        course.said = self.said(began)?;
+        course.said = self.history_since(began)?;
         self.put_back()?;
         Ok(course)
     }
@@ -163,7 +167,10 @@ impl Day<'_> {
             if is_set && self.rig.state(VMS[PLC]) == Some(VmState::InForce) {
                 return Ok(());
             }
-            ensure!(begin.elapsed() < 4 * PATIENCE, "the service does not hold the contracts: {status:?}");
+            ensure!(
+                begin.elapsed() < 4 * CORRECTION_TIMEOUT,
+                "the service does not hold the contracts: {status:?}"
+            );
             std::thread::sleep(LOOK);
         }
     }
@@ -182,21 +189,21 @@ impl Day<'_> {
     }
 
     /// Causes a fault. Returns the time until the settings were correct again, where it is awaited.
-    fn mishap(&mut self, mishap: Mishap, last: Mishap) -> anyhow::Result<Option<Duration>> {
+    fn mishap(&mut self, mishap: Fault, last: Fault) -> anyhow::Result<Option<Duration>> {
         match mishap {
-            Mishap::Nothing | Mishap::Flood => Ok(None),
-            Mishap::Over => {
+            Fault::Nothing | Fault::Flood => Ok(None),
+            Fault::Over => {
                 self.plant.slow(false)?;
-                ensure!(matches!(last, Mishap::Flood | Mishap::Slow), "nothing to end");
+                ensure!(matches!(last, Fault::Flood | Fault::Slow), "nothing to end");
                 Ok(None)
             }
-            Mishap::Slow => self.plant.slow(true).map(|()| None),
-            Mishap::Restart => {
+            Fault::Slow => self.plant.slow(true).map(|()| None),
+            Fault::Restart => {
                 let before = self.planned;
                 self.plant.restart(BATCH)?;
                 self.wait(Instant::now(), |day| Ok(day.plant.limit(BATCH)? == before))
             }
-            Mishap::Thread => {
+            Fault::Thread => {
                 let begin = Instant::now();
                 let mut qmp = self.plant.guest(PLC)?.qmp()?;
                 let id = self.thread();
@@ -207,7 +214,7 @@ impl Day<'_> {
                 let tid = thread.thread_id.unsigned_abs();
                 self.wait(begin, |_| Ok(sched::get(tid)?.policy == Policy::Fifo))
             }
-            Mishap::Limit => {
+            Fault::Limit => {
                 self.plant.lift_limit(BATCH)?;
                 let before = self.planned;
                 self.wait(Instant::now(), |day| Ok(day.plant.limit(BATCH)? == before))
@@ -220,7 +227,7 @@ impl Day<'_> {
         begin: Instant,
         mut is_so: impl FnMut(&mut Self) -> anyhow::Result<bool>,
     ) -> anyhow::Result<Option<Duration>> {
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < CORRECTION_TIMEOUT {
             if is_so(self)? {
                 return Ok(Some(begin.elapsed()));
             }
@@ -230,22 +237,28 @@ impl Day<'_> {
         Ok(None)
     }
 
-    fn window(&mut self, hour: usize, mishap: Mishap) -> anyhow::Result<Window> {
+    fn window(&mut self, hour: usize, mishap: Fault) -> anyhow::Result<Window> {
         let site = Site::find(self.plant.spec()?, self.dirs())?;
         let mut loads = site.loads(&[])?;
-        let floods = mishap == Mishap::Flood;
+        let floods = mishap == Fault::Flood;
         if floods {
             for task in &mut loads.get_mut(HIST).context("a load")?.vm.tasks {
                 task.rate = task.rate.map(|rate| Iops(rate.0 * FLOOD));
             }
         }
-        let run =
-            measure_loads(&site, loads, mishap.words(), self.options.window, self.dirs(), self.progress)?;
+        let run = measure_loads(
+            &site,
+            loads,
+            mishap.description(),
+            self.options.window,
+            self.dirs(),
+            self.progress,
+        )?;
         let window = judged(&run, hour, self.begin.elapsed(), floods);
         self.progress.step(&format!(
             "{:.0} s, {}: p99 {:.1} ms, missed {}, met {}",
             window.at_s,
-            mishap.words(),
+            mishap.description(),
             window.p99_ms,
             window.missed,
             window.met
@@ -253,7 +266,7 @@ impl Day<'_> {
         Ok(window)
     }
 
-    fn said(&self, began: Timestamp) -> anyhow::Result<Vec<Said>> {
+    fn history_since(&self, began: Timestamp) -> anyhow::Result<Vec<Said>> {
         if !self.service {
             return Ok(Vec::new());
         }

@@ -18,11 +18,11 @@ use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 
 use super::{CONTRACTS, IN_ONE_FILE, Large, Round, ScaleData, Start, THREADS};
-use crate::daemon::measure::{Rig, wait};
+use crate::daemon::measure::{TestService, wait};
 use crate::saved::Saved as _;
 
 /// Longest wait for contracts.
-const PATIENCE: Duration = Duration::from_secs(120);
+const SETTING_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval of polls for the state of all VMs, each of which costs the service time.
 const POLL: Duration = Duration::from_millis(50);
 /// Stack of a thread that only sleeps.
@@ -99,7 +99,7 @@ impl ProcessVm {
 }
 
 /// Small VMs: one thread each.
-fn small(rig: &Rig, count: usize) -> anyhow::Result<Vec<ProcessVm>> {
+fn small(rig: &TestService, count: usize) -> anyhow::Result<Vec<ProcessVm>> {
     let program = rig.path().join(VCPU);
     if !program.exists() {
         symlink("/bin/sleep", &program)?;
@@ -137,7 +137,12 @@ fn large(options: &ScaleOptions) -> anyhow::Result<ProcessVm> {
 const DEVICE: &str = "[device]\npath = \"/dev/sdz\"\n";
 
 /// Waits until all of these are in force; notes failures on the way.
-fn in_force(rig: &Rig, begin: Instant, count: usize, progress: &dyn Progress) -> anyhow::Result<Start> {
+fn in_force(
+    rig: &TestService,
+    begin: Instant,
+    count: usize,
+    progress: &dyn Progress,
+) -> anyhow::Result<Start> {
     let mut failed = BTreeSet::new();
     loop {
         progress.check_cancelled()?;
@@ -151,7 +156,7 @@ fn in_force(rig: &Rig, begin: Instant, count: usize, progress: &dyn Progress) ->
                 return Ok(Start { in_force_s, failed: failed.into_iter().collect() });
             }
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > SETTING_TIMEOUT {
             return Ok(Start { in_force_s: None, failed: failed.into_iter().collect() });
         }
         std::thread::sleep(POLL);
@@ -167,7 +172,7 @@ fn contracts(
 ) -> anyhow::Result<Start> {
     // What is in force is put back before the VMs end.
     let vms;
-    let mut rig = Rig::new(&options.service)?;
+    let mut rig = TestService::new(&options.service)?;
     vms = small(&rig, count)?;
     let dir = rig.path().join("contracts.d");
     if one_file {
@@ -187,7 +192,7 @@ fn contracts(
 /// comes while they are.
 fn threads(options: &ScaleOptions, progress: &dyn Progress) -> anyhow::Result<Large> {
     let vms;
-    let mut rig = Rig::new(&options.service)?;
+    let mut rig = TestService::new(&options.service)?;
     vms = (small(&rig, 1)?, large(options)?);
     let (neighbour, vm) = (&vms.0[0], &vms.1);
     fs::write(rig.path().join("rtvirtiod.toml"), "compare = \"500ms\"\n")?;
@@ -213,7 +218,7 @@ fn threads(options: &ScaleOptions, progress: &dyn Progress) -> anyhow::Result<La
         wait("the neighbour's setting", || Ok(sched::get(neighbour.child.id())? == ours))?;
         out.restored_s.push(changed.elapsed().as_secs_f64());
     }
-    while !is_taken_in() && begin.elapsed() < PATIENCE {
+    while !is_taken_in() && begin.elapsed() < SETTING_TIMEOUT {
         progress.check_cancelled()?;
         std::thread::sleep(POLL);
     }

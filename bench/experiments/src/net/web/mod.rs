@@ -16,9 +16,9 @@ use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
-use super::bed::{GUESTS, LINK, NAMES, mac};
 use super::measure::NetOptions;
 use super::probe::RoundTrips;
+use super::test_bed::{GUESTS, LINK, NAMES, mac};
 use super::{Tails, claims::claim};
 use crate::claims::Claim;
 use crate::interleave::{Counter, interleaved};
@@ -95,7 +95,14 @@ pub struct WebRun {
 impl WebRun {
     fn new((order, loaded): Condition, answers: &RoundTrips, neighbour: f64, stalled: Nanos) -> Self {
         let late = answers.ns.iter().filter(|ns| u128::from(**ns) > DEADLINE.as_nanos()).count() as u64;
-        Self { order, loaded, tails: Tails::of(answers), late: late + answers.lost, neighbour, stalled }
+        Self {
+            order,
+            loaded,
+            tails: Tails::from_trips(answers),
+            late: late + answers.lost,
+            neighbour,
+            stalled,
+        }
     }
 }
 

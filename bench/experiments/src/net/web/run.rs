@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Condition, DEADLINE, FRAME_BYTES, FRAMES, WebRun, config, tap};
 use crate::backend::Backend;
-use crate::net::bed::{GUESTS, HOST, NAMES};
 use crate::net::probe::{Address, PEER, RoundTrips};
+use crate::net::test_bed::{GUESTS, HOST, NAMES};
 use rtvirtio_harness::cores::{bind, bind_this_thread, core_and_others};
 
 /// EtherTypes of requests and answers, and of the neighbour's frames (IEEE 802, for local
@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Silence after the last request after which missing frames count as lost.
 const LATE: Duration = Duration::from_secs(1);
 /// Interval at which a waiting thread checks whether it is to end.
-const NAP: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Pause of a sender whose buffers are in use: its 341 frames last 42 ms on the link.
 const FULL: Duration = Duration::from_millis(2);
 
@@ -142,7 +142,7 @@ fn wait_for_frame(queue: &mut ClientQueue) -> anyhow::Result<()> {
     if queue.has_used() {
         return Ok(());
     }
-    let nap = Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as i64 };
+    let nap = Timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL.as_nanos() as i64 };
     let mut fds = [PollFd::from_borrowed_fd(queue.call_fd(), PollFlags::IN)];
     match poll(&mut fds, Some(&nap)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -208,7 +208,7 @@ fn receive(
     let mut buffer = vec![0u8; 2_048];
     let mut last = Instant::now();
     while answers.lost > 0 && !(done.load(Ordering::Acquire) && last.elapsed() > LATE) {
-        let Some(len) = socket.receive_into(&mut buffer, NAP)? else { continue };
+        let Some(len) = socket.receive_into(&mut buffer, POLL_INTERVAL)? else { continue };
         last = Instant::now();
         let Some((number, part)) = number(&buffer[..len], GUESTS[0]) else { continue };
         let Some(parts) = parts.get_mut(number as usize) else { continue };

@@ -77,7 +77,7 @@ pub struct Judged {
 struct Levels(Vec<(u64, Level)>);
 
 impl Levels {
-    fn of(moments: &[Moment]) -> Self {
+    fn from_moments(moments: &[Moment]) -> Self {
         let level = |m: &Moment| match m.event {
             Event::Level(level, _) => Some((m.at.0, level)),
             Event::Report(_) => None,
@@ -134,7 +134,7 @@ impl Sums {
     fn step(self, kind: StepKind) -> Step {
         Step {
             kind,
-            length: Span::of(self.lengths),
+            length: Span::from_lengths(self.lengths),
             priorities: self.priorities,
             behind: self.behind,
             longest_behind: Nanos(self.longest),
@@ -145,7 +145,7 @@ impl Sums {
 
 /// Judges all cycles. `moments` are those of the guest's only vCPU, `own` is its disk.
 pub fn judge(cycles: &[Cycle], moments: &[Moment], requests: &[Request], own: &str) -> Judged {
-    let levels = Levels::of(moments);
+    let levels = Levels::from_moments(moments);
     let (mut ours, mut others): (Vec<&Request>, Vec<&Request>) =
         requests.iter().partition(|request| request.vm == own);
     ours.sort_by_key(|request| request.at_ns);

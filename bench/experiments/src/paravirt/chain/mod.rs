@@ -2,12 +2,12 @@
 //! its disk in the I/O domain, and answers; its own VM's background job and a batch VM compute and
 //! read at full speed meanwhile.
 
-mod bed;
 mod judge;
 mod run;
+mod test_bed;
 
-pub use bed::DiskBed;
 pub use run::run;
+pub use test_bed::DiskTestBed;
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ pub struct Span {
 impl Span {
     /// Distribution of lengths in ns.
     #[must_use]
-    pub fn of(mut lengths: Vec<u64>) -> Self {
+    pub fn from_lengths(mut lengths: Vec<u64>) -> Self {
         lengths.sort_unstable();
         let at = |share| Nanos(nearest_rank(&lengths, share).unwrap_or(0));
         Self { n: lengths.len() as u64, p50: at(0.5), p99: at(0.99), max: at(1.0) }
@@ -231,7 +231,7 @@ mod tests {
     fn inversions_of_all_steps_are_claimed() {
         let step = |kind, inversions| Step {
             kind,
-            length: Span::of(vec![3, 1, 2]),
+            length: Span::from_lengths(vec![3, 1, 2]),
             priorities: BTreeMap::from([("fifo 97".to_owned(), 3)]),
             behind: inversions,
             longest_behind: Nanos(1),
@@ -240,7 +240,7 @@ mod tests {
         let mut chain = Chain {
             cycles: 4,
             seen: 3,
-            total: Span::of(vec![1_000, 2_000, 9_000]),
+            total: Span::from_lengths(vec![1_000, 2_000, 9_000]),
             elements: vec![("the domain's thread".to_owned(), "fifo 30".to_owned())],
             steps: StepKind::ALL.into_iter().zip([0, 0, 0, 2, 0, 1]).map(|(k, n)| step(k, n)).collect(),
             ahead: (3, 1.5),

@@ -16,8 +16,8 @@ use rtvirtio_workflow::domain::client;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::bed::{DISKS, WINDOW};
 use super::judge::{Cycle, Request, judge};
+use super::test_bed::{DISKS, WINDOW};
 use super::{Chain, PERIOD, Span};
 use crate::guest::{run_command, wait_for_exit};
 use crate::paravirt::Setup;
@@ -85,7 +85,7 @@ pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -
     Ok(Chain {
         cycles: cycles.len() as u64,
         seen: judged.seen,
-        total: Span::of(total),
+        total: Span::from_lengths(total),
         elements,
         steps: judged.steps,
         ahead: (most, sum as f64 / (judged.seen as f64).max(1.0)),

@@ -83,16 +83,16 @@ fn what_a_known_load_used_of_blk_throttle_and_qemus_throttling() {
     );
     let spec = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
     let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
-    let processes = vec![ProcessId::of(machine.pid()).unwrap().unwrap()];
+    let processes = vec![ProcessId::find(machine.pid()).unwrap().unwrap()];
     let vm = RunningVm { contract, processes, named: Named::default(), cpu: None };
     let mut qmp = Qmp::connect(machine.qmp(), HANG).unwrap();
     let mut counters = LimiterCounters::default();
     let begin = Instant::now();
     let mut look = |qmp: &mut Qmp, seconds: u64| {
         let (drives, disks) = (qmp.query_drives().unwrap(), qmp.disk_stats().unwrap());
-        let looked = Looked { vm: &vm, drives: &drives, disks: &disks, domain: &[] };
+        let looked = LimiterInput { vm: &vm, drives: &drives, disks: &disks, domain: &[] };
         let at = begin + Duration::from_secs(seconds);
-        let all = counters.look(&looked, &VmObservation::default(), &root, at);
+        let all = counters.sample(&looked, &VmObservation::default(), &root, at);
         let name = format!("{} for {path} in {}", Limit::ReadIops.key(), group.path.display());
         let of = |kind, name: &str| {
             let found: Vec<_> = all.iter().filter(|one| one.kind == kind).collect();

@@ -52,7 +52,7 @@ fn dirs(dir: &Path) -> Dirs {
 fn look_until_seen(monitors: &mut Monitors, vms: &[Arc<RunningVm>], name: &str) -> Instant {
     let begin = Instant::now();
     loop {
-        let mut looked = monitors.look(vms);
+        let mut looked = monitors.sample(vms);
         match looked.remove(name).unwrap() {
             (at, Ok(_)) => return at,
             (_, Err(why)) => assert!(begin.elapsed() < HANG, "{why}"),
@@ -73,7 +73,7 @@ fn a_monitor_that_does_not_answer_holds_up_the_look_at_no_other_vm() {
     let first = look_until_seen(&mut monitors, &vms, "good");
     let second = look_until_seen(&mut monitors, &vms, "good");
     assert!(second > first);
-    let (_, seen) = monitors.look(&vms).remove("bad").unwrap();
+    let (_, seen) = monitors.sample(&vms).remove("bad").unwrap();
     let why = seen.unwrap_err();
     assert!(why.contains("has not answered for") || why.contains("no answer within"), "{why}");
     if monitors.asked["bad"].since.is_some() {
@@ -101,7 +101,7 @@ fn more_drives_than_a_vm_may_have_are_refused_and_asked_for_later_and_later() {
     let why = asked.why.clone().unwrap();
     assert!(why.contains("more than 64 drives"), "{why}");
     // From now on it is asked seldom, and what is wrong stays said.
-    assert!(asked.again > Instant::now() || begin.elapsed() > AGAIN);
+    assert!(asked.again > Instant::now() || begin.elapsed() > MIN_RETRY_DELAY);
     assert!(asked.unseen(Instant::now()).contains("more than 64 drives"));
 }
 

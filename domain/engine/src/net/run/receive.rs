@@ -226,7 +226,7 @@ impl Port {
         let Self { rx, cutters, .. } = self;
         let (Some(buffer), cutter) = (rx.first_free(), &mut cutters[usize::from(RX)]) else { return false };
         let segment = &buffer[..len];
-        let Some(cut) = Cut::of(segment).filter(|_| !cutter.is_busy()) else { return false };
+        let Some(cut) = Cut::parse(segment).filter(|_| !cutter.is_busy()) else { return false };
         cutter.buffer()[..len].copy_from_slice(segment);
         cutter.begin(cut, len, priority);
         true

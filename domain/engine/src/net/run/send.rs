@@ -84,7 +84,7 @@ impl NetLoop {
             let Some(bytes) = port.fetched().map(|buffer| &buffer[..len]) else { break };
             let frame = Frame::parse(&bytes[HEADER..]).filter(|_| is_valid_header(bytes, features));
             let ipv6 = segmentation(bytes);
-            let cut = ipv6.and_then(|_| Cut::of(bytes));
+            let cut = ipv6.and_then(|_| Cut::parse(bytes));
             let Some(frame) = frame.filter(|_| ipv6.is_some() == cut.is_some()) else {
                 port.drops.malformed += 1;
                 port.hold.fruitless += 1;

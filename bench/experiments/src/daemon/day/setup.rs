@@ -37,7 +37,7 @@ const TASKS: [(&str, &str); 3] = [
 const PROFILE: Duration = Duration::from_secs(20);
 
 /// Device and guests. All of it is removed on drop.
-pub struct Plant {
+pub struct DaySetup {
     labs: LabHost,
     lab: Lab,
     guests: Vec<Option<QemuGuest>>,
@@ -46,7 +46,7 @@ pub struct Plant {
     pub device: PathBuf,
 }
 
-impl Drop for Plant {
+impl Drop for DaySetup {
     fn drop(&mut self) {
         self.guests.clear();
         // After an error, which is reported.
@@ -54,7 +54,7 @@ impl Drop for Plant {
     }
 }
 
-impl Plant {
+impl DaySetup {
     /// Makes the device and the cgroups, measures the device for both `of`, and boots the guests.
     pub fn new(labs: &LabHost, of: &[&Dirs], progress: &dyn Progress) -> anyhow::Result<Self> {
         let labs = labs.below(BENCH_DIR);
@@ -170,7 +170,7 @@ impl Plant {
         Ok(text)
     }
 
-    /// Spec of [`Plant::spec_text`], parsed.
+    /// Spec of [`DaySetup::spec_text`], parsed.
     pub fn spec(&self) -> anyhow::Result<Spec> {
         Ok(rtvirtio_spec::parse("day.toml", &self.spec_text()?)?)
     }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, OnConflict, Reverted, Session, Status};
 use rtvirtio_kernel::trusted::DATA_LIMIT;
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_planner::replan::{Basis, Input, Patience};
+use rtvirtio_planner::replan::{Backoff, Basis, Input};
 use rtvirtio_spec::{Device, HostSpec, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ const HELD_FILE: &str = "held.json";
 
 /// A plan that is held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct ServicePlan {
     /// The contracts that it carries out.
     pub contract: String,
     /// Observations from which it was made.
@@ -39,7 +39,7 @@ pub struct Held {
     pub given_up: BTreeSet<String>,
     /// Hysteresis of loads, devices and caution, to be restored after a restart.
     #[serde(default)]
-    pub patience: BTreeMap<String, Patience>,
+    pub patience: BTreeMap<String, Backoff>,
     /// The configuration of each device before any plan.
     pub starts: Vec<Start>,
     /// Settings that were left to another program, by name: never touched again under these
@@ -51,7 +51,7 @@ pub struct Held {
     pub since: String,
 }
 
-impl Held {
+impl ServicePlan {
     /// Contracts and observations behind it, for the decision to plan again.
     #[must_use]
     pub fn basis(&self) -> Basis {
@@ -79,7 +79,7 @@ pub struct Start {
 }
 
 impl Start {
-    fn of(device: &str, spec: &Spec, config: &Config) -> Self {
+    fn new(device: &str, spec: &Spec, config: &Config) -> Self {
         let vms = spec.vms.iter().zip(&config.vms).map(|(vm, of)| (vm.name.clone(), of.clone()));
         Self { device: device.to_owned(), elevator: config.elevator, bfq: config.bfq, vms: vms.collect() }
     }
@@ -106,7 +106,7 @@ fn place(dirs: &Dirs) -> Dirs {
 ///
 /// # Errors
 /// When the file beside the journal is damaged, or missing.
-pub fn find(dirs: &Dirs) -> Result<Option<Held>> {
+pub fn find(dirs: &Dirs) -> Result<Option<ServicePlan>> {
     if !is_in_force(dirs)? {
         return Ok(None);
     }
@@ -159,7 +159,7 @@ pub fn ended(dirs: &Dirs) -> Result<Vec<String>> {
     Ok(started::ended(&dirs.held_plan())?.into_iter().map(|vm| vm.vm).collect())
 }
 
-fn save(held: &Held, dirs: &Dirs) -> Result<()> {
+fn save(held: &ServicePlan, dirs: &Dirs) -> Result<()> {
     write_state(&dirs.held_plan(), HELD_FILE, &serde_json::to_vec_pretty(held)?)
 }
 
@@ -234,7 +234,7 @@ mod tests {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
         assert_eq!(find(&dirs).unwrap(), None);
-        let held = Held {
+        let held = ServicePlan {
             contract: "c".to_owned(),
             input: Input::declared(["plc".to_owned()].into()),
             given_up: BTreeSet::new(),

@@ -16,7 +16,7 @@ use crate::UrgencyError;
 
 /// Pause before a failed question is repeated: the first, and the longest. It doubles each time.
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
-const LONGEST: Nanos = Nanos::from_millis(60_000);
+const MAX_PAUSE: Nanos = Nanos::from_millis(60_000);
 
 /// Numbers of vCPUs by thread id.
 pub(super) type Vcpus = BTreeMap<u32, Vec<u32>>;
@@ -42,14 +42,14 @@ struct Shared {
 ///
 /// The other side has the highest priority of all: it only tries the lock, because the thread may
 /// be preempted where it cannot release it before that side sleeps.
-pub(super) struct Asker {
+pub(super) struct MonitorPoller {
     shared: Arc<Shared>,
     thread: Thread,
     asked_vcpus: bool,
     asked_address: bool,
 }
 
-impl Asker {
+impl MonitorPoller {
     /// Starts the thread, without a question.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Asker {
     }
 }
 
-impl Drop for Asker {
+impl Drop for MonitorPoller {
     fn drop(&mut self) {
         self.shared.end.store(true, Ordering::Release);
         // Not joined: it may be asking.
@@ -159,7 +159,7 @@ impl Again {
     /// Doubles the pause after a failure.
     pub fn failed(&mut self, now: Nanos) {
         self.due = Nanos(now.0.saturating_add(self.pause.0));
-        self.pause = Nanos(self.pause.0.saturating_mul(2).min(LONGEST.0));
+        self.pause = Nanos(self.pause.0.saturating_mul(2).min(MAX_PAUSE.0));
     }
 }
 

@@ -11,9 +11,9 @@ use crate::placement::Source;
 use crate::snapshot::Snapshot;
 
 /// Shared state, as the publisher's source.
-pub(super) struct Looked(pub(super) Arc<Shared>);
+pub(super) struct PlacementSource(pub(super) Arc<Shared>);
 
-impl Source for Looked {
+impl Source for PlacementSource {
     fn snapshot(&self) -> Arc<Snapshot> {
         self.0.snapshot()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::verdict::{Evidence, judge};
-use rtvirtio_planner::replan::{Sight, load_key};
+use rtvirtio_planner::replan::{Observations, load_key};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_vmm::disk_stats::Direction;
 
@@ -18,10 +18,10 @@ const SHORTEST_S: f64 = 30.0;
 /// disk whose tasks all declare a rate, and targets of tasks whose requests are told from other
 /// tasks'.
 #[must_use]
-pub fn sight_of(seen: &Observation, desired: &Desired) -> Sight {
-    let mut sight = Sight { slow: seen.host.slow.clone(), ..Sight::default() };
+pub fn sight_of(seen: &Observation, desired: &Desired) -> Observations {
+    let mut sight = Observations { slow: seen.host.slow.clone(), ..Observations::default() };
     for (name, of) in &seen.vms {
-        let Some(contract) = desired.of(name) else { continue };
+        let Some(contract) = desired.contract_of(name) else { continue };
         loads(&contract.vm, of, &mut sight.loads);
         for target in &of.targets {
             if let Some(missed) = is_missed(target) {

@@ -12,23 +12,23 @@ use crate::error::Result;
 /// references to groups: milliseconds on an idle machine, seconds on a busy one.
 pub(super) const LAST_REFERENCES: Duration = Duration::from_secs(5);
 /// Pause before what was refused is tried again.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Puts back, and again what the kernel has refused: for a moment after the threads have left a
-/// group it may still count the group's budget, or hold the group in use. `patience` is the time
+/// group it may still count the group's budget, or hold the group in use. `time_left` is the time
 /// left for that.
-pub(super) fn put_back_patiently(
+pub(super) fn put_back_with_retries(
     dir: &Path,
     on_conflict: OnConflict,
-    patience: &mut Duration,
+    time_left: &mut Duration,
 ) -> Result<Option<Reverted>> {
     let Some(mut reverted) = put_back(dir, on_conflict)? else { return Ok(None) };
     let is_refused = |of: &Reverted| of.outcomes.iter().any(|o| matches!(o.fate, Fate::Failed { .. }));
-    while !reverted.done && is_refused(&reverted) && !patience.is_zero() {
+    while !reverted.done && is_refused(&reverted) && !time_left.is_zero() {
         let begin = Instant::now();
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_INTERVAL);
         let Some(again) = put_back(dir, on_conflict)? else { break };
-        *patience = patience.saturating_sub(begin.elapsed());
+        *time_left = time_left.saturating_sub(begin.elapsed());
         reverted = followed_by(reverted, again);
     }
     Ok(Some(reverted))

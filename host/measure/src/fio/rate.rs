@@ -11,7 +11,7 @@ use crate::MeasureError;
 /// apart from each other. With a mix of sizes the bytes are evenly spaced: a request is due when
 /// the earlier ones have taken their time, so the rate is kept on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct FioRate {
     read: Option<u64>,
     write: Option<u64>,
     /// Bytes of a request; mean of a mix.
@@ -27,7 +27,7 @@ const MAX_AT_ONCE: u32 = 128;
 /// Largest relative deviation of a stream's rate from the mean.
 const DRIFT: f64 = 0.05;
 
-impl Pace {
+impl FioRate {
     /// Paces of a task's requests, one per fio section; empty when the task has no rate.
     ///
     /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at
@@ -43,7 +43,7 @@ impl Pace {
     /// # Errors
     /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
     /// it by more than 0.1 %, and for more requests at once than 128.
-    pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
+    pub fn from_task(task: &Task) -> Result<Vec<Self>, MeasureError> {
         let Some(rate) = task.rate else { return Ok(Vec::new()) };
         let at_once = task.at_once();
         if at_once > MAX_AT_ONCE {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::{Line, Machine, Write, dry_run, merge, resolve};
 use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{
-    Change, Effect, Ground, Input, NoPlan, Outline, Patience, Request, Unplanned, candidate, difference,
+    Backoff, Change, Effect, Input, NoPlan, Outline, PlanInput, Request, Unplanned, candidate, difference,
 };
 use rtvirtio_planner::{Plan, Setting};
 use rtvirtio_spec::{Device, HostSpec, Part};
 
-use super::{Held, Start, find, plan};
+use super::{ServicePlan, Start, find, plan};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Kind, Result};
@@ -29,7 +29,7 @@ pub struct HeldCandidate {
     pub contract: String,
     /// Observations from which it was made.
     pub input: Input,
-    pub(super) patience: BTreeMap<String, Patience>,
+    pub(super) patience: BTreeMap<String, Backoff>,
     /// Reason for making it, for the user.
     pub reason: String,
     /// The VMs that run, with their devices.
@@ -207,7 +207,7 @@ fn of_part(tasks: &BTreeSet<String>, part: &Part) -> BTreeSet<String> {
 }
 
 /// Settings left to other programs under the same contracts; empty under others.
-pub(super) fn yielded(held: Option<&Held>, contract: &str) -> BTreeSet<String> {
+pub(super) fn yielded(held: Option<&ServicePlan>, contract: &str) -> BTreeSet<String> {
     held.filter(|held| held.contract == contract).map(|held| held.yielded.clone()).unwrap_or_default()
 }
 
@@ -239,13 +239,13 @@ fn of_site(
     if let Some(start) = start {
         survey.config = start.config(&site.spec, &survey.config);
     }
-    let start = Start::of(device, &site.spec, &survey.config);
+    let start = Start::new(device, &site.spec, &survey.config);
     let mut options = site.options(survey, &choice)?;
     // A guest that is restarted loses its settings, and its next start has no journal.
     options.space.guests = false;
     let settings = in_force.map(|plan| plan.settings.as_slice()).unwrap_or_default();
     let ground =
-        Ground { device, spec: &site.spec, profile: &profile, options: &options, in_force: settings };
+        PlanInput { device, spec: &site.spec, profile: &profile, options: &options, in_force: settings };
     let made = candidate(&ground, input)?;
     let plan = traffic::with_limits(&made.plan, &site.spec)?;
     let changes = difference(&site.spec, &options.start, settings, &plan.settings)?;

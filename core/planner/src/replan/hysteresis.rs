@@ -11,9 +11,9 @@ const REGRET_GROWTH: u64 = 4;
 /// ... and its limit in all.
 const MOST_GROWTH: u64 = 16;
 
-/// Time constants of a [`Ladder`], in ms.
+/// Time constants of a [`Hysteresis`], in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct HysteresisTiming {
     /// Time for which a need must last without a break to count.
     pub confirm: u64,
     /// Time without need after which a level is left.
@@ -22,7 +22,7 @@ pub struct Pace {
 
 /// State of a ladder's horizon, without times, so that a later process can restore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Patience {
+pub struct Backoff {
     /// Factor of the horizon, 1 at first.
     pub growth: u64,
     /// Whether a level was left, and not needed since.
@@ -35,7 +35,7 @@ pub struct Patience {
 /// level falls once or a few times: each time that the need recurs soon after a fall, the horizon
 /// becomes four times as long.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ladder {
+pub struct Hysteresis {
     level: u8,
     /// Time at which each level from 1 on was last needed, in ms.
     needed: Vec<u64>,
@@ -47,7 +47,7 @@ pub struct Ladder {
     fell: Option<u64>,
 }
 
-impl Ladder {
+impl Hysteresis {
     /// A ladder at this level, which counts as needed now.
     #[must_use]
     pub fn at(level: u8, now: u64) -> Self {
@@ -57,14 +57,14 @@ impl Ladder {
 
     /// Restores the state of an earlier process. A level that was left then counts as left now.
     #[must_use]
-    pub fn with(self, patience: Patience, now: u64) -> Self {
+    pub fn with(self, patience: Backoff, now: u64) -> Self {
         Self { growth: patience.growth.clamp(1, MOST_GROWTH), fell: patience.fell.then_some(now), ..self }
     }
 
     /// State for a later process; `None` where it is the initial one.
     #[must_use]
-    pub fn patience(&self) -> Option<Patience> {
-        let patience = Patience { growth: self.growth, fell: self.fell.is_some() };
+    pub fn patience(&self) -> Option<Backoff> {
+        let patience = Backoff { growth: self.growth, fell: self.fell.is_some() };
         (patience.growth > 1 || patience.fell).then_some(patience)
     }
 
@@ -80,7 +80,7 @@ impl Ladder {
     }
 
     /// Records the need at one moment.
-    pub fn see(&mut self, now: u64, need: u8, pace: Pace) {
+    pub fn see(&mut self, now: u64, need: u8, pace: HysteresisTiming) {
         let need = need.min(HIGHEST);
         // A need counts as interrupted where it was not observed.
         let watched = self.seen.is_some_and(|at| now.saturating_sub(at) <= pace.confirm);
@@ -109,11 +109,11 @@ impl Ladder {
         }
     }
 
-    fn horizon(&self, pace: Pace) -> u64 {
+    fn horizon(&self, pace: HysteresisTiming) -> u64 {
         pace.horizon.saturating_mul(self.growth)
     }
 
-    fn rise(&mut self, now: u64, level: u8, pace: Pace) {
+    fn rise(&mut self, now: u64, level: u8, pace: HysteresisTiming) {
         let soon = self.horizon(pace).saturating_mul(REGRET_HORIZONS);
         if self.fell.take().is_some_and(|at| now.saturating_sub(at) < soon) {
             self.growth = (self.growth * REGRET_GROWTH).min(MOST_GROWTH);
@@ -129,11 +129,11 @@ mod tests {
 
     use super::*;
 
-    const PACE: Pace = Pace { confirm: 5, horizon: 100 };
+    const PACE: HysteresisTiming = HysteresisTiming { confirm: 5, horizon: 100 };
 
     /// Levels over time, with one observation at each moment.
     fn levels(need: impl Fn(u64) -> u8, until: u64) -> Vec<u8> {
-        let mut ladder = Ladder::at(0, 0);
+        let mut ladder = Hysteresis::at(0, 0);
         let see = |now| {
             ladder.see(now, need(now), PACE);
             ladder.level()
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_was_not_watched_did_not_last() {
-        let mut ladder = Ladder::at(0, 0);
+        let mut ladder = Hysteresis::at(0, 0);
         ladder.see(0, 2, PACE);
         ladder.see(50, 2, PACE);
         assert_eq!(ladder.level(), 0);
@@ -180,7 +180,7 @@ mod tests {
         fn no_need_makes_it_oscillate(
             needs in proptest::collection::vec((1u64..400, 0u8..5), 1..60),
         ) {
-            let mut ladder = Ladder::at(0, 0);
+            let mut ladder = Hysteresis::at(0, 0);
             let (mut now, mut last) = (0, [0_u64; 5]);
             for (length, need) in needs {
                 for _ in 0..length {

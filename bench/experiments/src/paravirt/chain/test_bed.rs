@@ -25,7 +25,7 @@ pub const WINDOW: u32 = 4;
 const DISK: Bytes = Bytes(64 << 20);
 
 /// Both disks, parts of one in memory. To be dropped after the guests.
-pub struct DiskBed {
+pub struct DiskTestBed {
     domain: Backend,
     dirs: Dirs,
     control: PathBuf,
@@ -33,7 +33,7 @@ pub struct DiskBed {
     _disk: RamDisk,
 }
 
-impl DiskBed {
+impl DiskTestBed {
     /// Starts the I/O domain.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ const LIBVIRT_SETTLES: Duration = Duration::from_millis(500);
 const OBSERVED: Duration = Duration::from_secs(1);
 
 /// A VM whose contract is kept.
-pub struct Kept {
+pub struct ManagedVm {
     of: InForce,
     handle: VmHandle,
     watcher: Watcher,
@@ -60,7 +60,7 @@ pub struct TakeIn {
     at: Instant,
 }
 
-impl Kept {
+impl ManagedVm {
     /// Starts to keep a contract in force; CPU time counts from now.
     #[must_use]
     pub fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
@@ -160,9 +160,9 @@ impl Kept {
         self.pending.extend(all);
     }
 
-    /// Finds new threads and returns the writes for them; [`Kept::written`] is to be called after
-    /// these. `None` where there is nothing to do. `look_up` finds the VM's processes and roles
-    /// again; threads of the kernel for the VM are looked for among `processes`.
+    /// Finds new threads and returns the writes for them; [`ManagedVm::written`] is to be called
+    /// after these. `None` where there is nothing to do. `look_up` finds the VM's processes and
+    /// roles again; threads of the kernel for the VM are looked for among `processes`.
     ///
     /// # Errors
     /// When `/proc` cannot be read. A VM that has ended is no error.
@@ -190,11 +190,11 @@ impl Kept {
         Ok(())
     }
 
-    /// Like [`Kept::scan`], without looking for further threads: the writes for the next piece of
-    /// those that the last scan has found.
+    /// Like [`ManagedVm::scan`], without looking for further threads: the writes for the next piece
+    /// of those that the last scan has found.
     ///
     /// # Errors
-    /// As [`Kept::scan`].
+    /// As [`ManagedVm::scan`].
     pub fn take_next(
         &mut self,
         root: &Root,
@@ -298,8 +298,8 @@ impl Kept {
     /// are the threads of its journal.
     ///
     /// # Errors
-    /// As [`Kept::scan`].
-    pub fn look(
+    /// As [`ManagedVm::scan`].
+    pub fn find_new(
         &mut self,
         root: &Root,
         probe: &Probe,
@@ -321,7 +321,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Notes that the writes of [`Kept::scan`] have been made.
+    /// Notes that the writes of [`ManagedVm::scan`] have been made.
     pub fn written(&mut self, done: TakeIn) {
         self.took(&done);
         if self.of.backend == Backend::Deadline {

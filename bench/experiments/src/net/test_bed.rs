@@ -171,7 +171,7 @@ fn ip(address: Address) -> String {
 }
 
 /// Guests, their network, and the host's end of it.
-pub struct NetBed {
+pub struct NetTestBed {
     /// Namespace of the network.
     pub namespace: Namespace,
     /// Kind of network that connects the guests.
@@ -191,7 +191,7 @@ pub struct NetBed {
     core: u32,
 }
 
-impl NetBed {
+impl NetTestBed {
     /// Boots both guests; on the I/O domain each has a part of `disk`, of this size. The calling
     /// thread moves into the namespace.
     ///
@@ -332,7 +332,7 @@ impl NetBed {
         Ok(bytes + frames * WIRE_OVERHEAD)
     }
 
-    /// Starts the neighbour's load at full speed; ended with [`NetBed::stop_neighbour`].
+    /// Starts the neighbour's load at full speed; ended with [`NetTestBed::stop_neighbour`].
     ///
     /// # Errors
     /// When its guest does not answer.
@@ -452,7 +452,7 @@ impl NetBed {
     }
 }
 
-impl Drop for NetBed {
+impl Drop for NetTestBed {
     fn drop(&mut self) {
         // The guests end first: they wait for a stopped switch until their time limit.
         if let Some(ovs) = &self.ovs {

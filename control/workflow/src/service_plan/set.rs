@@ -4,7 +4,7 @@ use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Si
 use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
-use super::{Held, find, place, put_back, save};
+use super::{ServicePlan, find, place, put_back, save};
 use crate::apply::{Resolved, Room, Wanted, resolve};
 use crate::covered;
 use crate::devices::Devices;
@@ -49,7 +49,7 @@ pub fn set(
     refuse_applied(applied.as_ref(), made.lines.iter().map(|line| line.path.clone()))?;
     let before = find(dirs)?;
     let left = yielded(before.as_ref(), &made.contract);
-    let held = Held {
+    let held = ServicePlan {
         contract: made.contract.clone(),
         input: made.input.clone(),
         given_up: made.outline.given_up.clone(),
@@ -106,7 +106,7 @@ fn refuse_applied(applied: Option<&Status>, mut paths: impl Iterator<Item = Stri
 }
 
 /// The configurations before any plan, also of devices that the new one does not have.
-fn merged(before: Option<&Held>, made: &HeldCandidate) -> Vec<super::Start> {
+fn merged(before: Option<&ServicePlan>, made: &HeldCandidate) -> Vec<super::Start> {
     let mut starts = made.starts.clone();
     for old in before.iter().flat_map(|held| &held.starts) {
         match starts.iter_mut().find(|start| start.device == old.device) {
@@ -125,7 +125,7 @@ fn merged(before: Option<&Held>, made: &HeldCandidate) -> Vec<super::Start> {
 /// Changes what is in force; `None` where all of it has to be set anew.
 fn amend(
     made: &HeldCandidate,
-    held: &Held,
+    held: &ServicePlan,
     devices: &Devices,
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -157,9 +157,9 @@ fn amend(
     };
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
-    covered::save(&covered::of(plans.zip(&devices.sites)), &at.state)?;
+    covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
     for vm in devices.host_vms() {
-        if let Some(start) = StartedVm::of(vm, progress) {
+        if let Some(start) = StartedVm::find(vm, progress) {
             started::replace(start, &at.state)?;
         }
     }

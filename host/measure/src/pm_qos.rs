@@ -19,11 +19,11 @@ const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
 /// PM QoS request that keeps the CPUs out of idle states while this lives.
 #[derive(Debug)]
-pub struct Awake {
+pub struct PmQosGuard {
     _held: File,
 }
 
-impl Awake {
+impl PmQosGuard {
     /// Requests an exit latency of zero.
     ///
     /// # Errors

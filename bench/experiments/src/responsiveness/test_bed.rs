@@ -15,7 +15,7 @@ use rtvirtio_testbed::qemu::{Accel, DiskRegion, GuestDisk, QemuConfig, QemuGuest
 use rtvirtio_testbed::{AccelChoice, AppDisk, LabHost, choose_accel};
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::starts::{StartEvent, StartVm, StartsOptions, What, follow_starts};
+use rtvirtio_workflow::starts::{StartEvent, StartEventKind, StartVm, StartsOptions, follow_starts};
 
 use super::cell::{APPS, Cell, DISK, Plane};
 use super::load::{HostReaders, end_in_guest, start_in_guest};
@@ -38,7 +38,7 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time in which the throughput of a load is measured, at the end of its settling.
 const WINDOW: Duration = Duration::from_secs(2);
 /// Longest wait until the kernel's plane has connected to the guest's port.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Number and time limits of the start-ups of a run.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ struct Vm {
 
 /// A device, and the guests on it: one whose disk QEMU serves, one on the I/O domain. Both have the
 /// same part of the device, with the applications on it.
-pub struct Bed<'a> {
+pub struct DeviceTestBed<'a> {
     bed: &'a TestBed<'a>,
     labs: &'a LabHost,
     progress: &'a dyn Progress,
@@ -79,7 +79,7 @@ pub struct Bed<'a> {
     pub facts: Option<HostFacts>,
 }
 
-impl<'a> Bed<'a> {
+impl<'a> DeviceTestBed<'a> {
     /// Writes the applications to the device. Guests boot when a run needs them.
     pub fn make(
         bed: &'a TestBed<'a>,
@@ -267,13 +267,17 @@ impl<'a> Bed<'a> {
         })?;
         let favouring = Favouring { shared, thread: Some(thread) };
         let begin = Instant::now();
-        while !lock(&favouring.shared.events).iter().any(|e| e.what == What::Connected) {
+        while !lock(&favouring.shared.events).iter().any(|e| e.what == StartEventKind::Connected) {
             self.progress.check_cancelled()?;
             if favouring.thread.as_ref().is_none_or(JoinHandle::is_finished) {
                 favouring.end(self.progress)?;
                 bail!("following the guest's port ended by itself");
             }
-            ensure!(begin.elapsed() < PATIENCE, "the guest's port {} is not connected", vms_path(guest));
+            ensure!(
+                begin.elapsed() < CONNECT_TIMEOUT,
+                "the guest's port {} is not connected",
+                vms_path(guest)
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(favouring)
@@ -409,7 +413,7 @@ impl Favouring {
         done?;
         let events = lock(&self.shared.events);
         let favoured = events.iter().rev().find_map(|e| match e.what {
-            What::Lowered(counters) => Some(counters.favoured.as_secs_f64()),
+            StartEventKind::Lowered(counters) => Some(counters.favoured.as_secs_f64()),
             _ => None,
         });
         favoured.context("the guest was never favoured: its word did not arrive")
