@@ -240,7 +240,7 @@ fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
     assert_eq!(states(11), [crate::VmState::Unknown; 2]);
     let old = aged(11);
     assert!(!old.is_whole() && old.problems[0].contains("was last checked 11 s ago"), "{old:?}");
-    assert_eq!(old.vms[0].why.as_deref(), Some("it was last checked 11 s ago"));
+    assert_eq!(old.vms[0].why.as_deref(), Some("last checked 11 s ago"));
     let never = daemon.snapshot().aged(None, limit);
     assert_eq!(never.vms[0].looked_s, None);
 }
