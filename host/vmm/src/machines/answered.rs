@@ -88,7 +88,7 @@ mod tests {
             Ok(1)
         };
         let error = within(Duration::from_millis(20), &root, 7, hang).unwrap_err();
-        assert!(error.to_string().contains("does not answer"), "{error}");
+        assert!(error.to_string().contains("does not respond"), "{error}");
         // While the thread waits, the same process is not asked, and others are.
         let asked = |pid| within(ANSWER_TIMEOUT * 20, &root, pid, |_| Ok(2));
         assert!(asked(7).is_err());
