@@ -178,7 +178,7 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     drop(client);
     wait_for("the guest's end", || site.output(&detach).status.success());
     assert_eq!((read(&config), names(&site, control)), (before, vec!["a".to_owned()]));
-    assert!(site.ok(&["iod", "reload", "--dry-run", "--control", control]).contains("no disk would"));
+    assert!(site.ok(&["iod", "reload", "--dry-run", "--control", control]).contains("no disk or port would"));
 
     site.ok(&stop);
     assert!(site.ok(&["status"]).contains("no plan is in force"));

@@ -107,7 +107,7 @@ pub struct IodReloadArgs {
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Check the file and list the disks and ports that would come and go; change nothing
+    /// Check the file and list the disks and ports that would be added or removed; change nothing
     #[arg(long, conflicts_with = "force")]
     pub dry_run: bool,
     /// Disks and ports go even while guests are attached to them

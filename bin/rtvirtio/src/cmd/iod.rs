@@ -79,9 +79,9 @@ fn preview(found: &Preview) -> String {
     let line = |what: &str, kind: &str, names: &[String]| -> String {
         names.iter().map(|name| format!("{what}: {kind} \"{}\"\n", terminal(name, false))).collect()
     };
-    let lines = line("would come", "disk", &found.attach)
-        + &line("would come", "port", &found.attach_ports)
-        + &line("would go", "disk", &found.detach)
-        + &line("would go", "port", &found.detach_ports);
+    let lines = line("would be added", "disk", &found.attach)
+        + &line("would be added", "port", &found.attach_ports)
+        + &line("would be removed", "disk", &found.detach)
+        + &line("would be removed", "port", &found.detach_ports);
     if lines.is_empty() { "no disk or port would be added or removed\n".into() } else { lines }
 }
