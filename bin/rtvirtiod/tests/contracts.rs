@@ -332,7 +332,7 @@ fn a_contract_that_does_not_fit_leaves_the_one_in_force_and_is_not_written() {
         fs::write(file, good.replace("4ms", "19999us")).unwrap();
         rig.wait_state(&plc.name, "refused");
         let why = rig.vm(&plc.name)["why"].as_str().unwrap().to_owned();
-        assert!(why.contains("too much") && why.contains("stays"), "{why}");
+        assert!(why.contains("too much") && why.contains("stay until"), "{why}");
         assert_eq!((plc.budget().as_deref(), plc.vcpus(&rig)), (Some("4000"), fifo(1)));
         // It says so until it is mended.
         let (code, _) = rig.site.json(&["status"]);
