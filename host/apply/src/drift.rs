@@ -1,5 +1,7 @@
 //! Settings in force that another program has changed: set to our value again, or left as they are.
 
+use std::collections::BTreeMap;
+
 use crate::amend::Amended;
 use crate::capture::Line;
 use crate::error::ApplyError;
@@ -8,7 +10,7 @@ use crate::machine::Machine;
 use crate::outcome::Fate;
 use crate::revert::{State, inspect, restore as put_back};
 use crate::state_dir::StateDir;
-use crate::target::Target;
+use crate::target::{Form, Target};
 use crate::units;
 
 /// Current value of a setting in force where it is neither the written value nor a level; `None`
@@ -57,33 +59,31 @@ pub(crate) fn restore(
     Ok(out)
 }
 
-/// Puts a unit's property back, unless another program has changed it too, so that systemd does not
-/// write our value over that of the other program later. What systemd writes because of it gets its
-/// value again: `file`, which was `found` there, and what changes along.
-fn withdraw(
-    property: &Entry,
-    file: &Entry,
-    found: &str,
-    journal: &Journal,
-    machine: &Machine<'_>,
-) -> Result<(), ApplyError> {
-    if !matches!(inspect(property, true, machine), State::Ours(_)) {
-        return Ok(());
-    }
-    let Some(old) = &property.old else { return Ok(()) };
+/// Puts units' properties back, so that systemd does not write our values over those of another
+/// program later. What systemd writes because of it gets its value again.
+fn withdraw(properties: &[&Entry], journal: &Journal, machine: &Machine<'_>) -> Result<(), ApplyError> {
     let value = |target: &Target| target.form.value(&machine.read(target).ok()?);
-    let along = journal.entries.iter().filter(|e| e.changed_by == Some(property.id));
-    let before: Vec<_> = along.map(|e| (e, value(&e.target))).collect();
-    put_back_as(&property.target, old, machine)?;
-    for (entry, before) in before {
-        // A value that systemd writes in either case is its own, and another program's is not.
-        let is_systemds = before == value(&entry.target);
-        let wanted = if is_systemds { entry.old.as_ref() } else { before.as_ref() };
-        if let Some(wanted) = wanted {
-            put_back_as(&entry.target, wanted, machine)?;
+    // The controller stays: other settings may need it, and putting back asks for that.
+    let is_along = |e: &&Entry| {
+        properties.iter().any(|p| e.changed_by == Some(p.id)) && e.target.form != Form::IoEnabled
+    };
+    let before: Vec<_> = journal.entries.iter().filter(is_along).map(|e| (e, value(&e.target))).collect();
+    let mut done = Ok(());
+    for property in properties {
+        if let Some(old) = &property.old {
+            done = done.and(put_back_as(&property.target, old, machine));
         }
     }
-    put_back_as(&file.target, found, machine)
+    for (entry, before) in before {
+        let Some(before) = before else { continue };
+        // A value that systemd writes in either case is its own, and another program's is not.
+        let is_systemds = value(&entry.target).as_ref() == Some(&before);
+        let wanted = if is_systemds { entry.old.as_ref() } else { Some(&before) };
+        if let Some(wanted) = wanted {
+            done = done.and(put_back_as(&entry.target, wanted, machine));
+        }
+    }
+    done
 }
 
 fn put_back_as(target: &Target, value: &str, machine: &Machine<'_>) -> Result<(), ApplyError> {
@@ -96,24 +96,55 @@ fn put_back_as(target: &Target, value: &str, machine: &Machine<'_>) -> Result<()
 }
 
 /// Leaves what another program has changed to it: the entries are dropped, with the properties that
-/// give these files to systemd. A kill in between leaves the entries.
+/// give these files to systemd. A kill in between leaves the entries, with the other program's
+/// values as those to be put back.
 pub(crate) fn release(
     dir: &StateDir,
     chosen: &dyn Fn(&str, &str) -> bool,
     machine: &Machine<'_>,
 ) -> Result<Vec<String>, ApplyError> {
     let mut journal = journal::load_whole(dir, machine)?;
-    let mut left: Vec<(usize, String)> = Vec::new();
-    for entry in journal.entries.iter().filter(|e| chosen(&e.knob, &e.target.to_string())) {
-        let Some(found) = drifted(entry, machine) else { continue };
-        for property in journal.entries.iter().filter(|e| units::gives(e, entry)) {
-            if !left.iter().any(|(id, _)| *id == property.id) {
-                withdraw(property, entry, &found, &journal, machine)?;
-                left.push((property.id, property.knob.clone()));
+    let is_chosen = |e: &&Entry| chosen(&e.knob, &e.target.to_string());
+    let found: BTreeMap<usize, String> =
+        journal.entries.iter().filter(is_chosen).filter_map(|e| Some((e.id, drifted(e, machine)?))).collect();
+    let of_properties = |journal: &Journal| -> Result<(Vec<usize>, Vec<usize>), ApplyError> {
+        let is_left =
+            |p: &&Entry| journal.entries.iter().any(|e| found.contains_key(&e.id) && units::gives(p, e));
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for property in journal.entries.iter().filter(is_left) {
+            match inspect(property, true, machine) {
+                State::Ours(_) => ours.push(property.id),
+                State::Unreadable(why) => {
+                    let (label, value) = (property.target.to_string(), property.old.clone());
+                    return Err(ApplyError::NotLeft { label, value: value.unwrap_or_default(), why });
+                }
+                State::Old | State::Foreign(_) | State::Gone(_) => others.push(property.id),
             }
         }
-        left.push((entry.id, entry.knob.clone()));
+        Ok((ours, others))
+    };
+    let (ours, others) = of_properties(&journal)?;
+    if !ours.is_empty() {
+        for entry in &mut journal.entries {
+            if let Some(found) = found.get(&entry.id) {
+                entry.old = Some(found.clone());
+            }
+        }
+        journal::store(dir, &journal)?;
+        let properties: Vec<&Entry> = journal.entries.iter().filter(|e| ours.contains(&e.id)).collect();
+        let mut done = withdraw(&properties, &journal, machine);
+        // All of them after all properties: each of these makes systemd write the unit's files.
+        for entry in &journal.entries {
+            if let Some(found) = found.get(&entry.id) {
+                done = done.and(put_back_as(&entry.target, found, machine));
+            }
+        }
+        done?;
     }
+    let is_given_up =
+        |e: &&Entry| found.contains_key(&e.id) || ours.contains(&e.id) || others.contains(&e.id);
+    let left: Vec<(usize, String)> =
+        journal.entries.iter().filter(is_given_up).map(|e| (e.id, e.knob.clone())).collect();
     if left.is_empty() {
         return Ok(Vec::new());
     }

@@ -15,8 +15,8 @@ pub struct Running(pub Child);
 
 impl Running {
     /// Starts a child for a call that the calling thread waits for. The kernel kills it when that
-    /// thread ends in any way, `kill -9` of this process included: what it was to change is not
-    /// changed later, by a process that nobody waits for.
+    /// thread ends in any way, `kill -9` of this process included: it asks for nothing later. What
+    /// it has asked another program for, as a message to systemd, may still be done.
     ///
     /// # Errors
     /// As [`Command::spawn`].
