@@ -170,7 +170,7 @@ impl<'a> Stage<'a> {
         Self { fresh, ..self }
     }
 
-    /// Sets whether the CPUs are kept from idle states ([`rtvirtio_measure::awake`]), as recorded
+    /// Sets whether the CPUs are kept from idle states ([`rtvirtio_measure::pm_qos`]), as recorded
     /// with a run.
     #[must_use]
     pub fn awake(self, awake: bool) -> Self {

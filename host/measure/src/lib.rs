@@ -10,7 +10,7 @@
 //! - [`stalls`]: their spans, to be subtracted.
 //! - [`standstill`]: times in which the disk itself completed nothing.
 //! - [`late`]: share of late requests that these explain.
-//! - [`awake`]: keeps the host's CPUs out of idle states.
+//! - [`pm_qos`]: keeps the host's CPUs out of idle states.
 //! - [`profile`]: throughput and latency of a device, measured.
 //! - [`observe`]: a VM's I/O while it works, from counters of QEMU and the kernel.
 //! - [`waits`]: waiting of VMs for each other on a device.

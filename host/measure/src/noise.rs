@@ -50,7 +50,7 @@ pub struct Noise {
     pub n: u64,
     /// Whether the probes ran under SCHED_FIFO. Without it, load under test delays them too.
     pub realtime: bool,
-    /// Whether the CPUs were kept out of idle states meanwhile ([`crate::awake`]).
+    /// Whether the CPUs were kept out of idle states meanwhile ([`crate::pm_qos`]).
     #[serde(default)]
     pub awake: bool,
     /// Share of all CPU time that the hypervisor stole from this machine, itself a guest (0 to 1),
