@@ -59,7 +59,7 @@ impl PaperModels {
     /// From the text of a model file, which may hold none of them.
     ///
     /// # Errors
-    /// Another format, or a network that cannot be used.
+    /// A file of another format, or with a network that cannot be used.
     pub fn from_json(text: &str) -> std::result::Result<Self, ModelFileError> {
         let parts: Parts = serde_json::from_str(text).map_err(|e| ModelFileError::Form(e.to_string()))?;
         if let Some(ensemble) = &parts.paper {

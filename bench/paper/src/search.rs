@@ -57,7 +57,7 @@ pub fn options(start: Config) -> PlanOptions {
 /// host, else those of Table III.
 ///
 /// # Errors
-/// Those of [`configure`].
+/// The errors of [`configure`].
 pub fn by_equations(
     spec: &Spec,
     profile: &Profile,
@@ -70,7 +70,7 @@ pub fn by_equations(
 /// Configuration that the paper's search finds with its network.
 ///
 /// # Errors
-/// Those of [`configure`], and [`ModelError::NotLearned`] where no network was fitted.
+/// The errors of [`configure`], and [`ModelError::NotLearned`] where no network was fitted.
 pub fn by_network(
     spec: &Spec,
     profile: &Profile,

@@ -104,6 +104,17 @@ fn marks(page: &str) -> Vec<(&str, Vec<&str>)> {
     found
 }
 
+/// Figures of a page that is read in plain text and has no marks: a text that ends with each, and
+/// the words of its mark.
+fn figures_of<'t>(table: &'t str, page: &str) -> Vec<(&'t str, Vec<&'t str>)> {
+    let rows = table.lines().filter_map(|line| line.strip_prefix(page)?.strip_prefix('\t'));
+    rows.map(|row| {
+        let (shown, words) = row.split_once('\t').unwrap_or((row, ""));
+        (shown, words.split_whitespace().collect())
+    })
+    .collect()
+}
+
 /// The last number of a text and how many decimals it has; a space may part its thousands.
 fn last_number(text: &str) -> Option<(f64, usize)> {
     let end = text.rfind(|c: char| c.is_ascii_digit())? + 1;
@@ -154,13 +165,21 @@ fn every_marked_figure_is_that_of_its_claim() {
     let root = project();
     let table = std::fs::read_to_string(root.join("docs/results/claims.tsv")).unwrap();
     let claims = claims(&table);
+    let listed = std::fs::read_to_string(root.join("docs/results/figures.tsv")).unwrap();
     let mut all = ["README.md", "SPECIFICATION.md"].map(|page| root.join(page)).to_vec();
     pages(&root.join("docs"), &mut all);
     let mut wrong = Vec::new();
     for path in all {
         let page = std::fs::read_to_string(&path).unwrap();
         let name = path.strip_prefix(root).unwrap().display().to_string();
-        let marks = marks(&page);
+        let mut marks = marks(&page);
+        for (shown, words) in figures_of(&listed, &name) {
+            if page.matches(shown).count() == 1 {
+                marks.push((shown, words));
+            } else {
+                wrong.push(format!("{name}: {shown:?} of figures.tsv is not there once"));
+            }
+        }
         wrong.extend(marks.iter().filter_map(|(shown, words)| {
             contradiction(&claims, shown, words).map(|why| format!("{name}: {why}"))
         }));
@@ -198,5 +217,10 @@ fn a_figure_that_is_not_its_claims_is_found() {
     ] {
         assert!(wrong(bad).is_some(), "{bad}");
     }
+    let table = "P.md\tmet (0.96\ta.share\nP.mdx\tno\ta.lost\nP.md\tat 29\ta.drop x100\n";
+    let found = figures_of(table, "P.md");
+    assert_eq!(found, [("met (0.96", vec!["a.share"]), ("at 29", vec!["a.drop", "x100"])]);
+    assert!(contradiction(&claims, found[0].0, &found[0].1).is_none());
+    assert!(contradiction(&claims, found[1].0, &found[1].1).is_some());
     assert_eq!(without_marks("1<!-- claim: a.share --> of 2<!-- claim: a.lost x2 -->."), "1 of 2.");
 }

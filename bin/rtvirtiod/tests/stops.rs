@@ -40,7 +40,7 @@ impl ProcessVm {
         Self(rig.site.vm(&format!("s{i}")), child)
     }
 
-    /// One with so many threads of the name that QEMU gives its workers.
+    /// A VM with so many threads of the name that QEMU gives its workers.
     fn of_threads(rig: &Rig, threads: u64) -> Self {
         const SCRIPT: &str = "import sys, threading
 def name(text):

@@ -60,7 +60,7 @@ impl Steps<'_, '_> {
     /// Forecasts of one configuration with their terms.
     ///
     /// # Errors
-    /// Those of the model.
+    /// The errors of the model.
     pub fn forecast(&self, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         self.evaluator.forecast(config)
     }
@@ -86,7 +86,7 @@ impl Steps<'_, '_> {
 /// settings that gain nothing; of `options` the model is not used.
 ///
 /// # Errors
-/// Those of [`crate::plan`].
+/// The errors of [`crate::plan`].
 pub fn configure(
     spec: &Spec,
     profile: &Profile,

@@ -91,7 +91,7 @@ impl Tuner {
     /// it. The targets of the others count.
     ///
     /// # Errors
-    /// Those of [`crate::plan`].
+    /// The errors of [`crate::plan`].
     pub fn new(
         spec: &Spec,
         profile: &Profile,

@@ -95,6 +95,29 @@ fn put_back_as(target: &Target, value: &str, machine: &Machine<'_>) -> Result<()
     Err(ApplyError::NotLeft { label: target.to_string(), value: value.to_owned(), why })
 }
 
+/// Entries of the properties that give files with these ids to systemd: those with our value, and
+/// those with another one.
+fn properties_of(
+    journal: &Journal,
+    found: &BTreeMap<usize, String>,
+    machine: &Machine<'_>,
+) -> Result<(Vec<usize>, Vec<usize>), ApplyError> {
+    let gives_one =
+        |p: &&Entry| journal.entries.iter().any(|e| found.contains_key(&e.id) && units::gives(p, e));
+    let (mut ours, mut others) = (Vec::new(), Vec::new());
+    for property in journal.entries.iter().filter(gives_one) {
+        match inspect(property, true, machine) {
+            State::Ours(_) => ours.push(property.id),
+            State::Unreadable(why) => {
+                let (label, value) = (property.target.to_string(), property.old.clone());
+                return Err(ApplyError::NotLeft { label, value: value.unwrap_or_default(), why });
+            }
+            State::Old | State::Foreign(_) | State::Gone(_) => others.push(property.id),
+        }
+    }
+    Ok((ours, others))
+}
+
 /// Leaves what another program has changed to it: the entries are dropped, with the properties that
 /// give these files to systemd. A kill in between leaves the entries, with the other program's
 /// values as those to be put back.
@@ -107,23 +130,7 @@ pub(crate) fn release(
     let is_chosen = |e: &&Entry| chosen(&e.knob, &e.target.to_string());
     let found: BTreeMap<usize, String> =
         journal.entries.iter().filter(is_chosen).filter_map(|e| Some((e.id, drifted(e, machine)?))).collect();
-    let of_properties = |journal: &Journal| -> Result<(Vec<usize>, Vec<usize>), ApplyError> {
-        let is_left =
-            |p: &&Entry| journal.entries.iter().any(|e| found.contains_key(&e.id) && units::gives(p, e));
-        let (mut ours, mut others) = (Vec::new(), Vec::new());
-        for property in journal.entries.iter().filter(is_left) {
-            match inspect(property, true, machine) {
-                State::Ours(_) => ours.push(property.id),
-                State::Unreadable(why) => {
-                    let (label, value) = (property.target.to_string(), property.old.clone());
-                    return Err(ApplyError::NotLeft { label, value: value.unwrap_or_default(), why });
-                }
-                State::Old | State::Foreign(_) | State::Gone(_) => others.push(property.id),
-            }
-        }
-        Ok((ours, others))
-    };
-    let (ours, others) = of_properties(&journal)?;
+    let (ours, others) = properties_of(&journal, &found, machine)?;
     if !ours.is_empty() {
         for entry in &mut journal.entries {
             if let Some(found) = found.get(&entry.id) {

@@ -238,7 +238,7 @@ fn the_disk_is_waited_for_twice_before_the_first_write_and_once_after_the_last()
     assert_eq!(syncs() - begin, 6);
 }
 
-/// What a later addition would have to remember otherwise is in the journal before the first write.
+/// The journal has what a later addition needs before the first write.
 #[test]
 fn where_nothing_is_to_be_forgotten_the_journal_is_written_once() {
     let sim = in_force();

@@ -14,7 +14,7 @@ const WRITE: &str = "RTVIRTIO_WRITE_REFERENCE";
 /// Compares a program's pages of the reference with its arguments.
 ///
 /// # Panics
-/// When a page is stale.
+/// A page is stale.
 pub fn check_reference(command: Command) {
     let reference = project().join("docs/reference");
     let notes = fs::read_to_string(reference.join("json.md")).unwrap();

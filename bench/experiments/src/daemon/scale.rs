@@ -172,7 +172,7 @@ pub fn claims(data: &ScaleData) -> Vec<Claim> {
 /// The report of a saved result.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// The file cannot be read.
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let data: ScaleData = read(path)?;
     let lead = format!(
@@ -219,13 +219,7 @@ mod tests {
             Round { starts: vec![start(Some(1.0)), start(Some(9.0))], one_file: start(Some(3.0)), large };
         let mut data = ScaleData {
             schema: ScaleData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 1,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 1, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             rounds: vec![round],

@@ -320,13 +320,7 @@ mod tests {
 
     #[test]
     fn claims_add_up_and_need_kills() {
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 1,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 1, ..HostFacts::default() };
         let round = outcome(&Round::default(), GOOD, "").unwrap();
         let mut data = CrashData {
             schema: CrashData::SCHEMA.to_owned(),

@@ -385,13 +385,7 @@ mod tests {
             reserved: 0,
             flood,
         };
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 1,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 1, ..HostFacts::default() };
         let data = StartupData {
             schema: StartupData::SCHEMA.to_owned(),
             host,

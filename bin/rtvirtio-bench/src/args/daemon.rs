@@ -107,7 +107,7 @@ pub struct BenchDaemonScaleArgs {
     /// Service to measure [default: the rtvirtiod next to this program]
     #[arg(long, value_name = "FILE")]
     pub service: Option<PathBuf>,
-    /// Where the result goes
+    /// Output options
     #[command(flatten)]
     pub result: BenchResult,
 }

@@ -33,7 +33,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
 }
 
-/// What the file given is.
+/// Kind of the given file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Spec,
@@ -51,7 +51,7 @@ impl Source {
     }
 }
 
-/// Which of a spec's settings are applied.
+/// Settings of a spec that are applied.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     All,

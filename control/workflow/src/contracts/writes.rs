@@ -70,7 +70,7 @@ pub(crate) fn writes(
 /// threads that work for the VM are searched among `processes`.
 ///
 /// # Errors
-/// As `writes` of all contracts.
+/// The same as for the contracts of all VMs together.
 pub fn writes_of_one(
     probe: &Probe,
     one: Contracted,

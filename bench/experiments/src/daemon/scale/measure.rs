@@ -47,7 +47,7 @@ pub struct ScaleOptions {
     pub repeat: usize,
 }
 
-/// Starts threads, says so, and sleeps until the process is killed.
+/// Starts threads, prints a line when all have started, and sleeps until the process is killed.
 ///
 /// # Errors
 /// A thread that cannot be started.

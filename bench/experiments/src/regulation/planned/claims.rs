@@ -118,13 +118,7 @@ mod tests {
     fn value(points: Vec<PlannedPoint>, id: &str) -> (f64, usize, bool) {
         let data = PlannedData {
             schema: PlannedData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 1,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 1, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             seconds: 1.0,
