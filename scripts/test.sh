@@ -25,15 +25,9 @@ kill_tree() {
     kill "$1" 2>/dev/null || true
     kill -CONT "$1" 2>/dev/null || true
 }
-# Whether a process is still one of this script's.
-is_ours() { [ "$(ps -o ppid= -p "$1" | tr -d ' ')" = "$$" ]; }
 cleanup() {
     # With all that they run: a background process of a shell does not see Ctrl-C.
-    for each in "$work".background.*/pid; do
-        [ -e "$each" ] || continue
-        pid=$(cat "$each")
-        if is_ours "$pid"; then kill_tree "$pid"; fi
-    done
+    for child in $(ps -o pid= --ppid "$$"); do kill_tree "$child"; done
     for output in "$work".background.*/output; do
         [ -s "$output" ] || continue
         printf '\n== ended before its end %s:\n' "$(elapsed)"
@@ -80,12 +74,19 @@ stamped() {
     done
 }
 
+# Runs a command to its end, and ends at once when this script is ended: a shell obeys a signal only between commands that it waits for,
+# but `wait` it leaves.
+ended() {
+    "$@" &
+    wait "$!"
+}
+
 # A check that is no test of cargo's: check NAME COMMAND... In the log it has the form of a test's result.
 check() {
     name=$1
     shift
     step "$name"
-    if "$@"; then
+    if ended "$@"; then
         echo "test result: ok. 1 passed; 0 failed" >>"$log"
     else
         echo "test $name ... FAILED" | tee -a "$log"
@@ -128,11 +129,14 @@ end_background() {
         rm -r "$directory"
     done
 }
+cargo_test() {
+    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$output"
+}
 tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share CPU budgets, libvirt and network names
     step "$1"
     shift
     output=$log.run
-    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$output"
+    ended cargo_test "$@"
     # A program that failed has a line of its own, by which it is run again; without one nothing was run.
     if grep -q '^error: test failed, to rerun pass ' "$output"; then
         sed -i '/^CARGO TEST FAILED$/d' "$output"

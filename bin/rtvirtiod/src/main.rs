@@ -7,6 +7,7 @@ use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use rtvirtio_arguments::Section;
@@ -16,9 +17,14 @@ use rtvirtio_daemon::linux::Places;
 use rtvirtio_daemon::{Config, Event, EventKind, Mode, Service, ServiceEvent, ServiceOptions, socket};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use args::Cli;
 use journal::Journal;
+
+/// Time for the step at hand when the service is to end: systemd and a host that shuts down wait for
+/// no more than some seconds.
+const LAST_STEP: Duration = Duration::from_millis(1500);
 
 fn main() -> ExitCode {
     let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
@@ -47,6 +53,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals")?;
     }
+    end_in_time()?;
     let mut service = Service::start(options)?;
     let log = Log::new(cli.global.json, cli.global.quiet);
     let mut ready = false;
@@ -64,6 +71,26 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     });
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the process after [`LAST_STEP`], where a step takes longer than that: thousands of threads
+/// that are put back, a disk or a monitor that does not answer. The journal is written before each
+/// change, so what is cut off goes on at the next start, and `rtvirtio revert` puts it back.
+fn end_in_time() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            std::thread::sleep(LAST_STEP);
+            let _ = writeln!(
+                stderr(),
+                "ended in the middle of a step: the next start, or `rtvirtio revert`, finishes it"
+            );
+            let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+            std::process::exit(0);
+        }
+    };
+    std::thread::Builder::new().name("end".to_owned()).spawn(wait).context("a thread")?;
+    Ok(())
 }
 
 /// Prints events as lines on standard error, as entries of systemd's journal if that is the

@@ -188,8 +188,11 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
             progress.warn(&spare_room(p, &e));
         }
         let wanted = Wanted::Cpu { host: host.clone() };
-        let resolved = resolve(&wanted, &[], Room::Shared(&scopes, &others), &own, progress)?;
-        holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+        let room = Room::Shared(&scopes, &others, &holder);
+        let resolved = resolve(&wanted, &[], room, &own, progress).map_err(|e| match e.kind() {
+            Kind::InForce => elsewhere(p, &e),
+            _ => PacemakerError::Step(e),
+        })?;
         return applied(&own, resolved.apply(None, &own, progress)?);
     }
     // Profiles and models are the host's, the journal is the contract's.

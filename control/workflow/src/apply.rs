@@ -197,16 +197,18 @@ pub enum Room<'a> {
     /// The journal of the contracts themselves: the returned writes raise the budgets.
     Own,
     /// The one that all contracts share: [`resolve`] raises the budgets to what the new contracts
-    /// need together with the listed ones, which are in force.
-    Shared(&'a Scopes<'a>, &'a [InForce]),
+    /// need together with the listed ones, which are in force. Before, it refuses VMs of which
+    /// another program than this holder holds settings.
+    Shared(&'a Scopes<'a>, &'a [InForce], &'a Holder),
 }
 
 impl Room<'_> {
     /// Raises the budgets, or returns the writes for that.
-    fn writes(self, probe: &Probe, held: &[VmCpu]) -> Result<Vec<Write>> {
+    fn writes(self, probe: &Probe, held: &[VmCpu], vms: &[StartedVm]) -> Result<Vec<Write>> {
         match self {
             Self::Own => contracts::ancestor_capacity(probe, held),
-            Self::Shared(scopes, others) => {
+            Self::Shared(scopes, others, holder) => {
+                holders::refuse(vms, holder, scopes.dirs())?;
                 let all: Vec<InForce> =
                     others.iter().cloned().chain(held.iter().map(InForce::from_settings)).collect();
                 scopes.make_room(probe, &all)?;
@@ -252,24 +254,25 @@ pub fn resolve(
         found = find::of_host(host.vms(), dirs)?;
         found.iter().collect()
     };
-    let (mut cpu, mut held) = (Vec::new(), Vec::new());
+    let (mut of_vms, mut held, mut probe) = (Vec::new(), Vec::new(), None);
     if let Some(admitted) = admitted {
-        let probe = admitted.probe.clone();
-        let (of_vms, all) = contracts::writes(admitted, &vms, progress)?;
-        cpu = room.writes(&probe, &all)?;
-        append(&mut cpu, of_vms);
-        held = all;
+        probe = Some(admitted.probe.clone());
+        (of_vms, held) = contracts::writes(admitted, &vms, progress)?;
     }
-    let (mut writes, covered) = of_disks(&wanted.disk_plans()?)?;
-    append(&mut writes, cpu);
     match wanted {
         Wanted::All { .. } | Wanted::Traffic { .. } => traffic::name_unset(host.vms().iter(), progress),
         Wanted::Cpu { .. } => vms.retain(|vm| held.iter().any(|h| h.vm == vm.name)),
     }
+    let vms = started(vms.into_iter(), progress);
+    let (mut writes, covered) = of_disks(&wanted.disk_plans()?)?;
+    if let Some(probe) = probe {
+        append(&mut writes, room.writes(&probe, &held, &vms)?);
+        append(&mut writes, of_vms);
+    }
     if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {
         bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
     }
-    Ok(Resolved { writes, held, vms: started(vms.into_iter(), progress), covered })
+    Ok(Resolved { writes, held, vms, covered })
 }
 
 /// The writes of the devices' settings, and the VMs that they cover.

@@ -185,6 +185,11 @@ impl<'a> Scopes<'a> {
         Ok(Self { session: Session::open(&dirs.state)?, dirs })
     }
 
+    /// Directories that hold the state of all programs.
+    pub(crate) fn dirs(&self) -> &Dirs {
+        self.dirs
+    }
+
     /// Puts a contract in force.
     ///
     /// # Errors

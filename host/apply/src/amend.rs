@@ -54,7 +54,7 @@ pub(crate) fn amend(
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
-    let (mut journal, is_read) = known.take(dir, machine)?;
+    let (mut journal, read_at) = known.take(dir, machine)?;
     if let Some(wrong) = writes.iter().find(|w| !stands_alone(w)) {
         let remedy = "revert, and apply all of it again";
         let why = "only settings that change no other file can be added to what is in force";
@@ -62,7 +62,7 @@ pub(crate) fn amend(
     }
     let mut given = units::given(writes, machine)?.writes;
     // Of all entries, so not with each of many additions.
-    let forgotten = is_read && forget_gone(&mut journal, machine);
+    let forgotten = read_at.is_none() && forget_gone(&mut journal, machine);
     // The journal has the value from before the first change.
     let is_known = |target: &Target| journal.entries.iter().any(|e| e.target == *target);
     given.iter_mut().for_each(|write| write.side_effects.retain(|target| !is_known(target)));
@@ -73,7 +73,7 @@ pub(crate) fn amend(
     // In the order asked for: writes that give before writes that take.
     touched.sort_by_key(|(_, place)| *place);
     if touched.is_empty() && !forgotten {
-        known.keep(dir, journal);
+        known.keep(dir, journal, read_at);
         return Ok(out);
     }
     if let Err(e) = journal::store(dir, &journal) {
@@ -99,7 +99,7 @@ pub(crate) fn amend(
             return Ok(out);
         }
     }
-    known.keep(dir, journal);
+    known.keep(dir, journal, read_at);
     Ok(out)
 }
 
@@ -367,8 +367,12 @@ fn before_us(
             home.strip_prefix(mount).map_err(|_| format!("{} is in another hierarchy", home.display()))?;
         return Ok(Some(format!("/{}", home.display())));
     }
-    let main = known.main_policies.get(&pid).filter(|_| is_policy);
-    let Some(old) = main.and_then(|e| e.old.as_deref()) else { return Ok(None) };
+    let Some(main) = known.main_policies.get(&pid).filter(|_| is_policy) else { return Ok(None) };
+    // The entry may be of an ended process that had this pid.
+    if read(&main.target)?.is_none() {
+        return Ok(None);
+    }
+    let Some(old) = main.old.as_deref() else { return Ok(None) };
     let old = attr(old)?;
     Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
 }
@@ -389,7 +393,8 @@ impl<'j> Inherited<'j> {
         for entry in journal.entries.iter().filter(|e| e.target.form == Form::Scheduling) {
             if let Place::Thread { pid, tid, .. } = entry.target.place {
                 if pid == tid {
-                    main_policies.entry(pid).or_insert(entry);
+                    // The last one is of the process that has this pid now.
+                    main_policies.insert(pid, entry);
                 }
             }
         }

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rtvirtio_planner::BfqTunable;
 use serde::{Deserialize, Serialize};
@@ -270,13 +271,23 @@ pub(crate) fn load_whole(dir: &StateDir, machine: &Machine<'_>) -> Result<Journa
 
 /// A journal that this process keeps in memory between two additions to it, because that of a VM
 /// with thousands of threads takes long to read. Empty at first. Where the file has changed since,
-/// it is read again.
+/// and after 10 s, it is read again: then entries of threads that have ended are dropped.
 #[derive(Debug, Default)]
-pub struct KnownJournal(Option<(FileVersion, Journal)>);
+pub struct KnownJournal(Option<Known>);
+
+#[derive(Debug)]
+struct Known {
+    version: FileVersion,
+    journal: Journal,
+    read: Instant,
+}
+
+/// Age at which a journal in memory is read again.
+const READ_AGAIN: Duration = Duration::from_secs(10);
 
 impl KnownJournal {
-    /// Takes out a journal to which can be added. The second value says whether it was read from
-    /// the file.
+    /// Takes out a journal to which can be added, and the time at which it was read from the file;
+    /// `None` where that is just now.
     ///
     /// # Errors
     /// As [`load_whole`].
@@ -284,19 +295,27 @@ impl KnownJournal {
         &mut self,
         dir: &StateDir,
         machine: &Machine<'_>,
-    ) -> Result<(Journal, bool), ApplyError> {
-        if let Some((version, journal)) = self.0.take() {
+    ) -> Result<(Journal, Option<Instant>), ApplyError> {
+        if let Some(Known { version, journal, read }) = self.0.take() {
             let is_same = dir.version(JOURNAL_FILE).is_ok_and(|now| now == version);
-            if is_same && !journal.is_of_another_boot(machine)? {
-                return Ok((journal, false));
+            if is_same && read.elapsed() < READ_AGAIN && !journal.is_of_another_boot(machine)? {
+                return Ok((journal, Some(read)));
             }
         }
-        Ok((load_whole(dir, machine)?, true))
+        Ok((load_whole(dir, machine)?, None))
     }
 
-    /// Keeps a journal that is just what the file has.
-    pub(crate) fn keep(&mut self, dir: &StateDir, journal: Journal) {
-        self.0 = dir.version(JOURNAL_FILE).ok().map(|version| (version, journal));
+    /// Keeps a journal that is just what the file has, and was read at this time.
+    pub(crate) fn keep(&mut self, dir: &StateDir, journal: Journal, read: Option<Instant>) {
+        let read = read.unwrap_or_else(Instant::now);
+        self.0 = dir.version(JOURNAL_FILE).ok().map(|version| Known { version, journal, read });
+    }
+
+    /// Makes it older than it is.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self) {
+        let known = self.0.as_mut().expect("a journal in memory");
+        known.read = known.read.checked_sub(READ_AGAIN).expect("a clock that runs for 10 s");
     }
 }
 

@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::VmmError;
 use crate::libvirt::{DomainLink, RunningDomain};
 use crate::link::Link;
 use crate::wire::{Deadline, Wire};
+use at_most::AtMost;
 
+mod at_most;
 mod throttle;
 
 pub(crate) use throttle::name_shared;
@@ -28,12 +31,15 @@ mod tests;
 
 /// Largest reply that is kept, in bytes. The largest that is asked for, `query-cpus-fast` of 255
 /// vCPUs, takes about 60 KB.
-const REPLY_LIMIT: usize = 4 << 20;
+const REPLY_LIMIT: usize = 1 << 20;
 /// Largest number of drives of a VM: a spec has at most 16 disks for one, and empty drives come on
 /// top. The monitor of a QEMU that was taken over may list any number.
 pub const MOST_DRIVES: usize = 64;
 /// Largest list of drives, in bytes: each with a chain of some backing files, or three histograms.
 const DRIVES_LIMIT: usize = MOST_DRIVES * (16 << 10);
+/// Largest number of values in an answer of any form: each takes up to a hundred times its bytes in
+/// memory. The largest that is asked for, `query-pci`, has about 60 for each device.
+const MOST_VALUES: usize = 20_000;
 /// Largest number of events between a command and its answer, and of their bytes: a guest causes
 /// some hundreds a second at most.
 const MOST_EVENTS: usize = 2_000;
@@ -124,13 +130,14 @@ struct GreetingBody {
     version: QemuVersion,
 }
 
+/// Line of the monitor. What a VMM of another program answers is not parsed before its form is known.
 #[derive(Deserialize)]
 struct Reply {
-    id: Option<Value>,
+    id: Option<Box<RawValue>>,
     event: Option<String>,
     error: Option<ReplyError>,
     #[serde(rename = "return")]
-    value: Option<Value>,
+    value: Option<Box<RawValue>>,
 }
 
 /// Member `error` of a reply; the agent uses the same form.
@@ -214,7 +221,16 @@ impl Qmp {
     /// # Errors
     /// [`VmmError::Refused`] when QEMU refuses it; otherwise an error of the connection.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, VmmError> {
-        self.execute_within(command, arguments, REPLY_LIMIT)
+        let text = self.execute_within(command, arguments, REPLY_LIMIT)?;
+        if text.get().bytes().filter(|byte| *byte == b',').count() > MOST_VALUES {
+            let (peer, operation) = (self.link.peer().into(), command.into());
+            return Err(VmmError::TooMany { peer, operation, what: "values", limit: MOST_VALUES });
+        }
+        self.parsed(command, &text)
+    }
+
+    fn parsed<T: DeserializeOwned>(&self, command: &str, text: &RawValue) -> Result<T, VmmError> {
+        serde_json::from_str(text.get()).map_err(|e| self.link.protocol(command, e.to_string()))
     }
 
     /// Runs one command with an answer of at most `limit` bytes.
@@ -223,7 +239,7 @@ impl Qmp {
         command: &str,
         arguments: Option<Value>,
         limit: usize,
-    ) -> Result<Value, VmmError> {
+    ) -> Result<Box<RawValue>, VmmError> {
         if self.broken {
             return Err(self.link.protocol(command, "an earlier answer was too much; connect again"));
         }
@@ -265,6 +281,7 @@ impl Qmp {
         let id = self.next_id;
         self.next_id += 1;
         request["id"] = id.into();
+        let id_text = id.to_string();
         let mut text = request.to_string();
         text.push('\n');
         wire.send(text.as_bytes(), deadline, command)?;
@@ -278,7 +295,7 @@ impl Qmp {
             // Errors about a line that QEMU could not parse have no id; all other replies do.
             // Another id is the late answer to a command that was given up.
             let is_ours =
-                reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.as_u64() == Some(id));
+                reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.get() == id_text);
             if is_ours {
                 return Ok(reply);
             }
@@ -294,12 +311,13 @@ impl Qmp {
 
     /// A list of drives; more than [`MOST_DRIVES`] are refused.
     pub(crate) fn drives<T: DeserializeOwned>(&mut self, command: &str) -> Result<Vec<T>, VmmError> {
-        let value = self.execute_within(command, None, DRIVES_LIMIT)?;
-        let (peer, operation, limit) = (self.link.peer().into(), command.into(), MOST_DRIVES);
-        if value.as_array().is_some_and(|all| all.len() > MOST_DRIVES) {
+        let text = self.execute_within(command, None, DRIVES_LIMIT)?;
+        let AtMost { items, has_more } = self.parsed::<AtMost<T, MOST_DRIVES>>(command, &text)?;
+        if has_more {
+            let (peer, operation, limit) = (self.link.peer().into(), command.into(), MOST_DRIVES);
             return Err(VmmError::TooMany { peer, operation, what: "drives", limit });
         }
-        serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
+        Ok(items)
     }
 
     /// Process at QEMU's end of the socket: the one that called listen(2), which may be a manager
@@ -316,8 +334,8 @@ impl Qmp {
     }
 
     pub(crate) fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
-        let value = self.execute(command, None)?;
-        serde_json::from_value(value).map_err(|e| self.link.protocol(command, e.to_string()))
+        let text = self.execute_within(command, None, REPLY_LIMIT)?;
+        self.parsed(command, &text)
     }
 
     /// Queries whether the guest is running.

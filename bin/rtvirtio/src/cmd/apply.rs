@@ -83,6 +83,10 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if source == Source::Domain {
         return super::domain::apply(&args.source, args.dry_run, dirs, ui);
     }
+    if !args.dry_run {
+        // Before anything is looked for, and before contracts are computed next to those in force.
+        in_force::refuse(dirs)?;
+    }
     let wanted = find(args, scope, dirs, ui)?;
     let refused = wanted.plan().filter(|plan| !plan.is_feasible() && !args.compromise);
     let reasons = refused.map(|plan| plan.reasons().join(". "));
@@ -91,8 +95,6 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             ui.warn(&format!("not applied: {reasons}. Apply the compromise anyway with --compromise"));
             return Ok(ExitCode::from(INFEASIBLE));
         }
-        // Checked before contracts are computed next to those in force.
-        in_force::refuse(dirs)?;
     }
     let resolved = apply::resolve(&wanted, &args.cpu_profiles, Room::Own, dirs, ui)?;
     if args.dry_run {

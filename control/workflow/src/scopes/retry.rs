@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::{Fate, OnConflict, Outcome, Reverted};
 
 use super::put_back;
-use crate::error::Result;
+use crate::error::{Result, one_line};
 
 /// Time for which putting all back waits, all VMs together, until the kernel has dropped its last
 /// references to groups: milliseconds on an idle machine, seconds on a busy one.
@@ -27,11 +27,33 @@ pub(super) fn put_back_with_retries(
     while !reverted.done && is_refused(&reverted) && !time_left.is_zero() {
         let begin = Instant::now();
         std::thread::sleep(RETRY_INTERVAL);
-        let Some(again) = put_back(dir, on_conflict)? else { break };
+        let again = put_back(dir, on_conflict);
         *time_left = time_left.saturating_sub(begin.elapsed());
-        reverted = followed_by(reverted, again);
+        let goes_on = again_after(&mut reverted, again);
+        if !goes_on {
+            break;
+        }
     }
     Ok(Some(reverted))
+}
+
+/// Adds the result of another attempt. Returns whether a further one can be made. What the attempts
+/// before have put back is never lost.
+fn again_after(reverted: &mut Reverted, again: Result<Option<Reverted>>) -> bool {
+    match again {
+        Ok(Some(again)) => {
+            *reverted = followed_by(std::mem::take(reverted), again);
+            true
+        }
+        Ok(None) => {
+            reverted.warnings.push("its journal was removed by another program meanwhile".to_owned());
+            false
+        }
+        Err(e) => {
+            reverted.warnings.push(format!("the attempt to put the rest back has failed: {}", one_line(&e)));
+            false
+        }
+    }
 }
 
 /// Results of two attempts as one: of each setting the last.
@@ -50,13 +72,15 @@ fn followed_by(first: Reverted, again: Reverted) -> Reverted {
             None => outcomes.push(later),
         }
     }
-    warnings.extend(again.warnings);
+    let new = again.warnings.into_iter().filter(|warning| !warnings.contains(warning)).collect::<Vec<_>>();
+    warnings.extend(new);
     Reverted { done: again.done, rebooted: again.rebooted, outcomes, warnings }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Error, Kind};
 
     /// A setting that the first attempt has put back was put back, and one that the second has is
     /// not failed.
@@ -91,5 +115,29 @@ mod tests {
         let fates: Vec<Fate> = both.outcomes.into_iter().map(|o| o.fate).collect();
         assert!(both.done);
         assert_eq!(fates, [restored("present"), Fate::Untouched, restored("fifo 1")]);
+    }
+
+    /// An error of a later attempt leaves the results of those before, each warning once.
+    #[test]
+    fn what_was_put_back_is_known_after_an_error_too() {
+        let refused = Outcome {
+            knob: "group".to_owned(),
+            path: "/group".to_owned(),
+            old: None,
+            fate: Fate::Failed { error: "it is still in use".to_owned() },
+        };
+        let attempt = || Reverted {
+            outcomes: vec![refused.clone()],
+            warnings: vec!["the disk is full".to_owned()],
+            ..Reverted::default()
+        };
+        let mut reverted = attempt();
+        assert!(again_after(&mut reverted, Ok(Some(attempt()))));
+        assert_eq!(reverted, attempt());
+        assert!(!again_after(&mut reverted, Err(Error::new(Kind::InForce, "it is locked"))));
+        assert!(!again_after(&mut reverted, Ok(None)));
+        assert_eq!((reverted.done, &reverted.outcomes), (false, &attempt().outcomes));
+        assert_eq!(reverted.warnings.len(), 3, "{:?}", reverted.warnings);
+        assert!(reverted.warnings[1].contains("it is locked"), "{:?}", reverted.warnings);
     }
 }

@@ -69,16 +69,18 @@ pub fn set(
     if let Some((_, error)) = lost.into_iter().next() {
         return Err(error);
     }
-    // Before anything is put back: what cannot be resolved changes nothing.
     let mut out = Set { changed: made.lines.clone(), notes: Vec::new() };
     let at = place(dirs);
+    let wanted = Wanted::All { plan: made.plan.clone(), devices };
     if before.is_some() {
+        // What cannot be resolved changes nothing.
+        resolve(&wanted, &[], Room::Own, &at, progress)?;
         let reverted = put_back(lock, dirs, OnConflict::Accept)?;
         if let Some(reverted) = reverted.filter(|r| !r.done) {
             bail!(NotPutBack, "{}", reverted.summary());
         }
     }
-    let wanted = Wanted::All { plan: made.plan.clone(), devices };
+    // Anew: a tunable may be there since the elevator was put back.
     let resolved = resolve(&wanted, &[], Room::Own, &at, progress)?;
     let resolved = Resolved { writes: without(resolved.writes, &left), ..resolved };
     // Also those already at the wanted value: each of two journals would put them back.

@@ -1,3 +1,5 @@
+use rtvirtio_kernel::Root;
+
 use super::*;
 use crate::target::Form;
 
@@ -92,4 +94,27 @@ fn another_version_is_reported_from_damage() {
     for text in ["", "\n", "{}", "[]", "{\"schema\":\"elsewhere\"}\n", "{\"schema\":7}"] {
         assert!(matches!(other(text), Unusable::Damaged(_)), "{text}");
     }
+}
+
+/// A VM may keep threads coming for hours: what its journal has of ended ones must not grow on.
+#[test]
+fn a_journal_in_memory_is_read_again_once_it_is_old() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let random = dir.path().join("proc/sys/kernel/random");
+    std::fs::create_dir_all(&random).unwrap();
+    std::fs::write(random.join("boot_id"), "7c0ef8a8\n").unwrap();
+    let root = Root::new(dir.path());
+    let machine = Machine::new(&root, &crate::machine::NoGuests);
+    let state = StateDir::open_or_create(dir.path().join("state")).unwrap();
+    store(&state, &journal(vec![entry(0, None)])).unwrap();
+    let mut known = KnownJournal::default();
+    let (first, read) = known.take(&state, &machine).unwrap();
+    assert_eq!(read, None);
+    known.keep(&state, first.clone(), read);
+    let (again, read) = known.take(&state, &machine).unwrap();
+    assert!(read.is_some() && again == first);
+    known.keep(&state, again, read);
+    known.age();
+    let (_, read) = known.take(&state, &machine).unwrap();
+    assert_eq!(read, None, "from the file");
 }

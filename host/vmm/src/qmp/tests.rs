@@ -198,3 +198,20 @@ fn more_drives_than_a_vm_may_have_are_refused() {
     let e = noisy(Vec::new(), list(MOST_DRIVES + 1)).query_drives().unwrap_err();
     assert!(matches!(e, VmmError::TooMany { limit: MOST_DRIVES, what: "drives", .. }), "{e}");
 }
+
+/// A list of small objects takes a hundred times its bytes in memory once it is a tree.
+#[test]
+fn an_answer_of_too_many_values_becomes_no_tree() {
+    let list = |n: usize| {
+        let all = vec![r#"{"a": 1}"#; n].join(", ");
+        &*format!(r#"{{"return": [{all}], "id": @}}"#).leak()
+    };
+    let few = noisy(Vec::new(), list(MOST_VALUES)).execute("query-pci", None).unwrap();
+    assert_eq!(few.as_array().unwrap().len(), MOST_VALUES);
+    let mut qmp = noisy(Vec::new(), list(MOST_VALUES + 2));
+    let e = qmp.execute("query-pci", None).unwrap_err();
+    assert!(matches!(e, VmmError::TooMany { limit: MOST_VALUES, what: "values", .. }), "{e}");
+    // An answer of a known form ends at its first wrong item.
+    let e = qmp.query_cpus_fast().unwrap_err();
+    assert!(matches!(e, VmmError::Protocol { .. }), "{e}");
+}
