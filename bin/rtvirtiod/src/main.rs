@@ -22,8 +22,8 @@ use signal_hook::iterator::Signals;
 use args::Cli;
 use journal::Journal;
 
-/// Time for the step at hand when the service is to end: systemd and a host that shuts down wait for
-/// no more than some seconds.
+/// Time for the step at hand when the service is to end: systemd and a host that shuts down wait
+/// for no more than some seconds.
 const LAST_STEP: Duration = Duration::from_millis(1500);
 
 fn main() -> ExitCode {

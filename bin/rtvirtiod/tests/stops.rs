@@ -160,7 +160,7 @@ fn sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set() {
         let is_touched = vm.group().exists() || vm.settings() != before[&vm.0];
         assert_eq!(is_touched, journaled.contains(&vm.0), "{}: {now:?}", vm.0);
     }
-    // None of them is cut off: a step that was begun was finished, where it took no longer than it may.
+    // None of them is cut off: a step that was begun was finished, unless it took too long.
     let is_cut = rig.log().contains("in the middle of a step");
     let (_, status) = rig.site.json(&["status"]);
     let in_force = status["contracts_in_force"].as_array().map_or(0, Vec::len);
@@ -207,7 +207,7 @@ fn sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on() {
     assert!(vm.all_settings() == before && !vm.group().exists());
 }
 
-/// A revert of thousands of threads is one step, and may take longer than a service may take to end.
+/// A revert of thousands of threads is one step, and may take longer than the service has to end.
 #[test]
 fn sigterm_while_threads_are_put_back_loses_nothing() {
     let test = "sigterm_while_threads_are_put_back_loses_nothing";

@@ -1,50 +1,45 @@
 //! CPU time that requests of guests take, against what the host has free for them.
 
-use std::collections::BTreeSet;
+use rtvirtio_planner::{CpuRoom, TaskOutlook};
 
-use rtvirtio_measure::Run;
-use rtvirtio_model::Profile;
-use rtvirtio_units::Nanos;
+use crate::num;
 
-/// A sentence where requests at the declared rates take more CPU time than is free, which makes
-/// tails long whatever the disk does; `free` in CPUs, while none of these requests came. `None`
-/// without a measurement in guests, or where there is enough.
+/// Sentences about the CPU time of guests' requests, with what would help where it is too little.
 #[must_use]
-pub fn cpu_shortage(profile: &Profile, run: &Run, free: f64) -> Option<String> {
-    let each = profile.guest.as_ref()?.cpu_per_request;
-    let mut known = BTreeSet::new();
-    let rates = run.tasks.iter().filter(|task| task.flow.is_none());
-    let rates = rates.filter(|task| known.insert((&task.vm, &task.task))).filter_map(|t| t.declared_rate);
-    let rate: f64 = rates.map(|rate| rate.0).sum();
-    let needed = rate * each;
-    (needed > free).then(|| {
-        format!(
-            "Too little CPU time: {rate:.0} requests per second in guests take {needed:.2} CPUs ({} each, measured here), and of the {} CPUs \
-             {free:.2} were free before the runs. Requests wait for a CPU, whatever the disk and its settings do: end other programs, or lower \
-             the rates.",
-            Nanos::from_secs_f64(each),
-            profile.cpus
-        )
-    })
+pub fn cpu_room(room: &CpuRoom) -> String {
+    let CpuRoom { cpus, needed, free, rate, each_ns } = room;
+    let each = num::latency(*each_ns, "");
+    let sum = format!(
+        "CPU: requests of guests need {needed:.2} of {cpus} CPUs at the declared rates ({rate:.0}/s, {each} each, as measured in a VM), \
+         {free:.2} are free now"
+    );
+    if !room.is_short() {
+        return sum;
+    }
+    let most = room.most();
+    format!(
+        "{sum}: they wait for a CPU, whatever the disk and its settings do. End other programs, lower the rates to {most:.0}/s in sum, or \
+         give the VMs CPU contracts (`cpu` in the spec)"
+    )
+}
+
+/// That of the tasks, which have the same one where they have any.
+pub(crate) fn of_tasks(tasks: &[TaskOutlook]) -> Option<&CpuRoom> {
+    tasks.iter().find_map(|task| task.cpu.as_ref())
 }
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_units::Nanos;
+
     use super::*;
-    use crate::fixture;
 
     #[test]
-    fn more_than_is_free_is_said() {
-        let (profile, run) = (fixture::profile(), fixture::result().runs[0].clone());
-        let each = profile.guest.as_ref().unwrap().cpu_per_request;
-        let mut tasks = BTreeSet::new();
-        let of = run.tasks.iter().filter(|t| tasks.insert((&t.vm, &t.task)));
-        let needed = each * of.filter_map(|t| t.declared_rate).map(|rate| rate.0).sum::<f64>();
-        assert!(needed > 0.0);
-        assert_eq!(cpu_shortage(&profile, &run, needed * 1.01), None);
-        let said = cpu_shortage(&profile, &run, needed * 0.99).unwrap();
-        assert!(said.starts_with("Too little CPU time"), "{said}");
-        let without = Profile { guest: None, ..profile };
-        assert_eq!(cpu_shortage(&without, &run, 0.0), None);
+    fn too_little_is_said_with_the_rate_that_fits() {
+        let room = |free| CpuRoom { cpus: 2, needed: 1.03, free, rate: 1800.0, each_ns: Nanos(572_000) };
+        let said = cpu_room(&room(1.2));
+        assert!(said.contains("need 1.03 of 2 CPUs") && said.ends_with("1.20 are free now"), "{said}");
+        let said = cpu_room(&room(0.4));
+        assert!(said.contains("0.40 are free now: they wait") && said.contains("to 699/s in sum"), "{said}");
     }
 }

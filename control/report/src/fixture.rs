@@ -181,6 +181,7 @@ pub(crate) fn plan() -> Plan {
                     upper: None,
                 },
                 margin_ns: Some((t.2 * 1_000_000) as i64 - (t.6 * 1_000) as i64),
+                cpu: None,
             })
             .collect(),
         feasible: true,

@@ -17,7 +17,7 @@ pub mod svg;
 pub mod text;
 mod words;
 
-pub use cpu_time::cpu_shortage;
+pub use cpu_time::cpu_room;
 pub use html::{ReportInput, html};
 pub use rtvirtio_text::{terminal, xml};
 pub use summary::{Tally, tally};

@@ -12,6 +12,7 @@ mod block_sizes;
 pub mod contracts;
 pub mod controls;
 pub mod covered;
+pub mod cpu_room;
 pub mod data_guard;
 pub mod device_windows;
 pub mod devices;

@@ -57,3 +57,29 @@ pub trait Bar {
     /// Shows the current step as text.
     fn set_message(&mut self, text: &str);
 }
+
+/// Progress that nobody sees.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Quiet(AtomicBool);
+
+#[cfg(test)]
+impl Progress for Quiet {
+    fn step(&self, _: &str) {}
+    fn warn(&self, _: &str) {}
+    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
+        Box::new(Hidden)
+    }
+    fn cancel_flag(&self) -> &AtomicBool {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+struct Hidden;
+
+#[cfg(test)]
+impl Bar for Hidden {
+    fn set(&mut self, _: u64) {}
+    fn set_message(&mut self, _: &str) {}
+}

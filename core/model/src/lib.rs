@@ -26,6 +26,7 @@ pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
 pub use device::{Service, ServiceLine, declared_shares, service, spare_rates};
 pub use fingerprint::fingerprint;
 pub use learned::{HostModel, Learned};
+pub use load::is_guest;
 pub use slice::{Slice, SliceSearch, weights_act};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;

@@ -74,6 +74,7 @@ pub(crate) fn queue_per_task(vm: &Vm) -> bool {
 }
 
 /// Whether requests pass a guest kernel and a VMM.
-pub(crate) fn is_guest(vm: &Vm) -> bool {
+#[must_use]
+pub fn is_guest(vm: &Vm) -> bool {
     !queue_per_task(vm)
 }

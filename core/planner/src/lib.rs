@@ -6,6 +6,7 @@
 //! of the VMs without a target instead, with a bound for those that have one.
 
 mod convert;
+mod cpu_room;
 mod error;
 mod evaluate;
 mod explain;
@@ -23,10 +24,11 @@ pub mod tune;
 mod types;
 
 pub use convert::{check_actable, config_of, settings_of};
+pub use cpu_room::CpuRoom;
 pub use error::PlanError;
 pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};
-pub use plan::{Quality, outlook, plan, quality};
+pub use plan::{Quality, add_cpu_room, outlook, plan, quality};
 pub use scheme::{scheme_name, scheme_of};
 pub use throttled::{Throttled, throttled};
 pub use types::*;

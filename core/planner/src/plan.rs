@@ -5,6 +5,7 @@ use rtvirtio_spec::Spec;
 use rtvirtio_units::Percentile;
 
 use crate::convert::{check_actable, settings_of};
+use crate::cpu_room::{CpuRoom, is_counted};
 use crate::evaluate::{Evaluator, Problem};
 use crate::throttled::throttled;
 use crate::types::{Knob, Plan, Setting, TaskOutlook};
@@ -92,7 +93,37 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
                 target_ns,
                 margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
                 forecast,
+                cpu: None,
             }
         })
         .collect()
+}
+
+/// Adds the CPU time of the host's guests to the tasks that it is about.
+pub fn add_cpu_room(tasks: &mut [TaskOutlook], spec: &Spec, room: &CpuRoom) {
+    let is_counted = |name: &str| spec.vms.iter().any(|vm| vm.name == name && is_counted(vm));
+    tasks.iter_mut().filter(|task| is_counted(&task.vm)).for_each(|task| task.cpu = Some(*room));
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_model::Forecast;
+    use rtvirtio_spec::{CpuNeed, LabKind};
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+    use crate::tests::{self as fixtures, task};
+
+    #[test]
+    fn tasks_of_vms_that_compete_are_marked() {
+        let tasks = || vec![task("control", 600.0, Some(20))];
+        let mut spec = fixtures::spec(LabKind::Qemu, &[tasks(), tasks()]);
+        spec.vms[1].cpu.need =
+            Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
+        let forecast = || Forecast { latency_ns: Nanos(1), rate_kept: 1.0, terms: Vec::new(), upper: None };
+        let mut tasks = outlook(&spec, vec![forecast(), forecast()]);
+        let room = CpuRoom { cpus: 2, needed: 0.3, free: 0.2, rate: 600.0, each_ns: Nanos(500_000) };
+        add_cpu_room(&mut tasks, &spec, &room);
+        assert_eq!(tasks.iter().map(TaskOutlook::lacks_cpu).collect::<Vec<_>>(), [true, false]);
+    }
 }

@@ -4,6 +4,8 @@ use rtvirtio_model::{Forecast, ModelKind};
 use rtvirtio_units::{Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+use crate::cpu_room::CpuRoom;
+
 /// Settings for one device, and the predictions under them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -154,6 +156,18 @@ pub struct TaskOutlook {
     /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when
     /// missed. `None` without a target.
     pub margin_ns: Option<i64>,
+    /// CPU time for the host's guests; `None` where it was not looked at, and for a VM that has a
+    /// CPU contract or is a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuRoom>,
+}
+
+impl TaskOutlook {
+    /// Whether the requests wait for a CPU, whatever the disk and its settings do.
+    #[must_use]
+    pub fn lacks_cpu(&self) -> bool {
+        self.cpu.is_some_and(|room| room.is_short())
+    }
 }
 
 /// Reasons why not every target can be met, and targets that would fit.

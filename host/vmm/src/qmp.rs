@@ -130,7 +130,7 @@ struct GreetingBody {
     version: QemuVersion,
 }
 
-/// Line of the monitor. What a VMM of another program answers is not parsed before its form is known.
+/// Line of the monitor. An answer is not parsed before the form that it must have is known.
 #[derive(Deserialize)]
 struct Reply {
     id: Option<Box<RawValue>>,
@@ -294,8 +294,7 @@ impl Qmp {
                 serde_json::from_slice(&line).map_err(|e| wire.protocol(command, e.to_string()))?;
             // Errors about a line that QEMU could not parse have no id; all other replies do.
             // Another id is the late answer to a command that was given up.
-            let is_ours =
-                reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.get() == id_text);
+            let is_ours = reply.event.is_none() && reply.id.as_ref().is_none_or(|got| got.get() == id_text);
             if is_ours {
                 return Ok(reply);
             }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_harness::watched::Watched;
-use rtvirtio_kernel::steal::StealWatch;
-use rtvirtio_kernel::{HostError, Root};
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
-use rtvirtio_planner::{Placements, Plan, TaskOutlook, plan, scheme_name};
-use rtvirtio_report::{ReportInput, cpu_shortage, html, tally, text};
+use rtvirtio_planner::{CpuRoom, Placements, Plan, TaskOutlook, add_cpu_room, plan, scheme_name};
+use rtvirtio_report::{ReportInput, cpu_room as cpu_room_text, html, tally, text};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
+use rtvirtio_workflow::cpu_room;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::plan::{old_values, outlook};
 use rtvirtio_workflow::profile::{Access, of_site};
@@ -34,9 +34,6 @@ const LISTEN: &str = "127.0.0.1:9465";
 /// Time for the device's profile: shorter than in `rtvirtio profile`, because the demo has ten
 /// minutes.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
-
-/// Time over which free CPU time is counted.
-const FREE_TIME: Duration = Duration::from_secs(3);
 
 /// Runs the demo; the exit code is that of the run under the plan.
 pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -175,13 +172,18 @@ impl Stage<'_> {
             &config,
             &Placements::default(),
         )?;
-        let free =
-            free_cpus(profile.cpus).inspect_err(|e| ui.warn(&format!("free CPU time is not known: {e}")));
+        // The guests are up and idle.
+        let free = cpu_room::free(&[], ui);
+        let free = free.inspect_err(|e| ui.warn(&format!("free CPU time is not known: {e:#}"))).ok();
+        let room = free.and_then(|free| CpuRoom::sum([(spec, &profile)].into_iter(), profile.cpus, free));
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
         print(&text::run(&default, &style()), ui);
 
         let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
-        let plan = plan(spec, &profile, &options)?;
+        let mut plan = plan(spec, &profile, &options)?;
+        if let Some(room) = &room {
+            add_cpu_room(&mut plan.tasks, spec, room);
+        }
         print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
@@ -197,8 +199,8 @@ impl Stage<'_> {
         let file =
             ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
         let notes = Self::notes(&file);
-        let shortage = free.ok().and_then(|free| cpu_shortage(&profile, file.runs.last()?, free));
-        Ok(DemoResult { file, plan, profile, first: shortage.into_iter().collect(), notes, page })
+        let first = room.filter(CpuRoom::is_short).map(|room| cpu_room_text(&room));
+        Ok(DemoResult { file, plan, profile, first: first.into_iter().collect(), notes, page })
     }
 
     fn notes(file: &ResultFile) -> Vec<String> {
@@ -249,14 +251,6 @@ impl DemoResult {
         ui.step(&format!("wrote {} and {}", report_file.display(), data.display()));
         Ok((last_code(&self.file.runs), page.map(|(file, _)| file)))
     }
-}
-
-/// CPUs that have nothing to do while the guests of the lab rest.
-fn free_cpus(cpus: u32) -> Result<f64, HostError> {
-    let root = Root::default();
-    let watch = StealWatch::start(&root)?;
-    std::thread::sleep(FREE_TIME);
-    Ok(watch.idle(&root)?.unwrap_or(0.0) * f64::from(cpus))
 }
 
 /// A demo succeeds when the plan misses no target: sixty seconds cannot prove every target, which

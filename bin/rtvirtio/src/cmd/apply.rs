@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, print, show, style};
 use rtvirtio_kernel::Root;
+use rtvirtio_planner::add_cpu_room;
 use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved, Room, Wanted};
 use rtvirtio_workflow::devices::Devices;
@@ -180,13 +181,18 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     one_profile(args.profile.as_deref(), &devices.host)?;
     let with =
         PlanWith { profile: args.profile.as_deref(), model: args.model.into(), enough: args.margin.enough() };
+    let room = apply::cpu_room(devices, &with, dirs, ui)?;
     let mut plans = Vec::new();
     for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
+        let mut shown = plan.clone();
+        if let Some(room) = &room {
+            add_cpu_room(&mut shown.tasks, &site.spec, room);
+        }
         let notes = site.stack.notes_on_settings();
         if !ui.json && !args.dry_run {
             print(&title(part.name.as_deref(), devices.sites.len()))?;
-            print(&text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()))?;
+            print(&text::plan(&shown, &old_values(&site.spec, &found, &plan), &style()))?;
             print(&text::notes(&notes, &style()))?;
         }
         plans.push(DevicePlan { device: part.name.clone(), plan, profile: None, notes });

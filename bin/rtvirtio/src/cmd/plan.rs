@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
-use rtvirtio_planner::{TaskOutlook, plan};
+use rtvirtio_planner::{CpuRoom, TaskOutlook, add_cpu_room, plan};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_text::shell_path;
@@ -12,7 +12,7 @@ use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::{tc_script, warn_left_out};
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook, warn_throttled};
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan, ProfileUsed};
-use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
+use rtvirtio_workflow::{Dirs, Progress, contracts, cpu_room, domain};
 
 use super::{one_profile, title};
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};
@@ -44,7 +44,10 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         let (start, placements) = (&basis.options.start, &basis.options.placements);
         Ok(outlook(&basis.spec, &basis.profile, &basis.choice, start, placements)?)
     };
-    let tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
+    let mut tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
+    if let Some(room) = room(&host, &bases, &global.dirs(), ui)? {
+        bases.iter().zip(&mut tasks).for_each(|((_, basis), tasks)| add_cpu_room(tasks, &basis.spec, &room));
+    }
     let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
     show(ui, &all, || {
         let one = |((name, basis), tasks): (&(Option<String>, Basis), &Vec<TaskOutlook>)| {
@@ -54,6 +57,17 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         bases.iter().zip(&tasks).map(one).collect::<Vec<_>>().join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// CPU time that is free for the requests of the host's guests now.
+fn room(
+    host: &HostSpec,
+    bases: &[(Option<String>, Basis)],
+    dirs: &Dirs,
+    ui: &Ui,
+) -> anyhow::Result<Option<CpuRoom>> {
+    let parts = bases.iter().map(|(_, basis)| (&basis.spec, &basis.profile));
+    Ok(cpu_room::look(host, parts, dirs, ui)?)
 }
 
 /// `rtvirtio plan --tc`: prints or saves the script.
@@ -91,10 +105,15 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         let profile = Some(ProfileUsed::from_profile(&basis.profile, args.model.profile.as_deref())?);
         devices.push(DevicePlan { device: device.clone(), plan, profile, notes: basis.notes.clone() });
     }
-    let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?.of_spec(&host)?;
+    let mut plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?.of_spec(&host)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), shell_path(out)));
+    }
+    // Of this moment, so it stands in no file.
+    if let Some(room) = room(&host, &bases, dirs, ui)? {
+        let of = plan.devices.iter_mut().zip(&bases);
+        of.for_each(|(of, (_, basis))| add_cpu_room(&mut of.plan.tasks, &basis.spec, &room));
     }
     let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;

@@ -5,7 +5,7 @@ use rtvirtio_planner::TaskOutlook;
 use rtvirtio_units::Nanos;
 use unicode_width::UnicodeWidthStr;
 
-use super::plan::upper;
+use super::plan::{cpu_note, upper};
 use super::{Paint, Style};
 use crate::{num, words};
 
@@ -66,6 +66,7 @@ pub fn forecast(tasks: &[TaskOutlook], guest_measured: bool, style: &Style) -> S
         out.push('\n');
     }
     out.push_str(&legend(tasks, guest_measured, style));
+    out.push_str(&cpu_note(tasks, style));
     out
 }
 

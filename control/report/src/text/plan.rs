@@ -7,7 +7,7 @@ use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook, scheme_name};
 use rtvirtio_units::Nanos;
 
 use super::{Cell, Column, Paint, Style, Table};
-use crate::{num, words};
+use crate::{cpu_time, num, words};
 
 /// Bound in words: "below 12ms in 99% of runs of 8s".
 pub(super) fn upper(u: &Upper) -> String {
@@ -45,6 +45,8 @@ fn of_length(u: &Upper) -> String {
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
     let verdict = if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
         style.paint("no task has a target, so nothing is promised", Paint::Open)
+    } else if plan.feasible && plan.tasks.iter().any(TaskOutlook::lacks_cpu) {
+        style.paint("every target is predicted to be met, but not while CPU time is short", Paint::Bad)
     } else if plan.feasible {
         style.paint("every target is predicted to be met", Paint::Good)
     } else {
@@ -137,7 +139,15 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     }
     let mut out = format!("{}{}", style.heading("expected"), table.draw(style));
     out.push_str(&bound_note(tasks, style));
+    out.push_str(&cpu_note(tasks, style));
     out
+}
+
+/// CPU time of the guests' requests, where it was looked at.
+pub(super) fn cpu_note(tasks: &[TaskOutlook], style: &Style) -> String {
+    let Some(room) = cpu_time::of_tasks(tasks) else { return String::new() };
+    let text = style.wrap(&cpu_time::cpu_room(room), 0);
+    if room.is_short() { style.paint(&text, Paint::Bad) } else { text }
 }
 
 /// The meaning of "at most", and where it is extrapolated.

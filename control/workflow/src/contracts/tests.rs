@@ -6,6 +6,7 @@ use rtvirtio_testkit::{ChildGuard, Need, has};
 use rtvirtio_units::Nanos;
 
 use super::*;
+use crate::progress::Quiet;
 
 /// Else a contract that SCHED_DEADLINE holds is refused for its own reservation.
 #[test]
@@ -34,21 +35,6 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     };
     forget_own(&mut probe, std::iter::empty(), &ours).unwrap();
     assert_eq!(of_sleeper(&probe), []);
-}
-
-/// Progress that nobody sees.
-#[derive(Default)]
-struct Quiet(std::sync::atomic::AtomicBool);
-
-impl Progress for Quiet {
-    fn step(&self, _: &str) {}
-    fn warn(&self, _: &str) {}
-    fn bar(&self, _: &str, _: u64) -> Box<dyn crate::progress::Bar> {
-        unreachable!("no work is done")
-    }
-    fn cancel_flag(&self) -> &std::sync::atomic::AtomicBool {
-        &self.0
-    }
 }
 
 fn vm(name: &str, budget: &str) -> Vm {

@@ -1,31 +1,9 @@
 use std::net::UdpSocket;
 use std::sync::Arc;
 
-use crate::progress::Bar;
+use crate::progress::Quiet;
 
 use super::*;
-
-/// Progress that nobody sees.
-#[derive(Default)]
-struct Quiet(AtomicBool);
-
-impl Progress for Quiet {
-    fn step(&self, _: &str) {}
-    fn warn(&self, _: &str) {}
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(Ended)
-    }
-    fn cancel_flag(&self) -> &AtomicBool {
-        &self.0
-    }
-}
-
-struct Ended;
-
-impl Bar for Ended {
-    fn set(&mut self, _: u64) {}
-    fn set_message(&mut self, _: &str) {}
-}
 
 fn host(networks: &str) -> HostSpec {
     let text = format!(
@@ -123,7 +101,7 @@ fn flows_and_tasks_are_one_run() {
     assert_eq!(names, [("sv", 5)]);
     let failed = flows.run_with(Duration::from_secs(3_600), &quiet, || bail!(Guarded, "the disk is in use"));
     assert_eq!(failed.unwrap_err().kind(), Kind::Guarded);
-    quiet.0.store(true, Ordering::Relaxed);
+    quiet.cancel_flag().store(true, Ordering::Relaxed);
     let stopped = flows.run_alone("as-found", Duration::from_secs(3_600), &quiet);
     assert_eq!(stopped.unwrap_err().kind(), Kind::Cancelled);
     ended.store(true, Ordering::Relaxed);

@@ -1,0 +1,93 @@
+//! CPU time that requests of guests take, against what the host has free for them.
+
+use rtvirtio_model::{Profile, is_guest};
+use rtvirtio_spec::{Spec, Vm};
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// CPU time that the requests of a host's guests need at their declared rates, against what other
+/// programs leave of it. Both are in CPUs: 1.0 is all time of one.
+///
+/// A VM with a CPU contract has its time reserved and is not in the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CpuRoom {
+    /// CPUs of the host.
+    pub cpus: u32,
+    /// CPUs that the requests need.
+    pub needed: f64,
+    /// CPUs that were free when it was measured; what these VMs used then counts as free.
+    pub free: f64,
+    /// Requests of all these guests, 1/s.
+    pub rate: f64,
+    /// CPU time of one request, as measured in a VM, mean over the guests.
+    pub each_ns: Nanos,
+}
+
+impl CpuRoom {
+    /// Sum over the guests' tasks with a rate, each at the price that the profile of its device has;
+    /// `None` where no device was measured in a VM, or no guest declares a rate.
+    pub fn sum<'a>(
+        parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
+        cpus: u32,
+        free: f64,
+    ) -> Option<Self> {
+        let (mut rate, mut needed) = (0.0, 0.0);
+        for (spec, profile) in parts {
+            let Some(guest) = profile.guest.as_ref().filter(|guest| guest.is_of_guest()) else { continue };
+            for vm in spec.vms.iter().filter(|vm| is_counted(vm)) {
+                let of_vm: f64 = vm.tasks.iter().filter_map(|task| task.rate).map(|rate| rate.0).sum();
+                rate += of_vm;
+                needed += of_vm * guest.cpu_per_request.max(0.0);
+            }
+        }
+        let each_ns = Nanos::from_secs_f64(needed / rate);
+        (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns })
+    }
+
+    /// Whether requests will wait for a CPU without end.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.needed > self.free
+    }
+
+    /// Largest sum of rates that fits, 1/s.
+    #[must_use]
+    pub fn most(&self) -> f64 {
+        if self.needed > 0.0 { self.rate * self.free / self.needed } else { self.rate }
+    }
+}
+
+/// Whether a VM's requests compete for the CPUs with other programs.
+pub(crate) fn is_counted(vm: &Vm) -> bool {
+    is_guest(vm) && vm.cpu.need.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_model::GuestPoint;
+    use rtvirtio_spec::{CpuNeed, LabKind};
+
+    use super::*;
+    use crate::tests::{self, task};
+
+    #[test]
+    fn guests_at_their_rates_are_summed_and_a_contract_is_not() {
+        let tasks = || vec![task("control", 600.0, Some(20))];
+        let mut spec = tests::spec(LabKind::Qemu, &[tasks(), tasks(), tasks()]);
+        let mut profile = Profile { guest: None, ..tests::profile() };
+        let sum = |spec: &Spec, profile: &Profile| CpuRoom::sum([(spec, profile)].into_iter(), 2, 0.4);
+        assert_eq!(sum(&spec, &profile), None, "not measured in a VM");
+        let point = profile.read[0].clone();
+        profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 500e-6 });
+        let room = sum(&spec, &profile).unwrap();
+        assert!((room.needed - 0.9).abs() < 1e-9 && room.each_ns == Nanos(500_000), "{room:?}");
+        assert!(room.is_short() && (room.most() - 800.0).abs() < 1e-6, "{room:?}");
+        spec.vms[0].cpu.need =
+            Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
+        let left = sum(&spec, &profile).unwrap();
+        assert!((left.rate - 1200.0).abs() < 1e-9, "{left:?}");
+        let processes = tests::spec(LabKind::Process, &[tasks()]);
+        assert_eq!(sum(&processes, &profile), None);
+    }
+}
