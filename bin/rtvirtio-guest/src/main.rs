@@ -130,8 +130,8 @@ fn watch() -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let watch = Watch::start()?;
     let _reporter = watch.report(Device::find()?)?;
-    if !watch.announces_timers() {
-        print_error("rtvirtio-guest: timers are not announced: /proc/kallsyms hides hrtimer_wakeup");
+    if let Some(why) = watch.lacks_timers() {
+        print_error(&format!("rtvirtio-guest: timers are not announced: {why}"));
     }
     print("reporting what each vCPU runs; Ctrl-C ends it\n")?;
     signals.forever().next();

@@ -16,6 +16,8 @@ const MAGIC: u16 = 0xeb9f;
 /// Kinds of types (`include/uapi/linux/btf.h`).
 const STRUCT: u32 = 4;
 const TYPEDEF: u32 = 8;
+/// `volatile`, `const`, `restrict`, and a tag: kinds that lead to another type.
+const MODIFIERS: [u32; 4] = [9, 10, 11, 18];
 const FUNCTION: u32 = 12;
 
 /// The type information of a kernel, or of one of its modules.
@@ -25,6 +27,19 @@ pub struct Btf<'b> {
     names: &'b [u8],
     /// The kernel's, where this is a module's: type ids and offsets of names continue from there.
     base: Option<&'b Btf<'b>>,
+}
+
+/// Member of a structure: its offset in bits, and the id of its type.
+#[derive(Clone, Copy)]
+struct Member {
+    bits: u32,
+    type_id: u32,
+}
+
+/// Offset in whole bytes that a load reaches.
+fn whole(bits: Option<u32>, structure: &str, member: &str) -> Result<i16, BtfError> {
+    let whole = bits.filter(|bits| bits % 8 == 0).and_then(|bits| i16::try_from(bits / 8).ok());
+    whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
 }
 
 fn word(bytes: &[u8], at: usize) -> Result<u32, BtfError> {
@@ -118,26 +133,73 @@ impl<'b> Btf<'b> {
     /// [`BtfError::Missing`] where there is no such member, it is not at a whole byte, or no load
     /// reaches it.
     pub fn offset(&self, structure: &str, member: &str) -> Result<i16, BtfError> {
+        whole(self.member(structure, member)?.map(|found| found.bits), structure, member)
+    }
+
+    /// Byte offset of a member of a member, by the type that the outer one has in this kernel,
+    /// whatever its name.
+    ///
+    /// # Errors
+    /// As [`Self::offset`], also where the outer member is no structure.
+    pub fn offset_within(&self, structure: &str, member: &str, inner: &str) -> Result<i16, BtfError> {
+        let path = format!("{member}.{inner}");
+        let missing = || BtfError::Missing(format!("struct {structure}.{path}"));
+        let outer = self.member(structure, member)?.ok_or_else(missing)?;
+        let found = self.member_of_type(outer.type_id, inner)?.ok_or_else(missing)?;
+        whole(outer.bits.checked_add(found.bits), structure, &path)
+    }
+
+    /// Member of a structure of this name.
+    fn member(&self, structure: &str, member: &str) -> Result<Option<Member>, BtfError> {
         let found = self.find(|_, kind, at| {
             if kind != STRUCT || self.name(word(self.types, at)?) != structure.as_bytes() {
                 return Ok(None);
             }
-            let info = word(self.types, at + 4)?;
-            for i in 0..(info & 0xffff) as usize {
-                let of = at + 12 + i * 12;
-                if self.name(word(self.types, of)?) == member.as_bytes() {
-                    // Bit fields have their size in the upper byte.
-                    let bits = word(self.types, of + 8)?;
-                    return Ok(Some(if info >> 31 == 1 { bits & 0x00ff_ffff } else { bits }));
-                }
-            }
-            Ok(None)
+            self.member_at(at, member)
         })?;
-        if let (None, Some(base)) = (found, self.base) {
-            return base.offset(structure, member);
+        match (found, self.base) {
+            (None, Some(base)) => base.member(structure, member),
+            (found, _) => Ok(found),
         }
-        let whole = found.filter(|bits| bits % 8 == 0).and_then(|bits| i16::try_from(bits / 8).ok());
-        whole.ok_or_else(|| BtfError::Missing(format!("struct {structure}.{member}")))
+    }
+
+    /// Member of the structure with this id, or of the one that it is another name of.
+    fn member_of_type(&self, mut id: u32, member: &str) -> Result<Option<Member>, BtfError> {
+        // The kernel's own limit of such a chain (`MAX_RESOLVE_DEPTH`).
+        for _ in 0..32 {
+            let found = self.find(|number, kind, at| {
+                if number != id {
+                    return Ok(None);
+                }
+                Ok(Some(match kind {
+                    STRUCT => Ok(self.member_at(at, member)?),
+                    _ if kind == TYPEDEF || MODIFIERS.contains(&kind) => Err(word(self.types, at + 8)?),
+                    _ => Ok(None),
+                }))
+            })?;
+            match (found, self.base) {
+                (Some(Ok(found)), _) => return Ok(found),
+                (Some(Err(next)), _) => id = next,
+                (None, Some(base)) => return base.member_of_type(id, member),
+                (None, None) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Member of the structure whose description begins at `at`.
+    fn member_at(&self, at: usize, member: &str) -> Result<Option<Member>, BtfError> {
+        let info = word(self.types, at + 4)?;
+        for i in 0..(info & 0xffff) as usize {
+            let of = at + 12 + i * 12;
+            if self.name(word(self.types, of)?) == member.as_bytes() {
+                // Bit fields have their size in the upper byte.
+                let bits = word(self.types, of + 8)?;
+                let bits = if info >> 31 == 1 { bits & 0x00ff_ffff } else { bits };
+                return Ok(Some(Member { bits, type_id: word(self.types, of + 4)? }));
+            }
+        }
+        Ok(None)
     }
 
     /// Id of the type by which programs are attached to a tracepoint: `btf_trace_NAME`.
@@ -196,6 +258,39 @@ mod tests {
         assert_eq!((module.offset("vcpu", "pid"), module.offset("pid", "nr")), (Ok(12), Ok(8)));
         assert_eq!(kernel.function("kick"), Err(BtfError::Missing("function kick".to_owned())));
         assert!(module.offset("vcpu", "nr").is_err());
+    }
+
+    /// `hrtimer.node` before Linux 7 and since: a structure of another name and size, here behind
+    /// a typedef and `const`.
+    #[test]
+    fn a_member_is_found_by_the_type_of_the_outer_one() {
+        let names = b"\0hrtimer\0node\0timerqueue_node\0expires\0timerqueue_linked_node\0";
+        let (hrtimer, node, old, expires, new) = (1, 9, 14, 30, 38);
+        // Ids: 1 int, 2 the old node with `expires` at 24, 3 the new one at 40, 4 and 5 another
+        // name of the node that is used, 6 the timer, whose node is at 8.
+        let of = |used: u32| -> Vec<u8> {
+            let mut types = vec![0, 1 << 24, 8, 64];
+            types.extend([old, STRUCT << 24 | 1, 32, expires, 1, 24 * 8]);
+            types.extend([new, STRUCT << 24 | 1, 48, expires, 1, 40 * 8]);
+            types.extend([new, TYPEDEF << 24, used, 0, 10 << 24, 4]);
+            types.extend([hrtimer, STRUCT << 24 | 1, 64, node, 5, 8 * 8]);
+            bytes_of(&types, names)
+        };
+        for (used, at) in [(2, 32), (3, 48)] {
+            let bytes = of(used);
+            let btf = Btf::new(&bytes).unwrap();
+            assert_eq!(btf.offset_within("hrtimer", "node", "expires"), Ok(at));
+            assert!(matches!(btf.offset_within("hrtimer", "node", "tree"), Err(BtfError::Missing(_))));
+            let module = bytes_of(&[], b"\0");
+            let module = Btf::of_module(&module, &btf).unwrap();
+            assert_eq!(module.offset_within("hrtimer", "node", "expires"), Ok(at));
+        }
+        // An integer, a type that does not exist, and a name of itself have no members.
+        for used in [1, 9, 4] {
+            let bytes = of(used);
+            let btf = Btf::new(&bytes).unwrap();
+            assert!(btf.offset_within("hrtimer", "node", "expires").is_err(), "{used}");
+        }
     }
 
     #[test]

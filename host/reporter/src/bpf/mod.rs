@@ -17,7 +17,7 @@ use rtvirtio_urgency::page::{BLOCK, LEAST_SIZE, Mode};
 use rtvirtio_bpf::{Btf, Mapping, Place, array, attach};
 
 use crate::{Device, Reporter, ReporterError};
-use programs::{Layout, on_switch, on_timer};
+use programs::{Layout, TimerLayout, on_switch, on_timer};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 const SYMBOLS: &str = "/proc/kallsyms";
@@ -32,7 +32,7 @@ const MAX_VCPUS: usize = LEAST_SIZE / BLOCK;
 #[derive(Debug)]
 pub struct Watch {
     blocks: Mapping,
-    timers: bool,
+    timers: Result<(), String>,
     _descriptors: Vec<OwnedFd>,
 }
 
@@ -51,32 +51,23 @@ impl Watch {
         }
         // kernel file
         let bytes = fs::read(BTF).map_err(|e| lacks(&format!("{BTF} (CONFIG_DEBUG_INFO_BTF)"), &e))?;
-        let of_kernel = |btf: &Btf<'_>| {
-            let tracepoints = [btf.tracepoint("sched_switch")?, btf.tracepoint("hrtimer_start")?];
-            Ok((Layout::from_btf(btf)?, tracepoints))
-        };
-        let known = Btf::new(&bytes).and_then(|btf| of_kernel(&btf));
-        let (layout, [at_switch, at_timer]) = known.map_err(|e| lacks(BTF, &e))?;
+        let btf = Btf::new(&bytes).map_err(|e| lacks(BTF, &e))?;
+        let layout = Layout::from_btf(&btf).map_err(|e| lacks(BTF, &e))?;
+        let at_switch = btf.tracepoint("sched_switch").map_err(|e| lacks(BTF, &e))?;
         let map = array(1, LEAST_SIZE as u32).map_err(|e| lacks("BPF maps", &e))?;
         let blocks = Mapping::of_descriptor(&map, LEAST_SIZE).map_err(|e| lacks("a mapped array", &e))?;
         let number = map.as_raw_fd();
         let switch = attach(&on_switch(number, layout), Place::Tracepoint(at_switch));
         let mut descriptors: Vec<OwnedFd> = switch.map_err(|e| lacks("sched_switch", &e))?.into();
-        // Without the address of the function no timer is announced; the rest works.
-        // kernel file
-        let wake = symbol(&fs::read_to_string(SYMBOLS).unwrap_or_default(), WAKE);
-        if let Some(wake) = wake {
-            let timer = attach(&on_timer(number, layout, wake), Place::Tracepoint(at_timer));
-            descriptors.extend(timer.map_err(|e| lacks("hrtimer_start", &e))?);
-        }
+        let timers = watch_timers(&btf, number).map(|timer| descriptors.extend(timer));
         descriptors.push(map);
-        Ok(Self { blocks, timers: wake.is_some(), _descriptors: descriptors })
+        Ok(Self { blocks, timers, _descriptors: descriptors })
     }
 
-    /// Whether timers are announced; not where root may not read the kernel's symbols.
+    /// Reason why no timers are announced; `None` where they are. The rest works without them.
     #[must_use]
-    pub fn announces_timers(&self) -> bool {
-        self.timers
+    pub fn lacks_timers(&self) -> Option<&str> {
+        self.timers.as_ref().err().map(String::as_str)
     }
 
     /// Blocks without a header: 16 words for each vCPU.
@@ -118,6 +109,17 @@ impl Watch {
         reporter.device().ring();
         Ok(reporter)
     }
+}
+
+/// Loads and attaches the program that announces timers. An error is the reason why there is none.
+fn watch_timers(btf: &Btf<'_>, map: i32) -> Result<[OwnedFd; 2], String> {
+    let layout = TimerLayout::from_btf(btf).map_err(|e| format!("{BTF}: {e}"))?;
+    let place = btf.tracepoint("hrtimer_start").map_err(|e| format!("{BTF}: {e}"))?;
+    // kernel file
+    let symbols = fs::read_to_string(SYMBOLS).map_err(|e| format!("{SYMBOLS}: {e}"))?;
+    let wake = symbol(&symbols, WAKE).ok_or_else(|| format!("{SYMBOLS} hides or lacks {WAKE}"))?;
+    let program = on_timer(map, layout, wake);
+    attach(&program, Place::Tracepoint(place)).map_err(|e| format!("the kernel refuses the program: {e}"))
 }
 
 /// Address of a function in the kernel's list of symbols; `None` where it is missing or hidden.

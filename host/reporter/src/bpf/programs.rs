@@ -33,8 +33,27 @@ pub struct Layout {
     pid: i16,
     /// `None` where tasks have no CPU number.
     processor: Option<i16>,
-    timer_expires: i16,
-    timer_function: i16,
+}
+
+/// Byte offsets of members in this kernel's `struct hrtimer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerLayout {
+    expires: i16,
+    function: i16,
+}
+
+impl TimerLayout {
+    /// Reads them from the kernel's type information. The type of the timer's node decides: Linux 7
+    /// has another one, with `expires` elsewhere.
+    ///
+    /// # Errors
+    /// [`BtfError::Missing`] for a kernel with other structures.
+    pub fn from_btf(btf: &Btf<'_>) -> Result<Self, BtfError> {
+        Ok(Self {
+            expires: btf.offset_within("hrtimer", "node", "expires")?,
+            function: btf.offset("hrtimer", "function")?,
+        })
+    }
 }
 
 impl Layout {
@@ -50,8 +69,6 @@ impl Layout {
             processor: offset("task_struct", "thread_info")
                 .and_then(|at| Ok(at + offset("thread_info", "cpu")?))
                 .ok(),
-            timer_expires: offset("hrtimer", "node")? + offset("timerqueue_node", "expires")?,
-            timer_function: offset("hrtimer", "function")?,
         })
     }
 }
@@ -147,17 +164,17 @@ pub fn on_switch(map: i32, layout: Layout) -> Vec<u64> {
 /// Program at `hrtimer_start(timer, mode)`: while an urgent task runs, records the earliest timer
 /// that wakes a sleeping task. `wake` is the address of `hrtimer_wakeup`.
 #[must_use]
-pub fn on_timer(map: i32, layout: Layout, wake: u64) -> Vec<u64> {
+pub fn on_timer(map: i32, layout: TimerLayout, wake: u64) -> Vec<u64> {
     let mut a = Assembler::default();
     a.load(Width::Double, 7, 1, 0);
-    a.load(Width::Double, 1, 7, layout.timer_function);
+    a.load(Width::Double, 1, 7, layout.function);
     a.set_wide(2, wake);
     a.jump_if_register(1, If::Not, 2, "end");
     processor(&mut a);
     block(&mut a, map);
     a.load(Width::Word, 1, 8, POLICY);
     a.jump_if(1, If::Equal, 0, "end");
-    a.load(Width::Double, 6, 7, layout.timer_expires);
+    a.load(Width::Double, 6, 7, layout.expires);
     a.call(Helper::Now);
     // Expired, or too far ahead.
     a.jump_if_register(6, If::Less, 0, "end");
