@@ -86,6 +86,28 @@ fn v1_killed_at_every_point_with_bfq_tuned_before() {
     sweep(&lab.case, &lab.dirs);
 }
 
+/// The queue's `async_depth`, which each elevator resets, a write of `nr_requests` scales, and `none`
+/// does not take: killed at every point, on the host and in guests.
+#[test]
+fn async_depth_of_a_queue_is_put_back_at_every_point() {
+    for (start, other) in [("mq-deadline", "bfq"), ("bfq", "none"), ("none", "bfq")] {
+        let mut settings = vec![(Knob::HostElevator, other)];
+        for n in 0..3 {
+            settings.push((Knob::GuestElevator { vm: format!("vm{n}") }, "kyber"));
+        }
+        let lab = lab(false, start, plan(&settings));
+        lab.kernel.with_async_depth("loop0");
+        for n in 0..3 {
+            SimKernel::new(lab.case.guests.as_ref().unwrap().join(format!("vm{n}"))).with_async_depth("vda");
+        }
+        write(&lab, "/sys/block/loop0/queue/nr_requests", "100");
+        if start != "none" {
+            write(&lab, "/sys/block/loop0/queue/async_depth", "9");
+        }
+        sweep(&lab.case, &lab.dirs);
+    }
+}
+
 /// Both elevators and both values of a knob with a side effect, in the direction that is harder to
 /// put back.
 #[test]

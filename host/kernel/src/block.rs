@@ -17,11 +17,15 @@ use crate::{HostError, Root, is_gone};
 pub use model::DriveModel;
 pub use stack::Stack;
 
-/// Files below `queue/` that a change of the elevator resets.
+/// Files below `queue/` that a change of the elevator resets, in the order in which they are put
+/// back. A kernel that lacks one has nothing to lose there.
 ///
 /// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches
 /// writeback throttling off while in use (`wbt_disable_default()` in `block/bfq-iosched.c`).
-pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
+/// Measured on Linux 7.2: an elevator sets `async_depth` to its own share of `nr_requests`, a write
+/// of `nr_requests` scales it, so that it comes after; `none` shows `nr_requests` there, and
+/// refuses writes.
+pub const RESET_BY_ELEVATOR: [&str; 3] = ["nr_requests", "async_depth", "wbt_lat_usec"];
 
 /// Whole disk, by its kernel name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -46,6 +46,15 @@ fn defaults(elevator: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// `async_depth` that an elevator sets at its start.
+fn default_depth(elevator: &str, requests: u64) -> u64 {
+    if matches!(elevator, "bfq" | "kyber") { requests * 3 / 4 } else { requests }
+}
+
+fn number_in(file: &Path) -> u64 {
+    fs::read_to_string(file).unwrap().trim().parse().unwrap()
+}
+
 impl SimKernel {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -75,6 +84,15 @@ impl SimKernel {
         fs::create_dir_all(self.at("/sys/dev/block")).unwrap();
         let _ = symlink(format!("../../block/{name}"), self.at(format!("/sys/dev/block/{DEV}")));
         self.write(Path::new(&format!("/sys/block/{name}/queue/scheduler")), elevator).unwrap();
+    }
+
+    /// Moves `async_depth` of a disk from the elevator to the queue, as in Linux 7.
+    pub fn with_async_depth(&self, name: &str) {
+        let queue = self.at(format!("/sys/block/{name}/queue"));
+        let _ = fs::remove_file(queue.join("iosched/async_depth"));
+        let current = text::elevators(&fs::read_to_string(queue.join("scheduler")).unwrap()).unwrap().current;
+        let depth = default_depth(&current, number_in(&queue.join("nr_requests")));
+        fs::write(queue.join("async_depth"), format!("{depth}\n")).unwrap();
     }
 
     pub fn boot(&self, id: &str) {
@@ -121,12 +139,38 @@ impl SimKernel {
             fs::create_dir_all(queue.join("iosched"))?;
             fs::write(queue.join("iosched").join(name), format!("{default}\n"))?;
         }
-        fs::write(queue.join("nr_requests"), if value == "none" { "128\n" } else { "256\n" })?;
+        let requests = if value == "none" { 128 } else { 256 };
+        fs::write(queue.join("nr_requests"), format!("{requests}\n"))?;
+        if queue.join("async_depth").exists() {
+            let _ = fs::remove_file(queue.join("iosched/async_depth"));
+            fs::write(queue.join("async_depth"), format!("{}\n", default_depth(value, requests)))?;
+        }
         fs::write(queue.join("wbt_lat_usec"), if value == "bfq" { "0\n" } else { "2000\n" })?;
         if have.current == "bfq" {
             self.forget_weights(&self.at("/sys/fs/cgroup"))?;
         }
         Ok(())
+    }
+
+    /// `nr_requests`, which scales `async_depth` where the queue has it.
+    fn requests(&self, path: &Path, value: &str) -> io::Result<()> {
+        let (file, number) = (self.at(path), value.parse::<u64>().map_err(|_| invalid())?);
+        let depth = file.with_file_name("async_depth");
+        if depth.exists() {
+            let scaled = (number_in(&depth) * number / number_in(&file)).max(1);
+            fs::write(depth, format!("{scaled}\n"))?;
+        }
+        fs::write(file, format!("{number}\n"))
+    }
+
+    fn depth(&self, path: &Path, value: &str) -> io::Result<()> {
+        let file = self.at(path);
+        let scheduler = fs::read_to_string(file.with_file_name("scheduler"))?;
+        let number: u64 = value.parse().map_err(|_| invalid())?;
+        if number == 0 || text::elevators(&scheduler).unwrap().current == "none" {
+            return Err(invalid());
+        }
+        fs::write(&file, format!("{}\n", number.min(number_in(&file.with_file_name("nr_requests")))))
     }
 
     fn forget_weights(&self, dir: &Path) -> io::Result<()> {
@@ -300,7 +344,9 @@ impl HostFiles for SimKernel {
             "cgroup.subtree_control" => self.subtree(path, value),
             _ if name.starts_with("blkio.throttle.") => self.throttle(path, value),
             _ if path.parent().unwrap().ends_with("iosched") => self.tunable(path, value),
-            "nr_requests" | "wbt_lat_usec" => {
+            "nr_requests" => self.requests(path, value),
+            "async_depth" => self.depth(path, value),
+            "wbt_lat_usec" => {
                 let number: u64 = value.parse().map_err(|_| invalid())?;
                 fs::write(self.at(path), format!("{number}\n"))
             }
