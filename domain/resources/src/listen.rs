@@ -222,7 +222,7 @@ pub(crate) fn in_use(pid: Option<u32>) -> String {
     let program = program.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     match pid {
         Some(pid) if program.starts_with("qemu") || program == "kvm" => format!(
-            "a QEMU, process {pid}, listens there itself (server=on; libvirt's mode='server'): the I/O domain listens and QEMU connects, so start that VM with reconnect=1 in place of server=on, or with mode='client'"
+            "a QEMU, process {pid}, listens there itself (server=on; libvirt's mode='server'): the I/O domain listens and QEMU connects, so start that VM with reconnect-ms=20 (QEMU before 9.2: reconnect=1) in place of server=on, or with mode='client'"
         ),
         Some(pid) => format!("process {pid} listens there; stop it, or choose another path"),
         None => "another process listens there; stop it, or choose another path".to_owned(),

@@ -15,6 +15,7 @@ use crate::{HostError, Root};
 pub use guest::guest_priority;
 pub use memory::traffic as memory_traffic;
 pub use realtime::{fair_server, least_fair_server, vms};
+pub use tools::qemu_program;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

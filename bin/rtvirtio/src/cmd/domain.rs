@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_text::shell_path;
+use rtvirtio_vmm::Reconnect;
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
 use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::{Dirs, Progress};
@@ -42,13 +43,13 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
     let config = domain::load(path)?;
     if dry_run {
         let lines = config.preview(path, dirs, ui)?;
-        show(ui, &lines, || lines.join("\n") + "\n" + &how_to_connect(&config.file))?;
+        show(ui, &lines, || lines.join("\n") + "\n" + &how_to_connect(&config.file, Reconnect::of_host()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let pid = config.start(dirs, ui)?;
     ui.step(&format!("the I/O domain runs as process {pid}; `rtvirtio revert` stops it"));
     let status = config.ask(pid)?;
-    show(ui, &status, || how_to_connect(&config.file))?;
+    show(ui, &status, || how_to_connect(&config.file, Reconnect::of_host()))?;
     Ok(ExitCode::SUCCESS)
 }
 

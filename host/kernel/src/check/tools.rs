@@ -9,6 +9,15 @@ use crate::Root;
 /// Directories where distributions put programs; `/usr/libexec` is where RHEL keeps `qemu-kvm`.
 const BIN: [&str; 6] = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
 
+/// Names of QEMU's program, in the order in which they are looked for.
+const QEMU: [&str; 3] = ["qemu-system-x86_64", "qemu-system-aarch64", "qemu-kvm"];
+
+/// Path of the QEMU of this host; `None` where none is installed.
+#[must_use]
+pub fn qemu_program(root: &Root) -> Option<PathBuf> {
+    installed(root, &QEMU)
+}
+
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     device(root, found, "fuse", "/dev/fuse", "the lab's twin device is a FUSE file", "modprobe fuse");
     device(
@@ -27,14 +36,7 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
         "profile, verify and the lab run their workloads with it",
         "apt-get install fio",
     );
-    program(
-        root,
-        found,
-        "qemu",
-        &["qemu-system-x86_64", "qemu-system-aarch64", "qemu-kvm"],
-        "the lab's VMs run on it",
-        "apt-get install qemu-system-x86",
-    );
+    program(root, found, "qemu", &QEMU, "the lab's VMs run on it", "apt-get install qemu-system-x86");
     program(
         root,
         found,
@@ -54,10 +56,7 @@ fn device(root: &Root, found: &mut Vec<Finding>, id: &str, path: &str, why: &str
 }
 
 fn program(root: &Root, found: &mut Vec<Finding>, id: &str, names: &[&str], why: &str, remedy: &str) {
-    let path = names.iter().find_map(|name| {
-        BIN.iter().map(|dir| Path::new(dir).join(name)).find(|path| root.at(path).is_file())
-    });
-    found.push(match path {
+    found.push(match installed(root, names) {
         None => Finding::warn(id, format!("{} is not installed", names[0]), why, remedy),
         Some(path) => {
             let version = if root.is_real() { version(&path) } else { None };
@@ -65,6 +64,13 @@ fn program(root: &Root, found: &mut Vec<Finding>, id: &str, names: &[&str], why:
             Finding::ok(id, format!("{}: {what}", path.display()), why)
         }
     });
+}
+
+/// Path of the first of these programs that is installed.
+fn installed(root: &Root, names: &[&str]) -> Option<PathBuf> {
+    names
+        .iter()
+        .find_map(|name| BIN.iter().map(|dir| Path::new(dir).join(name)).find(|path| root.at(path).is_file()))
 }
 
 /// First line that the program prints for `--version`.

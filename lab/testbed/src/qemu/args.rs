@@ -3,12 +3,13 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use rtvirtio_spec::is_name_char;
-use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::probe::QEMU;
+use rtvirtio_vmm::{Reconnect, VmmError};
 use serde_json::json;
 
 use super::files::Files;
@@ -65,6 +66,11 @@ fn check_disk(config: &QemuConfig) -> Result<(), QemuError> {
 
 pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, QemuError> {
     let program = find_program(QEMU).ok_or(QemuError::NoQemu { program: QEMU })?;
+    // Asked only where a back end is connected to.
+    let reconnect = || {
+        let name = config.name.clone();
+        reconnect(&program).map_err(|source| QemuError::Vmm { name, source })
+    };
     let at = |operation, path: &Path| {
         let path = path.to_path_buf();
         move |source| QemuError::Io { operation, path, source }
@@ -76,7 +82,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     let shared = matches!(config.disk, GuestDisk::VhostUser { .. })
         || matches!(nic, Some(NicBackend::VhostUser(_) | NicBackend::VhostUserServer(_)));
     let machine = if shared { "q35,memory-backend=mem" } else { "q35" };
-    let mut command = Command::new(program);
+    let mut command = Command::new(&program);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-name", &format!("{},debug-threads=on", config.name)])
@@ -141,7 +147,11 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
             .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", config.memory.0 >> 20));
     }
     if let Some(nic) = &config.nic {
-        add_nic(&mut command, nic);
+        let connect = match &nic.backend {
+            NicBackend::VhostUser(_) => reconnect()?.option(),
+            NicBackend::VhostUserServer(_) | NicBackend::Tap(_) => "server=on",
+        };
+        add_nic(&mut command, nic, connect);
     }
     match &config.disk {
         GuestDisk::None => {}
@@ -155,14 +165,27 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         GuestDisk::VhostUser { socket, queues } => {
             command
                 .arg("-chardev")
-                .arg(format!("socket,id=disk0,reconnect=1,path={}", option(socket)))
+                .arg(format!("socket,id=disk0,{},path={}", reconnect()?.option(), option(socket)))
                 .args(["-device", &format!("vhost-user-blk-pci,chardev=disk0,num-queues={queues}")]);
         }
     }
     Ok(command)
 }
 
-fn add_nic(command: &mut Command, nic: &GuestNic) {
+/// The key by which this QEMU connects again; the program is asked once.
+fn reconnect(program: &Path) -> Result<Reconnect, VmmError> {
+    static KNOWN: Mutex<Option<(PathBuf, Reconnect)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, key)) = known.as_ref().filter(|(of, _)| of == program) {
+        return Ok(*key);
+    }
+    let key = Reconnect::of_program(program)?;
+    *known = Some((program.to_owned(), key));
+    Ok(key)
+}
+
+/// `connect` says of a vhost-user socket who listens.
+fn add_nic(command: &mut Command, nic: &GuestNic, connect: &str) {
     match &nic.backend {
         NicBackend::Tap(interface) => {
             command
@@ -171,8 +194,6 @@ fn add_nic(command: &mut Command, nic: &GuestNic) {
                 .args(["-device", &format!("virtio-net-pci,netdev=nic0,mac={},romfile=", nic.mac)]);
         }
         NicBackend::VhostUser(socket) | NicBackend::VhostUserServer(socket) => {
-            let is_server = matches!(nic.backend, NicBackend::VhostUserServer(_));
-            let connect = if is_server { "server=on" } else { "reconnect=1" };
             command
                 .arg("-chardev")
                 .arg(format!("socket,id=nic0,{connect},path={}", option(socket)))

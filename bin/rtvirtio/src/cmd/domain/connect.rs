@@ -4,21 +4,26 @@ use std::fmt::Write as _;
 
 use rtvirtio_domain_config::{Disk, File, Port};
 use rtvirtio_text::{qemu_value, shell_word, terminal, xml};
+use rtvirtio_vmm::Reconnect;
 
-/// Options for each VM's QEMU or libvirt.
-pub fn how_to_connect(file: &File) -> String {
-    let mut s = String::from(
-        "Each VM needs shared memory, and its disk and port, QEMU's way:\n  \
-         -object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem\n",
-    );
+/// Options for each VM's QEMU or libvirt, with the key that this host's QEMU takes; with that of
+/// new ones, and a word about the old key, where `reconnect` is `None`.
+pub fn how_to_connect(file: &File, reconnect: Option<Reconnect>) -> String {
+    let mut s = String::from("Each VM needs shared memory, and its disk and port, QEMU's way");
+    if reconnect.is_none() {
+        let (new, old) = (Reconnect::Milliseconds.option(), Reconnect::Seconds.option());
+        // Writing to a String cannot fail.
+        let _ = write!(s, " ({new} from QEMU 9.2 on, {old} before)");
+    }
+    s.push_str(":\n  -object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem\n");
+    let key = reconnect.unwrap_or(Reconnect::Milliseconds);
     let disks: Vec<_> = file.devices.iter().flat_map(|d| &d.disks).collect();
     let ports: Vec<_> = file.networks.iter().flat_map(|n| &n.ports).collect();
-    // Writing to a String cannot fail.
     for disk in &disks {
-        let _ = writeln!(s, "  {}: {}", terminal(&disk.name, false), disk_options(disk));
+        let _ = writeln!(s, "  {}: {}", terminal(&disk.name, false), disk_options(disk, key));
     }
     for port in &ports {
-        let _ = writeln!(s, "  {}: {}", terminal(&port.name, false), port_options(port));
+        let _ = writeln!(s, "  {}: {}", terminal(&port.name, false), port_options(port, key));
     }
     s.push_str(
         "or libvirt's:\n  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n",
@@ -34,13 +39,13 @@ pub fn how_to_connect(file: &File) -> String {
 
 /// Without a number of queues QEMU asks for one per vCPU, and does not start where the disk has
 /// fewer.
-fn disk_options(disk: &Disk) -> String {
-    let chardev = chardev("disk0", &disk.socket);
+fn disk_options(disk: &Disk, key: Reconnect) -> String {
+    let chardev = chardev("disk0", &disk.socket, key);
     format!("-chardev {chardev} -device vhost-user-blk-pci,chardev=disk0,num-queues={}", disk.queues)
 }
 
-fn port_options(port: &Port) -> String {
-    let chardev = chardev("net0", &port.socket);
+fn port_options(port: &Port, key: Reconnect) -> String {
+    let chardev = chardev("net0", &port.socket, key);
     format!(
         "-chardev {chardev} -netdev vhost-user,id=net0,chardev=net0 -device virtio-net-pci,netdev=net0,mac={}",
         port.mac
@@ -66,9 +71,9 @@ fn port_xml(port: &Port) -> String {
 }
 
 /// Quotes an option of QEMU for a shell; QEMU requires commas in a value to be doubled.
-fn chardev(id: &str, socket: &std::path::Path) -> String {
+fn chardev(id: &str, socket: &std::path::Path, key: Reconnect) -> String {
     let path = socket.display().to_string();
-    terminal(&shell_word(&format!("socket,id={id},path={},reconnect=1", qemu_value(&path))), false)
+    terminal(&shell_word(&format!("socket,id={id},path={},{}", qemu_value(&path), key.option())), false)
 }
 
 #[cfg(test)]
@@ -78,11 +83,28 @@ mod tests {
     use super::*;
 
     fn shown(name: &str, queues: u16) -> String {
+        shown_to(Some(Reconnect::Seconds), name, queues)
+    }
+
+    fn shown_to(reconnect: Option<Reconnect>, name: &str, queues: u16) -> String {
         let text = format!(
             "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"plc\"\nsocket = \"/run/{name}\"\npath = \"/dev/x\"\nqueues = {queues}\n\
              [[network]]\nname = \"n\"\n[[network.port]]\nname = \"plc\"\nsocket = \"/net/{name}\"\ntap = \"t\"\nmac = \"52:54:00:00:00:01\"\n"
         );
-        how_to_connect(&File::parse(Path::new("x"), &text).unwrap())
+        how_to_connect(&File::parse(Path::new("x"), &text).unwrap(), reconnect)
+    }
+
+    #[test]
+    fn the_key_is_that_of_the_hosts_qemu() {
+        let of = |qemu| shown_to(qemu, "plc.sock", 1);
+        let (old, new) = (of(Some(Reconnect::Seconds)), of(Some(Reconnect::Milliseconds)));
+        assert_eq!((old.matches(",reconnect=1 ").count(), old.contains("reconnect-ms")), (2, false));
+        assert_eq!((new.matches(",reconnect-ms=20 ").count(), new.contains("reconnect=")), (2, false));
+        // libvirt has whole seconds only.
+        assert_eq!(new.matches("<reconnect enabled='yes' timeout='1'/>").count(), 2);
+        let unknown = of(None);
+        assert_eq!(unknown.matches(",reconnect-ms=20 ").count(), 2, "{unknown}");
+        assert!(unknown.contains("(reconnect-ms=20 from QEMU 9.2 on, reconnect=1 before):"), "{unknown}");
     }
 
     #[test]
