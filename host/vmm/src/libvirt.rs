@@ -167,8 +167,9 @@ impl RunningDomain {
     pub fn drives(&self) -> Result<Vec<Drive>, VmmError> {
         let mut drives = self.xml.drives();
         for (drive, disk) in drives.iter_mut().zip(&self.xml.disks) {
-            // The command refuses drives without a medium, and knows no limits of vhost-user disks.
-            if disk.vhost_user || disk.source.is_none() {
+            // The command refuses drives without a medium and with throttle filters, and knows no
+            // limits of vhost-user disks.
+            if disk.vhost_user || disk.source.is_none() || !disk.filters.is_empty() {
                 continue;
             }
             let args = ["blkdeviotune", "--domain", &self.xml.uuid, "--device", &disk.target, "--live"];

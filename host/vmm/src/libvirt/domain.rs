@@ -2,6 +2,7 @@
 //!
 //! Form: libvirt's `docs/formatdomain.rst`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use roxmltree::{Document, Node, ParsingOptions};
@@ -72,8 +73,23 @@ pub struct Disk {
     pub throttle: ThrottleLimits,
     /// Throttle group whose limits it shares with others.
     pub throttle_group: Option<String>,
+    /// Throttle groups that it passes one after the other (`<throttlefilters>`, libvirt 11.2), each
+    /// with its limits.
+    pub filters: Vec<(String, ThrottleLimits)>,
     /// Whether another process serves it (`type='vhostuser'`): libvirt takes no limits for it.
     pub vhost_user: bool,
+}
+
+impl Disk {
+    /// Limits recorded by libvirt: of the disk's own throttling, then of each filter.
+    fn limits(&self) -> impl Iterator<Item = ThrottleLimits> + '_ {
+        std::iter::once(self.throttle).chain(self.filters.iter().map(|(_, limits)| *limits))
+    }
+
+    /// Names of its throttle groups.
+    fn groups(&self) -> impl Iterator<Item = &String> {
+        self.throttle_group.iter().chain(self.filters.iter().map(|(group, _)| group))
+    }
 }
 
 /// Address of a disk in the guest.
@@ -138,13 +154,18 @@ impl DomainXml {
         let (contract, status) = (contract::of_domain(root), status::of_domain(root).map(Box::new));
         let mut found = Self { id, name, uuid, contract, status, ..Self::default() };
         found.user = root.children().find_map(user);
+        let groups = throttle_groups(root);
         let devices = root.children().filter(|n| n.has_tag_name("devices"));
         for device in devices.flat_map(|d| d.children()) {
             if device.has_tag_name("emulator") {
                 found.emulator = device.text().map(|path| PathBuf::from(path.trim()));
             }
             if device.has_tag_name("disk") {
-                found.disks.extend(disk(device));
+                if let Some(disk) = disk(device) {
+                    let filters =
+                        filters(device, &groups).map_err(|e| format!("disk {}: {e}", disk.target))?;
+                    found.disks.push(Disk { filters, ..disk });
+                }
             }
             if device.has_tag_name("channel") && child_attribute(device, "target", "name") == Some(AGENT) {
                 found.agent = match child_attribute(device, "target", "state") {
@@ -163,8 +184,8 @@ impl DomainXml {
             name: disk.target.clone(),
             file: disk.source.clone(),
             removable: matches!(disk.device.as_str(), "cdrom" | "floppy"),
-            limits: Some(disk.throttle).filter(|limits| !limits.is_none()).into_iter().collect(),
-            groups: disk.throttle_group.clone().into_iter().collect(),
+            limits: disk.limits().filter(|limits| !limits.is_none()).collect(),
+            groups: disk.groups().cloned().collect(),
             ..Drive::default()
         };
         let mut drives: Vec<Drive> = self.disks.iter().map(drive).collect();
@@ -234,6 +255,7 @@ fn disk(node: Node<'_, '_>) -> Option<Disk> {
             .children()
             .find(|n| n.has_tag_name("iotune"))
             .and_then(|tune| text(tune, "group_name")),
+        filters: Vec::new(),
         vhost_user: node.attribute("type") == Some("vhostuser"),
     })
 }
@@ -245,12 +267,43 @@ fn user(node: Node<'_, '_>) -> Option<u32> {
     label.split(':').next()?.trim_start_matches('+').parse().ok()
 }
 
-/// Limits set by `virsh blkdeviotune`. A value beyond 64 bits counts as none.
+/// Limits set by `virsh blkdeviotune`.
 fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
-    let Some(tune) = disk.children().find(|n| n.has_tag_name("iotune")) else {
-        return ThrottleLimits::default();
-    };
-    limits_of(|name| text(tune, name).and_then(|text| text.parse().ok()).unwrap_or(0))
+    let tune = disk.children().find(|n| n.has_tag_name("iotune"));
+    tune.map_or_else(ThrottleLimits::default, limits_in)
+}
+
+/// Limits in the children of an element. A value beyond 64 bits counts as none.
+fn limits_in(node: Node<'_, '_>) -> ThrottleLimits {
+    limits_of(|name| text(node, name).and_then(|text| text.parse().ok()).unwrap_or(0))
+}
+
+/// Throttle groups of a VM (`<throttlegroups>`, libvirt 11.2) with their limits, which several disks
+/// may share.
+fn throttle_groups(domain: Node<'_, '_>) -> BTreeMap<String, ThrottleLimits> {
+    let lists = domain.children().filter(|n| n.has_tag_name("throttlegroups"));
+    let groups = lists.flat_map(|list| list.children()).filter(|n| n.has_tag_name("throttlegroup"));
+    groups.filter_map(|group| Some((text(group, "group_name")?, limits_in(group)))).collect()
+}
+
+/// Groups that a disk passes, with their limits.
+///
+/// # Errors
+/// Filter without a group, or with one that the VM does not have: its limits are not known.
+fn filters(
+    disk: Node<'_, '_>,
+    groups: &BTreeMap<String, ThrottleLimits>,
+) -> Result<Vec<(String, ThrottleLimits)>, String> {
+    let lists = disk.children().filter(|n| n.has_tag_name("throttlefilters"));
+    let filters = lists.flat_map(|list| list.children()).filter(|n| n.has_tag_name("throttlefilter"));
+    filters
+        .map(|filter| {
+            let group = filter.attribute("group").ok_or("a throttle filter without a group")?;
+            let limits =
+                groups.get(group).ok_or_else(|| format!("its throttle group `{group}` is missing"))?;
+            Ok((group.to_owned(), *limits))
+        })
+        .collect()
 }
 
 /// Limits by their names in libvirt.

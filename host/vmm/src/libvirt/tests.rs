@@ -392,3 +392,47 @@ fn what_qemu_holds_is_read_from_blkdeviotune() {
     assert!(super::domain::tuned("total_iops_sec : 0\n").is_none());
     assert!(super::domain::tuned(&text.replace("77", "unlimited")).is_none());
 }
+
+/// Throttle filters: two groups for one disk, one of which another disk shares; the third disk has
+/// limits of its own.
+#[test]
+fn limits_of_throttle_filters_are_seen_like_iotune() {
+    let group = |name: &str, limit: &str| {
+        format!("<throttlegroup><group_name>{name}</group_name>{limit}</throttlegroup>")
+    };
+    let disk = |target: &str, inner: &str| {
+        format!("<disk type='block'><source dev='/dev/{target}'/><target dev='{target}'/>{inner}</disk>")
+    };
+    let groups = group("all", "<total_iops_sec>50</total_iops_sec>")
+        + &group(
+            "writes",
+            "<write_bytes_sec>1048576</write_bytes_sec><write_bytes_sec_max>2097152</write_bytes_sec_max>",
+        )
+        + &group("idle", "");
+    let of = |names: &[&str]| {
+        let filters: String = names.iter().map(|n| format!("<throttlefilter group='{n}'/>")).collect();
+        format!("<throttlefilters>{filters}</throttlefilters>")
+    };
+    let domain = |first: &[&str]| {
+        format!(
+            "<domain id='1'><name>plc</name><uuid>u</uuid><throttlegroups>{groups}</throttlegroups><devices>{}{}{}{}</devices></domain>",
+            disk("vda", &of(first)),
+            disk("vdb", &of(&["all"])),
+            disk("vdc", "<iotune><total_iops_sec>50</total_iops_sec></iotune>"),
+            disk("vdd", &of(&["idle"])),
+        )
+    };
+    let drives = DomainXml::parse(&domain(&["writes", "all"])).unwrap().drives();
+    let words = |at: usize| drives[at].limits.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(words(0), ["bps-write=1048576 bps-write-max=2097152", "iops-total=50"]);
+    assert_eq!(
+        (&drives[0].groups, &drives[0].shared_with),
+        (&vec!["writes".into(), "all".into()], &vec!["vdb".into()])
+    );
+    // The same limit, by a filter and by `<iotune>`.
+    assert_eq!(drives[1].limits, drives[2].limits);
+    assert!(drives[3].limits.is_empty() && drives[3].shared_with.is_empty());
+    // Limits that are not known are no missing limits.
+    let error = DomainXml::parse(&domain(&["gone"])).unwrap_err();
+    assert!(error.contains("disk vda") && error.contains("`gone`"), "{error}");
+}

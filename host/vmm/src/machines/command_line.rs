@@ -114,6 +114,9 @@ impl CommandLine {
                 "object" => {
                     let keys = Keys::parse(value, "qom-type");
                     found.libvirt |= keys.get("id") == Some("masterKey0");
+                    if keys.get("qom-type") == Some("monitor-qmp") {
+                        monitors.extend(keys.get("chardev").map(str::to_owned));
+                    }
                 }
                 "qmp" | "qmp-pretty" => {
                     let path = value.strip_prefix("unix:").map(|rest| split(rest).swap_remove(0));
@@ -246,6 +249,32 @@ mod tests {
         assert_eq!(vm.events.as_deref(), Some(Path::new("/run/plc.events")));
         // A chardev without a QMP monitor is ignored.
         assert_eq!(parse("-chardev socket,id=rtvirtio-events,path=/run/x -mon rtvirtio-events").events, None);
+    }
+
+    /// Monitors as objects, which QEMU 11.1 has in place of `-mon`, in both forms.
+    #[test]
+    fn monitors_may_be_objects() {
+        let chardevs = "-chardev socket,id=c1,path=/run/plc.qmp,server=on -chardev socket,id=rtvirtio-events,path=/run/plc.events,server=on";
+        let human = "-object monitor-hmp,id=h,chardev=c1";
+        assert_eq!(parse(&format!("{chardevs} {human}")).qmp, None);
+        for of in [
+            |chardev: &str| format!("-object monitor-qmp,id=m-{chardev},chardev={chardev}"),
+            |chardev: &str| {
+                format!(
+                    "-object {{\"qom-type\":\"monitor-qmp\",\"id\":\"m-{chardev}\",\"chardev\":\"{chardev}\"}}"
+                )
+            },
+        ] {
+            // An object may stand before its chardev.
+            let vm = parse(&format!("{} {human} {chardevs} {}", of("c1"), of("rtvirtio-events")));
+            assert_eq!(vm.qmp.as_deref(), Some(Path::new("/run/plc.qmp")));
+            assert_eq!(vm.events.as_deref(), Some(Path::new("/run/plc.events")));
+        }
+        // libvirt passes its monitor's socket as a descriptor.
+        let vm = parse(
+            "-object {\"qom-type\":\"monitor-qmp\",\"chardev\":\"m\"} -chardev socket,id=m,fd=28,server=on",
+        );
+        assert_eq!(vm.qmp, None);
     }
 
     #[test]
