@@ -110,7 +110,7 @@ impl Uring {
                 return Ok(Self::from_ring(ring, restricted));
             }
         }
-        Ok(Self::from_ring(build(entries, false, false)?, false))
+        Ok(Self::from_ring(build(entries, false, false).map_err(reason)?, false))
     }
 
     fn from_ring(ring: IoUring, restricted: bool) -> Self {
@@ -248,12 +248,19 @@ impl Uring {
         let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
         let token = CompletionToken::from_user_data(entry.user_data());
         self.on_disk -= usize::from(matches!(token, CompletionToken::Piece(_)));
-        Some(Completion {
-            token,
-            result: entry.result(),
-            more: cqueue::more(entry.flags()),
-        })
+        Some(Completion { token, result: entry.result(), more: cqueue::more(entry.flags()) })
     }
+}
+
+/// Error of a ring that the kernel refuses, with the switch that forbids it.
+fn reason(error: io::Error) -> io::Error {
+    if error.raw_os_error() != Some(libc::EPERM) {
+        return error;
+    }
+    let text = format!(
+        "{error}; hardened systems switch io_uring off: `sysctl kernel.io_uring_disabled` says so, and `=0` permits it"
+    );
+    io::Error::new(error.kind(), text)
 }
 
 fn build(entries: u32, deferred: bool, restricted: bool) -> io::Result<IoUring> {
@@ -345,7 +352,7 @@ mod tests {
         }
     }
 
-    /// Where the kernel can tell, only a wait for a piece counts as waiting for I/O.
+    /// The kernel counts a wait as one for I/O only while a piece is under way, where it can tell.
     #[test]
     fn an_idle_wait_is_no_wait_for_io() {
         let mut uring = Uring::new(64).unwrap();
@@ -393,6 +400,13 @@ mod tests {
         uring.busy_since = Instant::now().checked_sub(BUSY_TIMEOUT * 2);
         assert!(uring.handle_enter_result(busy()).is_err());
         assert!(uring.handle_enter_result(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
+    }
+
+    #[test]
+    fn a_ring_that_is_forbidden_is_refused_with_the_switch() {
+        let of = |errno| reason(io::Error::from_raw_os_error(errno)).to_string();
+        assert!(of(libc::EPERM).contains("sysctl kernel.io_uring_disabled"), "{}", of(libc::EPERM));
+        assert!(!of(libc::ENOMEM).contains("sysctl"), "{}", of(libc::ENOMEM));
     }
 
     #[test]

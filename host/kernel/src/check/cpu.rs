@@ -40,21 +40,24 @@ fn throttling(root: &Root, found: &mut Vec<Finding>) {
         .and_then(|r| Ok((r, number(root, "/proc/sys/kernel/sched_rt_period_us")?)));
     found.push(match values {
         Err(e) => Finding::unknown(ID, &e, WHY),
-        Ok((-1, _)) => match super::least_fair_server(root) {
-            Err(e) => Finding::unknown(ID, &e, WHY),
-            Ok(Some(share)) if share > 0.0 => {
-                Finding::ok(ID, "off; the fair server keeps a share for ordinary threads", WHY)
+        // The whole period is Linux 7's default.
+        Ok((runtime, period)) if super::realtime::is_unthrottled(runtime, period) => {
+            match super::least_fair_server(root) {
+                Err(e) => Finding::unknown(ID, &e, WHY),
+                Ok(Some(share)) if share > 0.0 => {
+                    Finding::ok(ID, "off; the fair server alone keeps a share for ordinary threads", WHY)
+                }
+                Ok(Some(_)) => {
+                    Finding::warn(ID, "off, and so is the fair server of a CPU", WHY, "see rt.fair_server")
+                }
+                Ok(None) => Finding::warn(
+                    ID,
+                    "off, and this kernel has no fair server: a runaway real-time thread can hang a CPU",
+                    WHY,
+                    "sysctl kernel.sched_rt_runtime_us=950000",
+                ),
             }
-            Ok(Some(_)) => {
-                Finding::warn(ID, "off, and so is the fair server of a CPU", WHY, "see rt.fair_server")
-            }
-            Ok(None) => Finding::warn(
-                ID,
-                "off, and this kernel has no fair server: a runaway real-time thread can hang a CPU",
-                WHY,
-                "sysctl kernel.sched_rt_runtime_us=950000",
-            ),
-        },
+        }
         Ok((0, _)) => Finding::warn(
             ID,
             "real-time threads get no time at all",

@@ -11,6 +11,29 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     bfq(root, &release, found);
     elevators(root, found);
     cgroups(root, found);
+    io_uring(root, found);
+}
+
+/// The switch for io_uring, which hardened systems turn off; Linux before 6.6 has none.
+fn io_uring(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "io_uring";
+    const WHY: &str = "rtvirtio-iod serves its disks and networks by io_uring, and does not start without";
+    const PATH: &str = "/proc/sys/kernel/io_uring_disabled";
+    const REMEDY: &str = "for the I/O domain: sysctl kernel.io_uring_disabled=0";
+    let switch = root.read_optional(PATH);
+    found.push(match switch.as_ref().map(Option::as_deref) {
+        Ok(None) => Finding::ok(ID, "this kernel has no switch for it", WHY),
+        Ok(Some("0")) => Finding::ok(ID, "on for all", WHY),
+        Ok(Some("1")) => {
+            Finding::warn(ID, "only with CAP_SYS_ADMIN or in kernel.io_uring_group", WHY, REMEDY)
+        }
+        Ok(Some("2")) => Finding::warn(ID, "off for all: kernel.io_uring_disabled is 2", WHY, REMEDY),
+        Ok(Some(text)) => {
+            let form = HostError::Form { path: PATH.into(), text: text.to_owned(), expected: "0, 1 or 2" };
+            Finding::unknown(ID, &form, WHY)
+        }
+        Err(e) => Finding::unknown(ID, e, WHY),
+    });
 }
 
 fn privilege(root: &Root, found: &mut Vec<Finding>) {

@@ -1,13 +1,14 @@
 //! Kernel features that use or withhold a real-time budget: the fair server, polling before a halt,
 //! a group budget that is used up.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use super::Finding;
 use crate::mounts::mounts;
-use crate::{HostError, Root, process};
+use crate::{HostError, Root, process, text};
 
 /// Directory of the fair server's values, with a subdirectory for each CPU
 /// (`kernel/sched/debug.c`). debugfs is for root only.
@@ -21,8 +22,15 @@ const SHORT_POLL: u64 = 50_000;
 
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     server(root, found);
+    nohz(root, found);
     halt_poll(root, found);
     hcbs(root, found);
+}
+
+/// Whether the kernel stops no real-time thread for having used up its share of a period: without a
+/// limit, or with one that is the whole period.
+pub(super) fn is_unthrottled(runtime: i64, period: i64) -> bool {
+    runtime < 0 || runtime > 0 && runtime >= period
 }
 
 /// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the
@@ -95,15 +103,23 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "the fair server keeps a share of each CPU for ordinary threads: it is what lets a shell survive a spinning \
                        real-time guest, and deadline reservations get that much less";
     let read = || {
-        let throttled =
-            root.read_optional("/proc/sys/kernel/sched_rt_runtime_us")?.is_some_and(|t| t != "-1");
-        Ok::<_, HostError>((shares(root)?, throttled, version(root)?))
+        let value = |name: &str| {
+            let path = Path::new("/proc/sys/kernel").join(name);
+            let Some(text) = root.read_optional(&path)? else { return Ok(None) };
+            let number = text.parse::<i64>();
+            number.map(Some).map_err(|_| HostError::Form { path, text, expected: "a number" })
+        };
+        let (runtime, period) = (value("sched_rt_runtime_us")?, value("sched_rt_period_us")?);
+        let throttled = runtime.is_some_and(|runtime| !is_unthrottled(runtime, period.unwrap_or(i64::MAX)));
+        Ok::<_, HostError>((shares(root)?, throttled, version(root)?, nohz_full(root)?))
     };
-    let (all, throttled, version) = match read() {
+    let (all, throttled, version, apart) = match read() {
         Ok(read) => read,
         Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
     };
-    let off: Vec<_> = all.iter().filter(|s| s.1 <= 0.0).map(|s| s.0.as_str()).collect();
+    // On a CPU without a tick it may well be off.
+    let off: Vec<_> =
+        all.iter().filter(|s| s.1 <= 0.0 && !apart.contains(&s.0)).map(|s| s.0.as_str()).collect();
     found.push(match (version, all.is_empty()) {
         _ if !off.is_empty() => Finding::warn(
             ID,
@@ -130,6 +146,50 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
             WHY,
             "sysctl kernel.sched_rt_runtime_us=950000",
         ),
+    });
+}
+
+/// Names of the CPUs that run without a tick (`nohz_full=`), in the form `cpu3`.
+fn nohz_full(root: &Root) -> Result<BTreeSet<String>, HostError> {
+    let text = root.read_optional("/sys/devices/system/cpu/nohz_full")?;
+    // A text that is no list, such as `(null)`, is the kernel's word for none.
+    let list = text.and_then(|text| text::cpu_list(&text)).unwrap_or_default();
+    Ok(list.into_iter().map(|cpu| format!("cpu{cpu}")).collect())
+}
+
+/// The fair server on CPUs without a tick; nothing where there are none.
+fn nohz(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "rt.nohz_full";
+    const WHY: &str = "on a CPU without a tick the fair server's timer starts the tick again while an ordinary thread waits behind a \
+                       real-time one";
+    let read = || Ok::<_, HostError>((nohz_full(root)?, shares(root)?, version(root)?));
+    let (apart, shares, version) = match read() {
+        Ok((apart, ..)) if apart.is_empty() => return,
+        Ok(read) => read,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
+    let names = |cpus: &[&str]| cpus.join(", ");
+    let all: Vec<&str> = apart.iter().map(String::as_str).collect();
+    let on: Vec<&str> =
+        shares.iter().filter(|s| s.1 > 0.0 && apart.contains(&s.0)).map(|s| s.0.as_str()).collect();
+    found.push(if version < SINCE {
+        Finding::ok(ID, format!("{}; no fair server before Linux 6.12", names(&all)), WHY)
+    } else if shares.is_empty() {
+        Finding::warn(
+            ID,
+            format!("{}; whether the fair server is on there is not visible", names(&all)),
+            WHY,
+            "mount debugfs, and run as root",
+        )
+    } else if on.is_empty() {
+        Finding::ok(ID, format!("{}; the fair server is off there", names(&all)), WHY)
+    } else {
+        Finding::warn(
+            ID,
+            format!("the fair server is on on {}", names(&on)),
+            WHY,
+            format!("where one VM has the CPU for itself: echo 0 >{SERVERS}/CPU/runtime"),
+        )
     });
 }
 

@@ -86,6 +86,38 @@ fn each_fault_is_found_with_its_level_and_remedy() {
     }
 }
 
+/// Linux 7.2: `sched_rt_runtime_us` is the whole period, and the fair server the only brake.
+#[test]
+fn a_limit_of_the_whole_period_stops_no_thread() {
+    let (_d, root) = good();
+    file(&root, "/proc/sys/kernel/osrelease", "7.2.13-amd64\n");
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "1000000\n");
+    let f = finding(&root, "rt.throttling");
+    assert!(f.level == Level::Ok && f.what.contains("off; the fair server alone keeps a share"), "{f:?}");
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "999999\n");
+    let f = finding(&root, "rt.throttling");
+    assert!(f.what.contains("999999 us of each 1000000 us"), "{f:?}");
+}
+
+#[test]
+fn io_uring_that_is_switched_off_is_named() {
+    let (_d, root) = good();
+    let path = "/proc/sys/kernel/io_uring_disabled";
+    for (text, level, what) in [
+        ("0\n", Level::Ok, "on for all"),
+        ("1\n", Level::Warn, "CAP_SYS_ADMIN"),
+        ("2\n", Level::Warn, "off for all"),
+        ("x\n", Level::Warn, "not known"),
+    ] {
+        file(&root, path, text);
+        let f = finding(&root, "io_uring");
+        assert!(f.level == level && f.what.contains(what), "{f:?}");
+        assert_eq!(f.remedy.contains("sysctl kernel.io_uring_disabled=0"), ["1\n", "2\n"].contains(&text));
+    }
+    fs::remove_file(root.at(path)).unwrap();
+    assert_eq!(finding(&root, "io_uring").level, Level::Ok);
+}
+
 #[test]
 fn bfq_as_a_module_is_a_matter_of_loading_it() {
     let (_d, root) = good();

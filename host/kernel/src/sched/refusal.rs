@@ -39,7 +39,10 @@ pub fn explain(root: &Root, pid: u32, tid: u32, wanted: &Attr, source: io::Error
     let (why, remedy) = match errno {
         Some(Errno::SRCH) => ("it has ended".to_owned(), "look at the threads again".to_owned()),
         Some(Errno::BUSY) => (
-            "the kernel has no deadline bandwidth left (sched_rt_runtime_us less all reservations and the fair server)".to_owned(),
+            format!(
+                "the kernel has no deadline bandwidth left (sched_rt_runtime_us less all reservations and the fair server{})",
+                ext_server(root)
+            ),
             "make the budget smaller or the period longer, or remove another reservation. Where none is left: other programs lose \
              bandwidth of threads that are asleep while their reservation is taken away, and a change of the CPU sets finds it again"
                 .to_owned(),
@@ -94,6 +97,25 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
         "the kernel does not allow it".to_owned(),
         "is it a kernel thread bound to one CPU, or in another user namespace?".to_owned(),
     )
+}
+
+/// The second server, which takes bandwidth while a sched_ext scheduler is loaded (Linux 7.0): the
+/// end of the list of holders, empty without one.
+fn ext_server(root: &Root) -> String {
+    const SERVERS: &str = "/sys/kernel/debug/sched/ext_server";
+    let state = root.read_optional("/sys/kernel/sched_ext/state");
+    match (state, root.exists(SERVERS)) {
+        (Ok(Some(state)), Ok(true)) if state != "disabled" => format!(
+            ", and ext_server of the sched_ext scheduler {}, see {SERVERS}",
+            root.read_optional("/sys/kernel/sched_ext/root/ops").ok().flatten().unwrap_or(state)
+        ),
+        // debugfs that is not mounted, or not for this user, hides it.
+        (Ok(Some(state)), _) if state != "disabled" => {
+            ", and perhaps ext_server: a sched_ext scheduler is loaded".to_owned()
+        }
+        (Err(e), _) => format!(", and perhaps ext_server: {e}"),
+        _ => String::new(),
+    }
 }
 
 /// Cgroup of a thread with the v1 `cpu` controller, and its budget file, when the budget is 0.

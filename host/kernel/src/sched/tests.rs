@@ -136,6 +136,26 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
     }
     let busy = explain(&root, 7, 7, &Attr::deadline(1, 2), io::Error::from_raw_os_error(libc::EBUSY));
     assert!(busy.to_string().contains("no deadline bandwidth left"), "{busy}");
+    assert!(!busy.to_string().contains("ext_server"), "{busy}");
+}
+
+/// A second server takes bandwidth while a sched_ext scheduler is loaded.
+#[test]
+fn a_loaded_sched_ext_scheduler_is_a_holder_of_bandwidth() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let busy = || {
+        let error = io::Error::from_raw_os_error(libc::EBUSY);
+        explain(&root, 7, 7, &Attr::deadline(1, 2), error).why
+    };
+    put(&root, "/sys/kernel/sched_ext/state", "disabled\n");
+    put(&root, "/sys/kernel/debug/sched/ext_server/cpu0/runtime", "50000000\n");
+    assert!(busy().ends_with("and the fair server)"), "{}", busy());
+    put(&root, "/sys/kernel/sched_ext/state", "enabled\n");
+    put(&root, "/sys/kernel/sched_ext/root/ops", "simple\n");
+    assert!(busy().contains("ext_server of the sched_ext scheduler simple"), "{}", busy());
+    std::fs::remove_dir_all(root.at("/sys/kernel/debug")).unwrap();
+    assert!(busy().contains("perhaps ext_server: a sched_ext scheduler is loaded"), "{}", busy());
 }
 
 /// The kernel loses the bandwidth of a thread that is asleep when it leaves DEADLINE; three times

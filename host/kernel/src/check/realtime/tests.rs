@@ -51,6 +51,56 @@ fn without_fair_server_and_throttling_nothing_saves_the_shell() {
     assert!(none.level == Level::Warn && none.remedy.contains("sched_rt_runtime_us=950000"), "{none:?}");
 }
 
+/// Linux 7.2 has the whole period as its default: that is no throttling.
+#[test]
+fn a_limit_of_the_whole_period_is_none() {
+    let (_d, root) = host();
+    put(&root, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+    for (runtime, level) in [("950000", Level::Ok), ("1000000", Level::Warn), ("1000001", Level::Warn)] {
+        put(&root, "/proc/sys/kernel/sched_rt_runtime_us", runtime);
+        put(&root, "/proc/sys/kernel/sched_rt_period_us", "1000000\n");
+        assert_eq!(finding(&root, "rt.fair_server").level, level, "{runtime}");
+    }
+    assert!(!is_unthrottled(0, 0) && is_unthrottled(-1, 1_000_000));
+}
+
+/// CPUs without a tick: there the fair server should be off, and being off is no fault.
+#[test]
+fn the_fair_server_on_cpus_without_a_tick_is_reported() {
+    let (_d, root) = host();
+    let all = |root: &Root| {
+        let mut found = Vec::new();
+        check(root, &mut found);
+        found
+    };
+    for none in [None, Some(""), Some("(null)\n")] {
+        if let Some(text) = none {
+            put(&root, "/sys/devices/system/cpu/nohz_full", text);
+        }
+        assert!(all(&root).iter().all(|f| f.id != "rt.nohz_full"), "{none:?}");
+    }
+    put(&root, "/sys/devices/system/cpu/nohz_full", "1\n");
+    let hidden = finding(&root, "rt.nohz_full");
+    assert!(hidden.level == Level::Warn && hidden.remedy.contains("debugfs"), "{hidden:?}");
+    for cpu in ["cpu0", "cpu1"] {
+        put(&root, &format!("{SERVERS}/{cpu}/runtime"), "50000000\n");
+        put(&root, &format!("{SERVERS}/{cpu}/period"), "1000000000\n");
+    }
+    let on = finding(&root, "rt.nohz_full");
+    assert!(
+        on.level == Level::Warn && on.what.ends_with("on on cpu1") && on.remedy.contains("echo 0"),
+        "{on:?}"
+    );
+    put(&root, &format!("{SERVERS}/cpu1/runtime"), "0\n");
+    assert_eq!(finding(&root, "rt.nohz_full").level, Level::Ok);
+    assert_eq!(finding(&root, "rt.fair_server").level, Level::Ok);
+    put(&root, &format!("{SERVERS}/cpu0/runtime"), "0\n");
+    let off = finding(&root, "rt.fair_server");
+    assert!(off.level == Level::Warn && off.what.ends_with("off on cpu0"), "{off:?}");
+    put(&root, "/proc/sys/kernel/osrelease", "6.1.0\n");
+    assert_eq!(finding(&root, "rt.nohz_full").level, Level::Ok);
+}
+
 #[test]
 fn polling_before_a_halt_is_reported_when_it_is_long() {
     let (_d, root) = host();
