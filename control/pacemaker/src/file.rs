@@ -1,6 +1,7 @@
 //! The cluster file, the same on every node.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text};
@@ -53,8 +54,7 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
     let bad = |message: String| PacemakerError::File { path: path.to_owned(), message };
     let text = read_config_text(path, CONFIG_LIMIT).map_err(|e| bad(format!("it cannot be read: {e}")))?;
     let file: ClusterFile = toml::from_str(&text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
-    let dir = path.parent().unwrap_or(Path::new(""));
-    let dir = std::path::absolute(dir).map_err(|e| bad(e.to_string()))?;
+    let dir = directory_of(path).map_err(|e| bad(e.to_string()))?;
     let mut names = BTreeSet::new();
     file.contract
         .into_iter()
@@ -90,4 +90,26 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
 fn is_resource(name: &str) -> bool {
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
     first && name.len() <= 64 && name.chars().all(is_name_char)
+}
+
+/// Directory of a file. The parent of a bare name such as `site.toml` is empty, and no path.
+fn directory_of(file: &Path) -> io::Result<PathBuf> {
+    let file = std::path::absolute(file)?;
+    Ok(file.parent().unwrap_or(Path::new("/")).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_name_lies_in_the_working_directory() {
+        let here = std::env::current_dir().unwrap();
+        for (file, dir) in
+            [("site.toml", here.clone()), ("./site.toml", here.clone()), ("a/b", here.join("a"))]
+        {
+            assert_eq!(directory_of(Path::new(file)).unwrap(), dir, "{file}");
+        }
+        assert_eq!(directory_of(Path::new("/etc/site.toml")).unwrap(), Path::new("/etc"));
+    }
 }

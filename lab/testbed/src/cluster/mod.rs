@@ -11,6 +11,7 @@ mod contracts;
 mod error;
 mod node;
 mod power;
+mod properties;
 mod publisher;
 mod storage;
 
@@ -26,6 +27,7 @@ pub use contracts::{
 pub use error::ClusterError;
 use node::{Files, Node};
 use power::Power;
+use properties::fencing_prefix;
 pub use publisher::Publishers;
 pub use storage::{DISK, NodeDisk};
 
@@ -114,9 +116,10 @@ impl Cluster {
             cluster.run(0, &["cibadmin", "--create", "-o", "resources", "--xml-text", &xml])?;
         }
         let enabled = if fencing { "true" } else { "false" };
+        let prefix = fencing_prefix()?;
         for (name, value) in [
-            ("stonith-action", "off"),
-            ("stonith-enabled", enabled),
+            (&*format!("{prefix}-action"), "off"),
+            (&*format!("{prefix}-enabled"), enabled),
             ("no-quorum-policy", "stop"),
             ("fence-reaction", "stop"),
         ] {
