@@ -185,7 +185,10 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
         let source = std::io::ErrorKind::NotFound.into();
         ImageError::NoTool { tool: "fio".into(), remedy: "install the package fio", source }
     })?;
-    let versions = apt::candidates(&[&apt::resolve(kernel_package(kernel))?, "busybox-static"])?;
+    let kernel_packages = apt::kernel_packages(kernel_package(kernel))?;
+    let mut package_names: Vec<&str> = kernel_packages.iter().map(String::as_str).collect();
+    package_names.push("busybox-static");
+    let versions = apt::candidates(&package_names)?;
     let mut key = image::Key::new(FORMAT);
     key.add(INIT);
     for (module, arguments) in MODULES {

@@ -53,8 +53,8 @@ pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
 
 /// The script of the guest's first process.
 const INIT: &str = include_str!("image/guest-init.sh");
-/// Modules of a guest. Those that the kernel has built in are left out. ext4 asks for its checksum
-/// by name, not by dependency.
+/// Modules of a guest. Those that the kernel has built in are left out. ext4 of
+/// Linux before 6.14 asks for its checksum by name, not by dependency.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -248,8 +248,9 @@ pub fn ensure_kernel(
             .ok_or_else(|| io_at("use the guest image in", &dir)(io::ErrorKind::NotFound.into()));
     }
     let host_fio = find_program("fio");
-    let package = apt::resolve(kernel_package(kernel))?;
-    let mut package_names = vec![package.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
+    let kernel_packages = apt::kernel_packages(kernel_package(kernel))?;
+    let mut package_names: Vec<&str> = kernel_packages.iter().map(String::as_str).collect();
+    package_names.extend(["busybox-static", "qemu-guest-agent", "rt-tests"]);
     if host_fio.is_none() {
         package_names.push("fio");
     }
@@ -318,9 +319,8 @@ pub(crate) fn finish(
     tree: &Tree,
     progress: &dyn Fn(&str),
 ) -> Result<String, ImageError> {
-    let release = packages.kernel_release()?;
+    let (release, vmlinuz) = packages.kernel()?;
     progress(&format!("writing the initramfs for {release}"));
-    let vmlinuz = packages.find(&format!("boot/vmlinuz-{release}"))?;
     fs::copy(&vmlinuz, work.join("vmlinuz")).map_err(io_at("copy", &vmlinuz))?;
     tree.write(&work.join("initrd.cpio"))?;
     Ok(release)

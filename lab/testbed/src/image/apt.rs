@@ -21,6 +21,33 @@ pub(crate) fn resolve(meta: &str) -> Result<String, ImageError> {
     real.ok_or_else(|| ImageError::NoPackage { package: meta.to_owned() })
 }
 
+/// Packages with the files of the kernel of a meta package, in the order of unpacking.
+///
+/// Debian 12 and 13 have all in `linux-image-VERSION`; later ones have the kernel in
+/// `linux-binary-VERSION` and its modules in `linux-modules-VERSION`, on which the former depends.
+pub(crate) fn kernel_packages(meta: &str) -> Result<Vec<String>, ImageError> {
+    with_parts(resolve(meta)?, &depends)
+}
+
+/// The package, and what it depends on of the same kernel.
+fn with_parts(
+    image: String,
+    depends: &dyn Fn(&str) -> Result<Vec<String>, ImageError>,
+) -> Result<Vec<String>, ImageError> {
+    let mut parts = vec![image];
+    let mut at = 0;
+    while let Some(package) = parts.get(at) {
+        for name in depends(package)? {
+            let is_part = name.starts_with("linux-binary-") || name.starts_with("linux-modules-");
+            if is_part && !parts.contains(&name) {
+                parts.push(name);
+            }
+        }
+        at += 1;
+    }
+    Ok(parts)
+}
+
 /// Names of the packages that `package` depends on, without the virtual ones.
 pub(crate) fn depends(package: &str) -> Result<Vec<String>, ImageError> {
     let text = match run(Command::new("apt-cache").args(["depends", "--important", package]), NEEDS_DEBIAN) {
@@ -123,14 +150,24 @@ impl<'a> Packages<'a> {
         })
     }
 
-    /// `uname -r` of the unpacked kernel.
-    pub(crate) fn kernel_release(&self) -> Result<String, ImageError> {
+    /// `uname -r` of the unpacked kernel, and its file: in `/boot`, or with its modules.
+    pub(crate) fn kernel(&self) -> Result<(String, PathBuf), ImageError> {
         let boot = self.root.join("boot");
-        let entries = fs::read_dir(&boot).map_err(io_at("list", &boot))?;
-        let release = entries
-            .flatten()
-            .find_map(|e| e.file_name().to_string_lossy().strip_prefix("vmlinuz-").map(str::to_owned));
-        release.ok_or_else(|| io_at("find a kernel in", &boot)(std::io::ErrorKind::NotFound.into()))
+        for (name, path) in entries(&boot)? {
+            if let Some(release) = name.strip_prefix("vmlinuz-") {
+                return Ok((release.to_owned(), path));
+            }
+        }
+        // Debian 13 ships modules below usr/lib; those after it the kernel too.
+        for dir in ["lib/modules", "usr/lib/modules"] {
+            for (release, path) in entries(&self.root.join(dir))? {
+                let kernel = path.join("vmlinuz");
+                if kernel.try_exists().map_err(io_at("look at", &kernel))? {
+                    return Ok((release, kernel));
+                }
+            }
+        }
+        Err(io_at("find a kernel in", &boot)(std::io::ErrorKind::NotFound.into()))
     }
 
     /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's libraries, which fio
@@ -147,7 +184,7 @@ impl<'a> Packages<'a> {
     pub(crate) fn unpack_libraries(&self) -> Result<bool, ImageError> {
         let have: Vec<String> = self.have.borrow().iter().cloned().collect();
         let mut wanted = BTreeSet::new();
-        for package in have.iter().filter(|p| !p.starts_with("linux-image-")) {
+        for package in have.iter().filter(|p| !p.starts_with("linux-")) {
             let names = depends(package)?;
             wanted.extend(
                 names.into_iter().filter(|n| n.starts_with("lib") && n != "libc6" && !have.contains(n)),
@@ -162,6 +199,21 @@ impl<'a> Packages<'a> {
         }
         Ok(true)
     }
+}
+
+/// Names and paths in a directory, in order; none where there is no such directory.
+fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, ImageError> {
+    let found = match fs::read_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.map_err(io_at("list", dir))?,
+    };
+    let mut names = Vec::new();
+    for entry in found {
+        let entry = entry.map_err(io_at("list", dir))?;
+        names.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    }
+    names.sort();
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -24,3 +24,46 @@ fn unknown_package_says_update() {
     let error = resolve("rtvirtio-no-such-package").unwrap_err();
     assert!(error.to_string().contains("rtvirtio-no-such-package"), "{error}");
 }
+
+#[test]
+fn a_kernel_is_one_package_or_three() {
+    let whole = |_: &str| Ok(vec!["kmod".to_owned(), "linux-base".to_owned()]);
+    assert_eq!(with_parts("linux-image-6.1.0".into(), &whole).unwrap(), ["linux-image-6.1.0"]);
+    let parts = |package: &str| {
+        let names: &[&str] = match package {
+            "linux-image-7.2" => &["linux-binary-7.2", "linux-base"],
+            "linux-binary-7.2" => &["linux-modules-7.2", "linux-image-7.2"],
+            _ => &["kmod"],
+        };
+        Ok(names.iter().map(|name| (*name).to_owned()).collect())
+    };
+    let found = with_parts("linux-image-7.2".into(), &parts).unwrap();
+    assert_eq!(found, ["linux-image-7.2", "linux-binary-7.2", "linux-modules-7.2"]);
+    let unknown = |package: &str| Err(ImageError::NoPackage { package: package.to_owned() });
+    assert!(with_parts("linux-image-7.2".into(), &unknown).is_err());
+}
+
+#[test]
+fn a_kernel_lies_in_boot_or_with_its_modules() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let packages = Packages::new(dir.path(), &|_| {});
+    let error = packages.kernel().unwrap_err().to_string();
+    assert!(error.contains("find a kernel"), "{error}");
+    let put = |path: &str| {
+        let path = dir.path().join(UNPACKED).join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, b"").unwrap();
+        path
+    };
+    put("usr/lib/modules/7.2.13-amd64/modules.builtin");
+    assert!(packages.kernel().is_err(), "modules alone are no kernel");
+    let kernel = put("usr/lib/modules/7.2.13-amd64/vmlinuz");
+    assert_eq!(packages.kernel().unwrap(), ("7.2.13-amd64".to_owned(), kernel));
+    let kernel = put("boot/vmlinuz-6.1.0-56-amd64");
+    assert_eq!(packages.kernel().unwrap(), ("6.1.0-56-amd64".to_owned(), kernel));
+    // A directory that cannot be listed is no missing kernel.
+    fs::remove_dir_all(dir.path().join(UNPACKED).join("boot")).unwrap();
+    put("boot");
+    let error = packages.kernel().unwrap_err().to_string();
+    assert!(error.contains("cannot list"), "{error}");
+}

@@ -21,7 +21,7 @@ pub(crate) fn add(
     busybox: &Path,
     names: &[&str],
 ) -> Result<(), ImageError> {
-    let release = packages.kernel_release()?;
+    let (release, _) = packages.kernel()?;
     // Debian 13 ships them below usr/lib.
     let dir =
         packages.find_any(&[&format!("lib/modules/{release}"), &format!("usr/lib/modules/{release}")])?;
@@ -29,7 +29,10 @@ pub(crate) fn add(
     set.builtin = read_builtin(&dir)?;
     list(&dir, &mut set.files)?;
     for name in names {
-        set.visit(&canonical(name), 0)?;
+        let name = canonical(name);
+        if !set.may_lack(&name)? {
+            set.visit(&name, 0)?;
+        }
     }
     let order: String = set.order.iter().map(|(name, _)| format!("{name}.ko\n")).collect();
     tree.data("lib/modules/order", order.into_bytes(), 0o644);
@@ -38,6 +41,9 @@ pub(crate) fn add(
     }
     Ok(())
 }
+
+/// Module with ext4's checksum, and the name by which ext4 asks for it.
+const CHECKSUM: (&str, &str) = ("crc32c_generic", "crc32c");
 
 struct Set<'a> {
     release: String,
@@ -48,6 +54,17 @@ struct Set<'a> {
 }
 
 impl Set<'_> {
+    /// Whether the kernel has no such module and needs none: [`CHECKSUM`] where ext4 does not ask
+    /// for it, because the checksum is in the kernel's own library.
+    fn may_lack(&self, name: &str) -> Result<bool, ImageError> {
+        if name != CHECKSUM.0 || self.files.contains_key(name) || self.builtin.iter().any(|b| b == name) {
+            return Ok(false);
+        }
+        let Some(path) = self.files.get("ext4") else { return Ok(false) };
+        let bytes = self.load(path)?;
+        Ok(soft_depends(&bytes).is_some_and(|names| names.iter().all(|n| n != CHECKSUM.1)))
+    }
+
     fn visit(&mut self, name: &str, depth: u32) -> Result<(), ImageError> {
         if self.builtin.iter().any(|b| b == name) || self.order.iter().any(|(n, _)| n == name) {
             return Ok(());
@@ -109,6 +126,18 @@ fn depends(module: &[u8]) -> Option<Vec<String>> {
     let field = info.split(|&b| b == 0).find_map(|f| f.strip_prefix(b"depends="))?;
     let names = String::from_utf8_lossy(field);
     Some(names.split(',').filter(|n| !n.is_empty()).map(canonical).collect())
+}
+
+/// Module names in `softdep=pre: ...` of a module, which modprobe loads before it; `None` for a
+/// file that is no module.
+fn soft_depends(module: &[u8]) -> Option<Vec<String>> {
+    let fields = section(module, b".modinfo")?.split(|&b| b == 0);
+    let soft = fields.filter_map(|field| field.strip_prefix(b"softdep="));
+    let names = soft.flat_map(|field| {
+        let text = String::from_utf8_lossy(field).into_owned();
+        text.split_whitespace().filter(|n| !n.ends_with(':')).map(canonical).collect::<Vec<_>>()
+    });
+    Some(names.collect())
 }
 
 fn section<'a>(elf: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {

@@ -50,3 +50,27 @@ fn file_names() {
     assert_eq!(module_name("bfq.ko.xz").as_deref(), Some("bfq"));
     assert_eq!(module_name("modules.builtin"), None);
 }
+
+/// The checksum of ext4 is a module that ext4 asks for (Linux 6.1), or a part of the kernel (7.2).
+#[test]
+fn a_kernel_without_a_module_for_the_checksum_needs_none() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let packages = Packages::new(dir.path(), &|_| {});
+    let modules = dir.path().join(crate::image::apt::UNPACKED).join("usr/lib/modules/7.2.13");
+    let put = |file: &str, bytes: &[u8]| fs::write(modules.join(file), bytes).unwrap();
+    fs::create_dir_all(&modules).unwrap();
+    put("vmlinuz", b"");
+    put("modules.builtin", b"");
+    let added = || {
+        let mut tree = Tree::default();
+        let names = ["crc32c_generic", "ext4"];
+        add(&mut tree, &packages, Path::new("/nonexistent"), &names).map_err(|e| e.to_string())
+    };
+    put("ext4.ko", &elf(b"depends=\0name=ext4\0softdep=pre: crc32c\0"));
+    assert!(added().unwrap_err().contains("no module crc32c_generic"));
+    put("ext4.ko", &elf(b"depends=\0name=ext4\0"));
+    added().unwrap();
+    // No other module may be missing.
+    let error = add(&mut Tree::default(), &packages, Path::new("/nonexistent"), &["bfq"]).unwrap_err();
+    assert!(error.to_string().contains("no module bfq"), "{error}");
+}
