@@ -298,8 +298,8 @@ fn reset_by_elevator(
     old: &str,
 ) -> Result<Vec<Target>, ApplyError> {
     let root = machine.root();
-    // The files of the queue first, nr_requests before all: writing it changes async_depth, which is
-    // a file of the queue or a tunable of some elevators.
+    // The files of the queue first, nr_requests before all: writing it changes async_depth, which
+    // is a file of the queue or a tunable of some elevators.
     let mut targets: Vec<_> =
         RESET_BY_ELEVATOR.iter().map(|f| Target::host(device.queue(f), Form::Plain)).collect();
     for file in device.tunables(root)?.into_keys() {

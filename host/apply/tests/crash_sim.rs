@@ -86,8 +86,8 @@ fn v1_killed_at_every_point_with_bfq_tuned_before() {
     sweep(&lab.case, &lab.dirs);
 }
 
-/// The queue's `async_depth`, which each elevator resets, a write of `nr_requests` scales, and `none`
-/// does not take: killed at every point, on the host and in guests.
+/// The queue's `async_depth`, which each elevator resets, a write of `nr_requests` scales, and
+/// `none` does not take: killed at every point, on the host and in guests.
 #[test]
 fn async_depth_of_a_queue_is_put_back_at_every_point() {
     for (start, other) in [("mq-deadline", "bfq"), ("bfq", "none"), ("none", "bfq")] {

@@ -278,8 +278,8 @@ fn limits_in(node: Node<'_, '_>) -> ThrottleLimits {
     limits_of(|name| text(node, name).and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// Throttle groups of a VM (`<throttlegroups>`, libvirt 11.2) with their limits, which several disks
-/// may share.
+/// Throttle groups of a VM (`<throttlegroups>`, libvirt 11.2) with their limits, which several
+/// disks may share.
 fn throttle_groups(domain: Node<'_, '_>) -> BTreeMap<String, ThrottleLimits> {
     let lists = domain.children().filter(|n| n.has_tag_name("throttlegroups"));
     let groups = lists.flat_map(|list| list.children()).filter(|n| n.has_tag_name("throttlegroup"));
