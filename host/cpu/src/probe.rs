@@ -51,7 +51,7 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
         let result = match (backend, &cgroups) {
             (Backend::Deadline, _) => deadline(root, cpus, &global)?,
             (Backend::Throttle, _) => throttle(root, &global)?,
-            (Backend::Hcbs, Ok(c)) => hcbs(root, c)?,
+            (Backend::Hcbs, Ok(c)) => hcbs(root, c, &global)?,
             (Backend::RtGroup, Ok(c)) => rt_group(root, c, cpus, &global)?,
             (Backend::CpuMax, Ok(c)) => cpu_max(root, c)?,
             (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
@@ -118,7 +118,7 @@ fn taken(
 
 type ProbeResult = Result<Result<Grant, String>, HostError>;
 
-fn hcbs(root: &Root, cgroups: &Cgroups) -> ProbeResult {
+fn hcbs(root: &Root, cgroups: &Cgroups, global: &Option<f64>) -> ProbeResult {
     let file = cgroups.mount.join("cpu.rt.max");
     let ratio = |text: &str| {
         let mut words = text.split_whitespace().map(str::parse::<f64>);
@@ -127,18 +127,42 @@ fn hcbs(root: &Root, cgroups: &Cgroups) -> ProbeResult {
             _ => None,
         }
     };
-    let Some(text) = root.read_optional(&file)? else {
-        return Ok(Err("this kernel has no cpu.rt.max (hierarchical CBS is not merged yet)".to_owned()));
-    };
-    let Some(limit) = ratio(&text).filter(|l| *l > 0.0) else {
-        let why = format!("{} is `{text}`: the server is off; write `950000 1000000` to it", file.display());
-        return Ok(Err(why));
+    let (limit, fair_server) = match root.read_optional(&file)? {
+        Some(text) => match ratio(&text).filter(|l| *l > 0.0) {
+            Some(limit) => (limit, 0.0),
+            None => {
+                let why = format!(
+                    "{} is `{text}`: the server is off; write `950000 1000000` to it",
+                    file.display()
+                );
+                return Ok(Err(why));
+            }
+        },
+        // The root need not have the file: the servers of the groups below are then admitted like
+        // deadline threads.
+        None if any_group_has(root, cgroups, "cpu.rt.max")? => {
+            (global.unwrap_or(1.0), rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0))
+        }
+        None => {
+            return Ok(Err("this kernel has no cpu.rt.max (hierarchical CBS is not merged yet)".to_owned()));
+        }
     };
     let share = |dir: &Path| {
         let Some(text) = root.read_optional(dir.join("cpu.rt.max"))? else { return Ok(None) };
         Ok(ratio(&text))
     };
-    Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
+    let taken = taken(root, cgroups, share)?;
+    Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(fair_server), taken }))
+}
+
+/// Whether a cgroup below the root has this file.
+fn any_group_has(root: &Root, cgroups: &Cgroups, file: &str) -> Result<bool, HostError> {
+    for dir in cgroups.all_dirs(root)? {
+        if root.exists(dir.join(file))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> ProbeResult {

@@ -135,6 +135,21 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     assert_eq!(old.chosen(true), None);
 }
 
+/// A kernel whose root group has no `cpu.rt.max`, but those below it.
+#[test]
+fn hierarchical_cbs_is_seen_by_any_group() {
+    let host = Host::new(V2, "7.2.0\n");
+    host.put("/sys/fs/cgroup/web.scope/cgroup.procs", "");
+    assert!(why(&host.probe(), Backend::Hcbs).contains("not merged"));
+    host.put("/sys/fs/cgroup/web.scope/cpu.rt.max", "20000 100000\n");
+    host.put("/sys/fs/cgroup/plc.scope/cpu.rt.max", "max 100000\n");
+    let probe = host.probe();
+    let found = choose(&probe, None, true).unwrap();
+    assert_eq!(found.backend, Backend::Hcbs);
+    // 95 % less the fair server's 5 % and what the other group has.
+    assert!((found.grant.free() - 0.7).abs() < 1e-9, "{found:?}");
+}
+
 #[test]
 fn hierarchical_cbs_is_taken_where_it_is() {
     let host = Host::new(V2, "7.2.0\n");

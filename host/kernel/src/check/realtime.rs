@@ -227,9 +227,14 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
         let mount = all.into_iter().find(|m| m.fs == "cgroup2");
         let file: Option<PathBuf> = mount.map(|m| m.point.join("cpu.rt.max"));
         let text = file.as_ref().map_or(Ok(None), |f| root.read_optional(f))?;
-        Ok((file, text))
+        // The root need not have the file where the groups below have it.
+        let below = match (&file, &text) {
+            (Some(file), None) => any_below(root, file)?,
+            _ => false,
+        };
+        Ok((file, text, below))
     });
-    let (file, text) = match read {
+    let (file, text, below) = match read {
         Ok(read) => read,
         Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
     };
@@ -241,8 +246,24 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
             format!("echo '950000 1000000' >{}", file.display()),
         ),
         (_, Some(text)) => Finding::ok(ID, format!("cpu.rt.max is `{text}`"), WHY),
+        _ if below => Finding::ok(ID, "groups have cpu.rt.max; the root has none", WHY),
         _ => Finding::ok(ID, "this kernel has no cpu.rt.max; other mechanisms are used", WHY),
     });
+}
+
+/// Whether a cgroup directly below that of this file has one too.
+fn any_below(root: &Root, file: &Path) -> Result<bool, HostError> {
+    let (Some(dir), Some(name)) = (file.parent(), file.file_name()) else { return Ok(false) };
+    let groups = match root.list(dir) {
+        Err(e) if e.is_gone() => return Ok(false),
+        groups => groups?,
+    };
+    for group in groups {
+        if root.exists(dir.join(group).join(name))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Findings on running VMs: whether their memory is locked, whether a QCOW2 image is among their

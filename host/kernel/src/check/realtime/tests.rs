@@ -117,6 +117,9 @@ fn polling_before_a_halt_is_reported_when_it_is_long() {
 fn a_server_that_is_off_gives_no_group_a_budget() {
     let (_d, root) = host();
     assert_eq!(finding(&root, "rt.hcbs").level, Level::Ok);
+    put(&root, "/sys/fs/cgroup/cgroup.procs", "1\n");
+    put(&root, "/sys/fs/cgroup/vms.slice/cpu.rt.max", "max 100000\n");
+    assert!(finding(&root, "rt.hcbs").what.contains("groups have cpu.rt.max"));
     put(&root, "/sys/fs/cgroup/cpu.rt.max", "max 100000\n");
     let off = finding(&root, "rt.hcbs");
     assert!(off.level == Level::Warn && off.remedy.contains("950000 1000000"), "{off:?}");
