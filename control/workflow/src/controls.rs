@@ -14,7 +14,7 @@ use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
-use rtvirtio_vmm::qmp::{Drive, ThrottleLimit, ThrottleLimits};
+use rtvirtio_vmm::throttle::{Drive, ThrottleLimit, ThrottleLimits};
 use serde::Serialize;
 
 use crate::error::Result;

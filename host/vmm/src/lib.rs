@@ -22,6 +22,7 @@ mod reconnect;
 pub mod spawn;
 mod start_port;
 pub mod threads;
+pub mod throttle;
 mod wire;
 
 pub use address::{AgentAddress, LibvirtAgent};

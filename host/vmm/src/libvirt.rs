@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{ProcessId, Root};
 
-use crate::qmp::{Drive, name_shared};
+use crate::throttle::{Drive, name_shared};
 use crate::{AgentAddress, LibvirtAgent, VmmError};
 
 mod child;

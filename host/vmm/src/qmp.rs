@@ -21,10 +21,7 @@ use crate::wire::{Deadline, Wire};
 use at_most::AtMost;
 
 mod at_most;
-mod throttle;
-
-pub(crate) use throttle::name_shared;
-pub use throttle::{Drive, ThrottleLimit, ThrottleLimits};
+mod drives;
 
 #[cfg(test)]
 mod tests;

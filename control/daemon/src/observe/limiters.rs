@@ -11,7 +11,7 @@ use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root, unless_gone};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::disk_stats::DiskStats;
-use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
+use rtvirtio_vmm::throttle::{Drive, ThrottleLimits};
 use serde::Serialize;
 
 use super::VmObservation;

@@ -11,7 +11,7 @@ use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::disk_stats::DiskStats;
-use rtvirtio_vmm::qmp::Drive;
+use rtvirtio_vmm::throttle::Drive;
 use rtvirtio_workflow::{Dirs, find};
 
 use crate::linux::RunningVm;

@@ -9,7 +9,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 use super::contract;
 use super::status::{self, DomainStatus};
-use crate::qmp::{Drive, ThrottleLimits, name_shared};
+use crate::throttle::{Drive, ThrottleLimits, name_shared};
 
 /// Largest number of nodes in a VM's XML; one with 100 disks has about 5000.
 const MOST_NODES: u32 = 200_000;
