@@ -8,46 +8,22 @@
 
 use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
 use rtvirtio_units::Nanos;
-use serde::Serialize;
 
 use crate::plan::DomainPlan;
+use crate::promise::{PartPromise, PathPromise};
 
-/// The bound of a path, against its target.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PathPromise {
-    /// VM of the path.
-    pub vm: String,
-    /// Name of the path in its VM.
-    pub path: String,
-    /// Network, CPU and disk parts in the path's order.
-    pub parts: Vec<PartPromise>,
-    /// Sum of the parts; `None` where one has no bound.
-    pub bound: Option<Nanos>,
-    /// Latency and percentile that the spec asks for.
-    pub target: Target,
-    /// Whether the target is met in the worst case.
-    pub met: bool,
-    /// Change that would meet the target, where it is not met.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remedy: Option<String>,
-}
-
-/// The bound of a part.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PartPromise {
-    /// `net`, `cpu` or `disk`.
-    pub part: &'static str,
-    /// Name of the flow or task, or the CPU time.
-    pub of: String,
-    /// Longest time of the part; `None` without a promise.
-    pub bound: Option<Nanos>,
-    /// Reason for no bound.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unpromised: Option<String>,
+impl DomainPlan {
+    /// Adds the paths of a spec, whose networks the plan has.
+    #[must_use]
+    pub fn with_paths(mut self, host: &HostSpec) -> Self {
+        self.paths = paths(host, &self);
+        self.feasible &= self.paths.iter().all(|path| path.met);
+        self
+    }
 }
 
 /// The paths of a spec's VMs, on a plan of its disks and networks.
-pub(crate) fn paths(host: &HostSpec, plan: &DomainPlan) -> Vec<PathPromise> {
+fn paths(host: &HostSpec, plan: &DomainPlan) -> Vec<PathPromise> {
     let of_vm = |(i, vm): (usize, &Vm)| {
         let paths = host.paths(i).iter();
         paths.map(|path| promise(vm, path, plan)).collect::<Vec<_>>()

@@ -5,13 +5,13 @@ use rtvirtio_capacity::{
 };
 use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
-use rtvirtio_spec::{HostSpec, Spec, Target};
+use rtvirtio_spec::Spec;
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::caps::{Caps, caps, held_back};
 use crate::network::NetworkPlan;
-use crate::path::{PathPromise, paths};
+use crate::promise::{PathPromise, TaskPromise};
 
 /// A VM's reservation of the device, and its caps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,24 +33,6 @@ pub struct VmPlan {
     /// Reasons for limits of its traffic that are no caps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uncapped: Vec<String>,
-}
-
-/// The bound of a task, against one of its targets.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TaskPromise {
-    /// VM of the task.
-    pub vm: String,
-    /// Name of the task in its VM.
-    pub task: String,
-    /// Latency and percentile that the spec asks for.
-    pub target: Option<Target>,
-    /// Worst-case latency, including the guest's own part; `None` without a reservation.
-    pub bound: Option<Nanos>,
-    /// Whether the target is met in the worst case; `None` without a target.
-    pub met: Option<bool>,
-    /// Reason for no promise, where that is the task's doing and not the device's load.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unpromised: Option<String>,
 }
 
 /// Nothing bounds a flush: it takes as long as the device needs for what all VMs have in its cache.
@@ -100,14 +82,6 @@ impl DomainPlan {
     pub fn with_networks(mut self, networks: Vec<NetworkPlan>) -> Self {
         self.feasible &= networks.iter().all(|network| network.feasible);
         self.networks = networks;
-        self
-    }
-
-    /// Adds the paths of a spec, whose networks the plan has.
-    #[must_use]
-    pub fn with_paths(mut self, host: &HostSpec) -> Self {
-        self.paths = paths(host, &self);
-        self.feasible &= self.paths.iter().all(|path| path.met);
         self
     }
 

@@ -8,7 +8,8 @@ use rtvirtio_sched::Config;
 use rtvirtio_units::Bytes;
 
 use crate::network_text::network_text;
-use crate::plan::{DomainPlan, TaskPromise, VmPlan};
+use crate::plan::{DomainPlan, VmPlan};
+use crate::promise::TaskPromise;
 use crate::toml_text::{format_exact, one_line, toml_string};
 
 /// Default depth of a disk.
