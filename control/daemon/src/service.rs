@@ -1,27 +1,24 @@
-//! The loop in a thread of its own, and the state that it shares with the API.
+//! The loop in a thread of its own.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::{flock, trusted};
-use rtvirtio_workflow::{Dirs, write_state};
-use tokio::sync::{broadcast, oneshot, watch};
+use rtvirtio_workflow::write_state;
 
 use crate::api::{self, Listeners};
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::history::{Event, EventKind, History};
-use crate::linux::{LinuxHost, Places, RunningVm};
+use crate::linux::{LinuxHost, Places};
 use crate::lock::lock;
 use crate::memory::Memory;
-use crate::observe::{Observation, UncoveredObservation};
 use crate::placement::Placement;
-use crate::snapshot::Snapshot;
+use crate::run_dir::take_lock;
+use crate::shared::{Command, Shared};
 use placement_source::PlacementSource;
 
 mod accepted;
@@ -31,166 +28,12 @@ mod placement_source;
 pub(crate) mod state_lock;
 mod woken;
 
-/// Capacity of a client's event queue; a slower client loses events.
-const BEHIND: usize = 256;
 /// Interval after which an apparently unchanged state is compared with the published one.
 const SHOWN_AGAIN: Duration = Duration::from_secs(1);
 /// Interval after which running VMs are listed again.
 const LISTED_AGAIN: Duration = Duration::from_secs(10);
-/// Name of the lock in the run directory.
-pub(crate) const LOCK: &str = "rtvirtiod.lock";
 /// Events, in the state directory.
 pub const HISTORY_FILE: &str = "history.jsonl";
-/// The socket, in the run directory.
-pub const SOCKET: &str = "rtvirtiod.sock";
-
-/// Message that wakes the loop.
-pub enum Command {
-    /// Something may have changed.
-    Wake,
-    /// A VM or its manager reported an event that may concern settings, or contracts too.
-    Reported {
-        /// Whether contracts of libvirt's domains are to be read.
-        contracts: bool,
-    },
-    /// Compare every setting now.
-    Compare,
-    /// Accept the contract that a VM waits for; answers whether it waits for one.
-    Accept(String, oneshot::Sender<bool>),
-    /// Accept the plan that waits, or refuse it; answers whether one does.
-    AnswerPlan(bool, oneshot::Sender<bool>),
-}
-
-/// State that the loop shares with the API. No lock is held while anything waits for a client.
-pub struct Shared {
-    snapshot: watch::Sender<Arc<Snapshot>>,
-    observation: watch::Sender<Arc<Observation>>,
-    /// I/O on which no setting in force acts.
-    uncovered: Arc<Mutex<UncoveredObservation>>,
-    /// Time of the loop's last scan of the host.
-    looked: Mutex<Option<Instant>>,
-    running: Mutex<Vec<Arc<RunningVm>>>,
-    events: broadcast::Sender<Event>,
-    history: Mutex<History>,
-    commands: Mutex<Sender<Command>>,
-    /// Sources whose events are not received, each with the reason.
-    unheard: Mutex<Vec<String>>,
-    /// Counters of the loop, for `/metrics`.
-    pub counters: Counters,
-    config: RwLock<Config>,
-    dirs: Dirs,
-}
-
-/// Counters of the loop.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Passes of the loop.
-    pub passes: AtomicU64,
-    /// Time that they took, in microseconds.
-    pub pass_us: AtomicU64,
-    /// Settings that were written.
-    pub changes: AtomicU64,
-    /// Events of kind `Failed`.
-    pub failures: AtomicU64,
-    /// Passes that an event asked for.
-    pub wakes: AtomicU64,
-    /// Events that VMs and their managers reported.
-    pub reports: AtomicU64,
-    /// Comparisons of settings that these events asked for.
-    pub report_compares: AtomicU64,
-    /// Daemons and monitors whose events are received now.
-    pub reporters: AtomicU64,
-}
-
-impl Shared {
-    fn new(
-        snapshot: Snapshot,
-        history: History,
-        commands: Sender<Command>,
-        config: Config,
-        dirs: Dirs,
-    ) -> Self {
-        Self {
-            snapshot: watch::Sender::new(Arc::new(snapshot)),
-            observation: watch::Sender::default(),
-            uncovered: Arc::default(),
-            looked: Mutex::default(),
-            running: Mutex::default(),
-            events: broadcast::Sender::new(BEHIND),
-            history: Mutex::new(history),
-            commands: Mutex::new(commands),
-            unheard: Mutex::default(),
-            counters: Counters::default(),
-            config: RwLock::new(config),
-            dirs,
-        }
-    }
-
-    /// State with the age of the scan that it is of; VMs seen too long ago are reported as unknown.
-    #[must_use]
-    pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.aged(&Arc::clone(&self.snapshot.borrow()))
-    }
-
-    /// Current state, and each new one. A slow reader sees the latest only.
-    #[must_use]
-    pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
-        self.snapshot.subscribe()
-    }
-
-    /// Last observation, with its age.
-    #[must_use]
-    pub fn observation(&self) -> Arc<Observation> {
-        Arc::new(self.aged_observation(&Arc::clone(&self.observation.borrow())))
-    }
-
-    /// Last observation, and each new one.
-    #[must_use]
-    pub fn observations(&self) -> watch::Receiver<Arc<Observation>> {
-        self.observation.subscribe()
-    }
-
-    /// Events from now on. A slow reader loses some, and gets their number.
-    #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
-    }
-
-    /// Events that have happened.
-    #[must_use]
-    pub fn history(&self, after: u64, most: usize) -> Vec<Event> {
-        lock(&self.history).after(after, most)
-    }
-
-    /// Wakes the loop; false when it has ended.
-    pub fn send(&self, command: Command) -> bool {
-        lock(&self.commands).send(command).is_ok()
-    }
-
-    /// State and run directories.
-    #[must_use]
-    pub fn dirs(&self) -> &Dirs {
-        &self.dirs
-    }
-
-    /// Copy of the configuration.
-    #[must_use]
-    pub fn config(&self) -> Config {
-        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Publishes a state; returns whether it differs from the last one.
-    fn publish(&self, snapshot: Snapshot) -> bool {
-        self.snapshot.send_if_modified(|now| {
-            let changed = **now != snapshot;
-            if changed {
-                *now = Arc::new(snapshot);
-            }
-            changed
-        })
-    }
-}
-
 /// Parameters of a service.
 #[derive(Clone, Debug)]
 pub struct ServiceOptions {
@@ -452,38 +295,4 @@ impl Service {
         // Fails only without a reader.
         let _ = self.shared.events.send(event);
     }
-}
-
-/// Takes the lock of the run directory, for one service at a time. It ends with the process.
-fn take_lock(run: &Path) -> Result<File, DaemonError> {
-    let io = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| DaemonError::Io { action, path, source }
-    };
-    fs::create_dir_all(run).map_err(io("create", run))?;
-    let path = run.join(LOCK);
-    let file = trusted::lock_file(&path).map_err(io("open", &path))?;
-    match flock::lock(&file) {
-        Ok(true) => Ok(file),
-        Ok(false) => Err(DaemonError::Runs { path }),
-        Err(source) => Err(DaemonError::Io { action: "lock", path, source }),
-    }
-}
-
-/// Whether a service runs on this run directory.
-///
-/// # Errors
-/// When that is unknown.
-pub(crate) fn runs(run: &Path) -> rtvirtio_workflow::Result<bool> {
-    match trusted::open_lock(run.join(LOCK)) {
-        Ok(file) => Ok(flock::is_held(&file)?),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Path of the API socket in a run directory.
-#[must_use]
-pub fn socket(run: &Path) -> PathBuf {
-    run.join(SOCKET)
 }

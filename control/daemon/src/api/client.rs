@@ -127,7 +127,7 @@ impl Client {
     /// # Errors
     /// When one runs and cannot be reached, or whether one runs is not known: neither is absence.
     pub fn find(run: &Path) -> Result<Option<Self>, ClientError> {
-        let client = Self::new(crate::service::socket(run));
+        let client = Self::new(crate::run_dir::socket(run));
         let end = Instant::now() + BEGINNING;
         loop {
             match client.connect(Instant::now() + READ_PATIENCE, READ_PATIENCE) {
@@ -136,7 +136,7 @@ impl Client {
                 Err(e) => return Err(e),
             }
             // The service takes its lock before it listens.
-            match crate::service::runs(run) {
+            match crate::run_dir::runs(run) {
                 Ok(false) => return Ok(None),
                 Ok(true) if Instant::now() < end => thread::sleep(PAUSE),
                 Ok(true) => return Err(ClientError::Deaf { socket: client.socket }),
@@ -152,7 +152,7 @@ impl Client {
     pub fn running(run: &Path) -> Result<Self, ClientError> {
         let none = || {
             let source = io::Error::new(io::ErrorKind::NotFound, "none runs");
-            ClientError::NotThere { socket: crate::service::socket(run), source }
+            ClientError::NotThere { socket: crate::run_dir::socket(run), source }
         };
         Self::find(run)?.ok_or_else(none)
     }
@@ -348,8 +348,8 @@ mod tests {
         assert!(Client::find(&run).unwrap().is_none(), "there is no run directory");
         // A socket and a lock file that a killed service left.
         fs::create_dir(&run).unwrap();
-        drop(UnixListener::bind(crate::service::socket(&run)).unwrap());
-        let lock = File::create(run.join(crate::service::LOCK)).unwrap();
+        drop(UnixListener::bind(crate::run_dir::socket(&run)).unwrap());
+        let lock = File::create(run.join(crate::run_dir::LOCK)).unwrap();
         assert!(Client::find(&run).unwrap().is_none(), "nothing holds the lock");
         assert!(flock::lock(&lock).unwrap());
         let e = Client::find(&run).unwrap_err();
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn one_that_is_silent_is_not_taken_for_one_that_is_not_there() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
-        let _listens = UnixListener::bind(crate::service::socket(dir.path())).unwrap();
+        let _listens = UnixListener::bind(crate::run_dir::socket(dir.path())).unwrap();
         let client = Client::find(dir.path()).unwrap().unwrap().with_patience(Duration::from_millis(50));
         let e = client.text("GET", "/v1/status").unwrap_err();
         assert!(matches!(e, ClientError::Silent { .. }), "{e}");

@@ -7,7 +7,7 @@ use rtvirtio_units::Nanos;
 
 use crate::observe::Observation;
 use crate::plan::PlanSnapshot;
-use crate::service::{Counters, Shared};
+use crate::shared::{Counters, Shared};
 use crate::snapshot::{PlacementSnapshot, Snapshot};
 use crate::word;
 

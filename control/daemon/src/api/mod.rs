@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 
 use crate::error::DaemonError;
-use crate::service::Shared;
+use crate::shared::Shared;
 use places::Places;
 
 use rtvirtio_kernel::trusted::DATA_LIMIT;

@@ -24,7 +24,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use super::metrics;
 use crate::history::{Event, now};
 use crate::observe::{Observation, WaitsObservation};
-use crate::service::{Command, Shared};
+use crate::shared::{Command, Shared};
 use crate::snapshot::Snapshot;
 
 /// OpenAPI description of the interface.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use super::{ServiceOptions, Shared};
+use super::ServiceOptions;
 use crate::error::DaemonError;
 use crate::lock::lock;
 use crate::observe::{Sampler, uncovered};
+use crate::shared::Shared;
 
 /// Starts a thread that samples running VMs, and one that scans for I/O on which no setting acts.
 /// Each ends when its sender is dropped.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Command, Shared};
 use crate::config::Mode;
 use crate::linux::RunningVm;
 use crate::lock::lock;
 use crate::placement::Source;
+use crate::shared::{Command, Shared};
 use crate::snapshot::Snapshot;
 
 /// Shared state, as the publisher's source.

@@ -9,8 +9,8 @@ use rtvirtio_apply::StateDir;
 use rtvirtio_kernel::flock;
 use rtvirtio_workflow::{Context as _, Dirs};
 
-use super::runs;
 use crate::error::DaemonError;
+use crate::run_dir::runs;
 
 /// Name of the lock in the state directory.
 pub(crate) const LOCK: &str = "service.lock";

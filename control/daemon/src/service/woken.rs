@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use rtvirtio_spec::{HostHandle, Reach};
 
-use super::{Command, ServiceOptions, Shared};
+use super::ServiceOptions;
 use crate::events::{self, Ask, Running, Sources, Woken};
 use crate::lock::lock;
+use crate::shared::{Command, Shared};
 
 /// Starts the thread that wakes the loop upon events; `None` where the kernel gives no
 /// notifications.
