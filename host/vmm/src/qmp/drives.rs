@@ -1,5 +1,5 @@
-//! Drives of QEMU with their throttling, from `query-block` and the `throttle-group` objects of their
-//! filters.
+//! Drives of QEMU with their throttling, from `query-block` and the `throttle-group` objects of
+//! their filters.
 
 use std::collections::BTreeMap;
 
