@@ -90,8 +90,8 @@ fn what_is_observed_is_what_fio_in_the_guests_did() {
     }
 
     // The first spec names both VMs with what they did.
-    let spec = rtvirtio_spec::load(&first).unwrap_or_else(|e| panic!("{e}"));
-    let of = |name: &str| spec.vms.iter().find(|vm| vm.name == name).unwrap();
+    let spec = rtvirtio_files::load_spec(&first).unwrap_or_else(|e| panic!("{e}"));
+    let of = |name: &str| spec.vms().iter().find(|vm| vm.name == name).unwrap();
     assert!(of("a").tasks.iter().any(|t| t.name == "reads" && t.block.0 == 4096));
     assert!(of("b").tasks.iter().any(|t| t.name == "writes" && t.block.0 == 16384));
     site.ok(&["lab", "down"]);

@@ -122,7 +122,7 @@ pub fn directory(named: Option<&Path>, service: Option<&Snapshot>) -> (PathBuf, 
 ///
 /// [`VmSnapshot::written`]: crate::VmSnapshot::written
 pub fn contract_id(file: &Path, vm: &str) -> Result<String> {
-    let spec = HostSpec::load(file)?;
+    let spec = rtvirtio_files::load_spec(file)?;
     let all = Contract::of_spec(&spec, file);
     let known = || all.iter().map(|c| c.vm.name.clone()).collect();
     let none = || ContractFileError::NoVm { file: file.to_owned(), vm: vm.to_owned(), known: known() };
@@ -193,7 +193,7 @@ pub fn set_in_metadata(daemon: impl Fn(&str) -> Box<dyn Daemon>, vm: &str, spec:
 /// A VM of a spec, and the text of the spec without the others.
 fn part(vm: &str, spec: &Path) -> Result<(Vm, String)> {
     let text = read_config_text(spec, CONFIG_LIMIT).map_err(failed("read", spec))?;
-    let parsed = HostSpec::load(spec)?;
+    let parsed = rtvirtio_files::load_spec(spec)?;
     if parsed.lab_kind().is_some() {
         return Err(ContractFileError::Lab { file: spec.to_owned(), vm: vm.to_owned() });
     }
@@ -224,7 +224,7 @@ pub fn find(dir: &Path, vm: &str) -> Result<Option<PathBuf>> {
 /// [`ContractFileError::None`] when none has it; when a file cannot be written.
 pub fn remove(dir: &Path, vm: &str) -> Result<PathBuf> {
     let Some(path) = find(dir, vm)? else {
-        let unread = all(dir)?.into_iter().filter(|path| HostSpec::load(path).is_err()).collect();
+        let unread = all(dir)?.into_iter().filter(|path| rtvirtio_files::load_spec(path).is_err()).collect();
         return Err(ContractFileError::None { dir: dir.to_owned(), vm: vm.to_owned(), unread });
     };
     remove_at(&path, vm)?;
@@ -242,7 +242,7 @@ fn remove_from(dir: &Path, vm: &str, but: &Path) -> Result<()> {
 }
 
 fn remove_at(path: &Path, vm: &str) -> Result<()> {
-    let spec = HostSpec::load(path)?;
+    let spec = rtvirtio_files::load_spec(path)?;
     let left = |part: &&rtvirtio_spec::Part| part.spec.vms.iter().any(|other| other.name != vm);
     let devices: Vec<Option<String>> = spec.parts().iter().filter(left).map(|p| p.name.clone()).collect();
     if devices.is_empty() {
@@ -269,7 +269,7 @@ fn all(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn names(path: &Path) -> Vec<String> {
-    let spec = HostSpec::load(path).ok();
+    let spec = rtvirtio_files::load_spec(path).ok();
     spec.iter().flat_map(|spec| spec.vms()).map(|vm| vm.name.clone()).collect()
 }
 

@@ -310,7 +310,7 @@ impl ContractFiles {
         let (mut specs, mut named) = (Vec::new(), BTreeMap::<String, Vec<Origin>>::new());
         for path in paths {
             let fault = |why: String| ContractFault { origin: path.as_path().into(), why };
-            let spec = match HostSpec::load(&path) {
+            let spec = match rtvirtio_files::load_spec(&path) {
                 Ok(spec) => spec,
                 Err(errors) => {
                     if let Some(vms) = self.last_right.get(&path) {

@@ -322,7 +322,7 @@ mod tests {
 
     /// A host whose disk has a name in the fleet file, and is `/dev/emmc` of the kernel.
     fn node() -> Node {
-        let device = DeviceModel::declared("emmc", &TwinProfile::load("emmc").unwrap(), Bytes(1 << 30));
+        let device = DeviceModel::declared("emmc", &TwinProfile::built_in("emmc").unwrap(), Bytes(1 << 30));
         let disks = vec![Disk::new(Some("fast".to_owned()), &device, &Options::default())];
         let networks = vec![Network::new(Some("field".to_owned()), BytesPerSec(1e8), 1_500, None)];
         Node { disks, networks, cpu: Ratio(0.8) }

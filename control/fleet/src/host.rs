@@ -5,7 +5,6 @@ use std::path::Path;
 use rtvirtio_capacity::{DeviceModel, Disk, Network, Node, Options};
 use rtvirtio_measure::profile;
 use rtvirtio_spec::{DEFAULT_TWIN_SIZE, HostSpec};
-use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Ratio;
 
 use crate::file::{FleetError, HostEntry, LinkEntry};
@@ -42,7 +41,7 @@ impl HostEntry {
         }
         if let Some(twin) = &self.twin {
             let at = if twin.contains('/') { dir.join(twin).display().to_string() } else { twin.clone() };
-            let model = TwinProfile::load(&at)
+            let model = rtvirtio_files::load_twin(&at)
                 .map_err(|e| FleetError::Twin { host: of(), message: e.to_string() })?;
             doubts.push(format!("host {host}: its disk is declared as {twin}, and was not measured"));
             let device = DeviceModel::declared(twin, &model, DEFAULT_TWIN_SIZE);

@@ -119,7 +119,7 @@ type Form<'f> = dyn Fn(String) -> FleetError + 'f;
 impl Fleet {
     fn add_hosts(&mut self, entry: &HostEntry, dir: &Path, form: &Form<'_>) -> Result<(), FleetError> {
         let name = &entry.name;
-        let spec = entry.spec.as_ref().map(|spec| HostSpec::load(dir.join(spec))).transpose()?;
+        let spec = entry.spec.as_ref().map(|spec| rtvirtio_files::load_spec(dir.join(spec))).transpose()?;
         let node = entry.node(spec.as_ref(), dir, &mut self.doubts)?;
         let class = self.classes.len();
         self.classes.push(node);
@@ -152,7 +152,7 @@ impl Fleet {
         form: &Form<'_>,
     ) -> Result<(), FleetError> {
         let path = dir.join(&entry.spec);
-        let all = contracts(&HostSpec::load(&path)?, &path, &entry.budgets)?;
+        let all = contracts(&rtvirtio_files::load_spec(&path)?, &path, &entry.budgets)?;
         let new = all.len() as u64 * u64::from(entry.count.unwrap_or(1));
         if self.contracts.len() as u64 + new > MAX_ENTRIES {
             return Err(form(format!("it has more than {MAX_ENTRIES} contracts")));

@@ -78,7 +78,7 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
                 )));
             }
             let spec_file = dir.join(&entry.spec);
-            let spec = HostSpec::load(&spec_file)?;
+            let spec = rtvirtio_files::load_spec(&spec_file)?;
             let by_criticality = || spec.vms().iter().map(|vm| vm.criticality.priority()).max().unwrap_or(0);
             let priority = entry.priority.unwrap_or_else(by_criticality);
             Ok(ClusterContract { resource: entry.resource, spec_file, spec, priority })

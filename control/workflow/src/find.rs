@@ -9,8 +9,8 @@ use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
 use rtvirtio_spec::{HostHandle, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
-use rtvirtio_vmm::throttle::Drive;
 use rtvirtio_vmm::threads::{Named, discover};
+use rtvirtio_vmm::throttle::Drive;
 use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
 
 use crate::dirs::Dirs;

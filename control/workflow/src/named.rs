@@ -12,7 +12,7 @@ use crate::error::{Context as _, Result};
 /// # Errors
 /// [`rtvirtio_spec::SpecErrors`] with file, line and column.
 pub fn load_host(path: &Path) -> Result<HostSpec> {
-    Ok(HostSpec::load(path)?)
+    Ok(rtvirtio_files::load_spec(path)?)
 }
 
 /// Reads the spec that the user of a command names, which may be a pipe such as `/dev/stdin`.

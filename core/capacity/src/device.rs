@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn requests_are_charged_by_pieces() {
-        let twin = TwinProfile::load("qlc-nvme").unwrap();
+        let twin = TwinProfile::built_in("qlc-nvme").unwrap();
         let d = DeviceModel::declared("q", &twin, Bytes(1 << 30));
         let quantum = Bytes::from_kib(64);
         let piece = d.cost.time_of(Op::Read, 65_536) as f64;

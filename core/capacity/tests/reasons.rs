@@ -6,7 +6,8 @@ use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, Ratio};
 
 fn node(cpu: f64) -> Node {
-    let device = DeviceModel::declared("qlc-nvme", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+    let device =
+        DeviceModel::declared("qlc-nvme", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
     Node { disks: vec![Disk::new(None, &device, &Options::default())], networks: Vec::new(), cpu: Ratio(cpu) }
 }
 

@@ -14,7 +14,7 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Percentile, Ratio};
 
 fn device(twin: usize, stall_ms: u64) -> DeviceModel {
     let name = TWIN_PROFILES[twin % TWIN_PROFILES.len()];
-    let mut device = DeviceModel::declared(name, &TwinProfile::load(name).unwrap(), Bytes(1 << 30));
+    let mut device = DeviceModel::declared(name, &TwinProfile::built_in(name).unwrap(), Bytes(1 << 30));
     device.latency = Nanos::from_millis(stall_ms);
     device
 }

@@ -57,7 +57,10 @@ impl SpecErrors {
         Self { errors: vec![error], omitted: 0 }
     }
 
-    pub(crate) fn unreadable(file: &str, source: &std::io::Error) -> Self {
+    /// Error of a file that could not be opened or read: `source`. `file` as in
+    /// [`HostSpec::parse`](crate::HostSpec::parse).
+    #[must_use]
+    pub fn unreadable(file: &str, source: &std::io::Error) -> Self {
         let help = match source.kind() {
             std::io::ErrorKind::NotFound => "check the path; examples/ holds specs to start from",
             std::io::ErrorKind::PermissionDenied => "make the file readable for this user, or run as root",

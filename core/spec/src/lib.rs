@@ -13,7 +13,6 @@ mod device;
 mod disk;
 mod error;
 mod field;
-mod file;
 mod goal;
 mod host;
 mod libvirt;
@@ -56,15 +55,6 @@ pub use types::*;
 use error::Report;
 use field::Section;
 
-/// Reads and validates the spec file at `path`, which has one device.
-///
-/// # Errors
-///
-/// As of [`HostSpec::load`], and of [`HostSpec::single`].
-pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
-    HostSpec::load(path)?.into_single()
-}
-
 /// Validates the bytes of a spec file of one device, which need not be text. `file_name` as in
 /// [`HostSpec::parse`].
 ///
@@ -85,22 +75,6 @@ pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
 }
 
 impl HostSpec {
-    /// Reads and validates the spec file at `path`, a regular file or a link to one.
-    ///
-    /// # Errors
-    ///
-    /// As of [`HostSpec::parse`]; also when the file cannot be read, is larger than
-    /// [`MAX_FILE_BYTES`], or is not UTF-8.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, SpecErrors> {
-        let path = path.as_ref();
-        let name = path.display().to_string();
-        // One byte more than allowed distinguishes a file of the limit from a larger one.
-        match file::read(path, MAX_FILE_BYTES as u64 + 1) {
-            Ok(bytes) => Self::parse_bytes(&name, &bytes),
-            Err(e) => Err(SpecErrors::unreadable(&name, &e)),
-        }
-    }
-
     /// Validates the bytes of a spec file, which need not be text. `file_name` as in
     /// [`HostSpec::parse`].
     ///

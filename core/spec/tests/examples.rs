@@ -4,14 +4,20 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{
     Arrival, Device, HostHandle, HostSpec, LabKind, LibvirtDomain, Op, Pattern, Reach, Spec, SyncKind,
-    TWIN_PROFILES, Target, VmDisk, load, parse,
+    TWIN_PROFILES, Target, VmDisk, parse,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
 const DIRECTORY: &str = "../../examples";
 
+fn host(name: &str) -> HostSpec {
+    let path = Path::new(DIRECTORY).join(name);
+    let text = std::fs::read_to_string(&path).unwrap();
+    HostSpec::parse(&path.display().to_string(), &text).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
 fn example(name: &str) -> Spec {
-    load(Path::new(DIRECTORY).join(name)).unwrap_or_else(|errors| panic!("{errors}"))
+    host(name).into_single().unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 /// Rate and target in ms of every task of a VM.
@@ -46,7 +52,7 @@ fn all_examples_are_valid_and_explained() {
 
 #[test]
 fn several_disks_are_on_two_devices() {
-    let host = HostSpec::load(Path::new(DIRECTORY).join("several-disks.toml")).unwrap();
+    let host = host("several-disks.toml");
     let names: Vec<_> = host.parts().iter().map(|part| (part.name.as_deref(), part.spec.vms.len())).collect();
     assert_eq!(names, [(Some("fast"), 1), (Some("big"), 2)]);
     assert_eq!(host.vms().len(), 2);

@@ -1,9 +1,6 @@
 //! A twin's profile: the declared service-time model, read from TOML.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::io;
 use std::str::FromStr;
 
 use rtvirtio_units::{Bytes, BytesPerSec, Nanos, Ratio};
@@ -105,7 +102,7 @@ pub enum ProfileError {
         /// Built-in names, separated by commas.
         known: String,
         /// Error of opening or reading the file.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The text is not a profile.
     #[error("twin profile \"{name}\": {message}")]
@@ -117,41 +114,25 @@ pub enum ProfileError {
     },
 }
 
-/// Largest profile, in bytes; a built-in one has less than 4 KiB.
-const MAX_FILE_BYTES: u64 = 1 << 20;
-
-/// Text of a regular file: a FIFO would block the caller, and a device has no end.
-fn read(path: &Path) -> io::Result<String> {
-    let no = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    let regular = "it is no regular file";
-    if !std::fs::metadata(path)?.is_file() {
-        return no(regular);
+impl ProfileError {
+    /// Error of a name that is not built in, and of no file that could be read: `source`.
+    #[must_use]
+    pub fn unknown(name: &str, source: io::Error) -> Self {
+        let known = TwinProfile::built_in_names().join(", ");
+        Self::Unknown { name: name.to_owned(), known, source }
     }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    // The path may name another file by now.
-    if !file.metadata()?.is_file() {
-        return no(regular);
-    }
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES { no("it has more than 1 MiB") } else { Ok(text) }
 }
 
 impl TwinProfile {
-    /// A built-in profile by name, or one from a TOML file.
+    /// Finds a built-in profile by its name.
     ///
     /// # Errors
-    /// [`ProfileError`] when there is none or it is not valid.
-    pub fn load(name: &str) -> Result<Self, ProfileError> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
-            return Self::parse(name, text);
-        }
-        let text = read(Path::new(name)).map_err(|source| ProfileError::Unknown {
-            name: name.to_owned(),
-            known: Self::built_in_names().join(", "),
-            source,
-        })?;
-        Self::parse(name, &text)
+    /// [`ProfileError::Unknown`] when there is none of this name.
+    pub fn built_in(name: &str) -> Result<Self, ProfileError> {
+        let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) else {
+            return Err(ProfileError::unknown(name, io::ErrorKind::NotFound.into()));
+        };
+        Self::parse(name, text)
     }
 
     /// Names of the built-in profiles.
@@ -220,7 +201,7 @@ mod tests {
     #[test]
     fn every_built_in_profile_is_valid() {
         for name in TwinProfile::built_in_names() {
-            TwinProfile::load(name).unwrap();
+            TwinProfile::built_in(name).unwrap();
         }
     }
 
@@ -229,7 +210,7 @@ mod tests {
         // vm-storage-responsiveness, Table 1: 70, 16 and 10 MB/s. The peak is the sequential rate
         // at 128 KiB.
         for (name, peak) in [("emmc", 70e6), ("microsd", 16e6), ("disk-1.8in", 10e6)] {
-            let p = TwinProfile::load(name).unwrap();
+            let p = TwinProfile::built_in(name).unwrap();
             let seconds = crate::mean_service(&p, crate::Access::Read, 131_072).as_secs_f64();
             let rate = f64::from(p.channels) * 131_072.0 / seconds;
             assert!((rate / peak - 1.0).abs() < 0.05, "{name}: {rate}");
@@ -238,14 +219,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        for endless in ["/dev/zero", "/proc/kallsyms"] {
-            let e = TwinProfile::load(endless).unwrap_err();
-            assert!(
-                matches!(&e, ProfileError::Unknown { source, .. } if source.kind() == io::ErrorKind::InvalidInput),
-                "{e}"
-            );
-        }
-        let e = TwinProfile::load("qlc").unwrap_err().to_string();
+        let e = TwinProfile::built_in("qlc").unwrap_err().to_string();
         assert!(e.contains("qlc-nvme") && e.contains("no such file"), "{e}");
         let bad = "description='x'\nchannels=0\nread={base='1us',per_byte_ns=1.0}\nwrite={base='1us',per_byte_ns=1.0}";
         assert!(TwinProfile::parse("x", bad).unwrap_err().to_string().contains("channels"));

@@ -133,7 +133,8 @@ mod tests {
         );
         let host = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
         let spec = host.single().unwrap().clone();
-        let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let device =
+            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         plan(&spec, &device, &Options::default())
             .with_networks(plan_networks(&host, Path::new("/run")))
             .with_paths(&host)

@@ -258,7 +258,7 @@ mod tests {
     use rtvirtio_twin::TwinProfile;
 
     fn device() -> DeviceModel {
-        DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30))
+        DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30))
     }
 
     fn spec(vms: &[(&str, &str)]) -> Spec {

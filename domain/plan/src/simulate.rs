@@ -247,7 +247,8 @@ block = "64KiB"
 depth = 128
 "#;
         let spec = rtvirtio_spec::parse("test", text).unwrap();
-        let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let device =
+            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());
         assert!(plan.feasible, "{plan:?}");
         let mut config = plan.sched().unwrap();
@@ -306,7 +307,8 @@ block = "64KiB"
 depth = 16
 "#;
         let spec = rtvirtio_spec::parse("test", text).unwrap();
-        let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let device =
+            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());
         let config = plan.sched().unwrap();
         let mut s = Simulation::new(&spec, &plan, &config, Traffic::Declared, true, 7).unwrap();

@@ -221,7 +221,7 @@ depth = 32
         )
         .unwrap();
         let device =
-            DeviceModel::declared("qlc \"x\"", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+            DeviceModel::declared("qlc \"x\"", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());
         assert!(plan.feasible, "{plan:?}");
         let place = |i: u64| DiskPlace {

@@ -16,7 +16,7 @@ use rtvirtio_measure::pm_qos::PmQosGuard;
 use rtvirtio_model::{Config, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::Lab;
-use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_testbed::twin::{Access, mean_service};
 use rtvirtio_units::{Bytes, Nanos};
 
 use rtvirtio_testbed::{AccelChoice, LabHost};
@@ -287,7 +287,7 @@ impl<'a> TestBed<'a> {
         let Device::Twin { profile: twin, .. } = &self.device.spec else {
             return Ok(profile_cost(profile));
         };
-        let twin = TwinProfile::load(twin)?;
+        let twin = rtvirtio_files::load_twin(twin)?;
         Ok(Box::new(move |writes: f64, block: Bytes| {
             let of = |access| mean_service(&twin, access, block.0).as_secs_f64();
             // A random request costs an average seek and half a revolution of the disk.
@@ -339,7 +339,7 @@ pub fn spec_device(device: &str) -> anyhow::Result<Device> {
     let text = idle_spec(&device_text(device)?, 1, LabKind::Process);
     let device = rtvirtio_spec::parse(BENCH_DIR, &text)?.device;
     if let Device::Twin { profile, .. } = &device {
-        TwinProfile::load(profile)?;
+        rtvirtio_files::load_twin(profile)?;
     }
     Ok(device)
 }

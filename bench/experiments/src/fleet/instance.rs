@@ -36,7 +36,7 @@ const SLOW: f64 = 12.5e6;
 fn classes(kinds: &[Contract]) -> anyhow::Result<Vec<Node>> {
     let link = |rate| vec![Network::new(None, BytesPerSec(rate), 1_500, None)];
     let declared = |name: &str, rate, cpu| -> anyhow::Result<Node> {
-        let device = DeviceModel::declared(name, &TwinProfile::load(name)?, Bytes(1 << 30));
+        let device = DeviceModel::declared(name, &TwinProfile::built_in(name)?, Bytes(1 << 30));
         Ok(Node {
             disks: vec![Disk::new(None, &device, &Options::default())],
             networks: link(rate),

@@ -17,7 +17,7 @@ use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_spec::LabKind;
 use rtvirtio_testbed::RamDisk;
-use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_testbed::twin::{Access, mean_service};
 use rtvirtio_units::{Bytes, Nanos};
 
 use crate::backend::{Backend, PEER};
@@ -58,7 +58,7 @@ pub fn measure(options: &IodOptions, labs: &LabHost, progress: &dyn Progress) ->
     let Some(twin) = options.device.strip_prefix("twin:") else {
         bail!("{}: the flood is played on an emulated device, `twin:NAME`", options.device);
     };
-    let read = mean_service(&TwinProfile::load(twin)?, Access::Read, 4_096);
+    let read = mean_service(&rtvirtio_files::load_twin(twin)?, Access::Read, 4_096);
     let (mut rounds, mut path) = (Vec::new(), Vec::new());
     let bed = TestBed::make(&options.device, 1, LabKind::Process, labs, progress)?;
     let facts = bed.facts();

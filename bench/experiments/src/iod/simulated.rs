@@ -73,7 +73,7 @@ pub fn measure(measured: Duration) -> Result<Simulated, SimulatedError> {
     let of_run = u64::try_from(measured.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PER_MEASURED);
     let time = TIME.min(Nanos(of_run));
     let err = |e: rtvirtio_sim::SimError| SimulatedError(e.to_string());
-    let twin = TwinProfile::load("qlc-nvme").map_err(|e| SimulatedError(e.to_string()))?;
+    let twin = TwinProfile::built_in("qlc-nvme").map_err(|e| SimulatedError(e.to_string()))?;
     let spec = spec()?;
     let plan = plan(&spec, &DeviceModel::declared("qlc-nvme", &twin, Bytes(1 << 30)), &Options::default());
     if !plan.feasible {
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_regulator_is_exact_and_holds() {
-        let twin = TwinProfile::load("qlc-nvme").unwrap();
+        let twin = TwinProfile::built_in("qlc-nvme").unwrap();
         let (worst, held) = regulator(&twin, TIME).unwrap();
         assert_eq!(worst, 0);
         assert!(held > 100_000, "{held}");
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_case_is_feasible_as_planned() {
-        let twin = TwinProfile::load("qlc-nvme").unwrap();
+        let twin = TwinProfile::built_in("qlc-nvme").unwrap();
         let device = DeviceModel::declared("q", &twin, Bytes(1 << 30));
         let plan = plan(&spec().unwrap(), &device, &Options::default());
         assert!(plan.feasible, "{plan:?}");

@@ -75,7 +75,7 @@ pub fn measure(
         bail!("{}: start-ups are measured on an emulated device, `twin:NAME`", options.device);
     };
     let pieces = (options.quantum, options.urgent_quantum, options.window);
-    let tuning = tuning(&TwinProfile::load(twin)?, pieces);
+    let tuning = tuning(&rtvirtio_files::load_twin(twin)?, pieces);
     let schemes = schemes_named(&options.schemes)?;
     let Some((program, rest)) = options.app.split_first() else { bail!("no application given") };
     let dir = tempfile::Builder::new().prefix("rtvirtio-startup-").tempdir()?;

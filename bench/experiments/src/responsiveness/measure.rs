@@ -8,7 +8,6 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 use rtvirtio_testbed::LabHost;
-use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_workflow::{Progress, cpus, generated, is_there, kernel_release};
 
@@ -190,7 +189,7 @@ fn tuning(
         return Ok(None);
     }
     Ok(Some(match device.strip_prefix("twin:") {
-        Some(twin) => crate::iod_startup::tuning(&TwinProfile::load(twin)?, options.pieces),
+        Some(twin) => crate::iod_startup::tuning(&rtvirtio_files::load_twin(twin)?, options.pieces),
         None => {
             let (device, _) = bed.without_elevator()?;
             progress.step("measuring service times for the I/O domain");

@@ -11,7 +11,6 @@ use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::AccelChoice;
-use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::profile::{Access, of_device};
 use rtvirtio_workflow::profile_key;
@@ -27,7 +26,7 @@ pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     let Some(name) = args.target.strip_prefix("twin:") else {
         bail!("{} is not twin:NAME: measure a real device with `rtvirtio profile`", args.target);
     };
-    TwinProfile::load(name)?;
+    rtvirtio_files::load_twin(name)?;
     args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("profile")?;
     let dirs = &global.dirs();

@@ -79,7 +79,7 @@ pub fn config(
 pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Result<DomainPlan> {
     match (&spec.device, profile) {
         (Device::Twin { profile, size }, None) => {
-            let twin = rtvirtio_twin::TwinProfile::load(profile)?;
+            let twin = rtvirtio_files::load_twin(profile)?;
             Ok(plan(spec, &DeviceModel::declared(profile, &twin, *size), &Options::default()))
         }
         _ => of_profile(spec, &load_profile(spec, profile, dirs)?),

@@ -17,7 +17,7 @@ use rtvirtio_workflow::leftovers::LAB_FILE;
 use crate::FileDisk;
 use crate::qemu::{DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest, QemuHandle};
 use crate::state::LabVm;
-use crate::twin::{TwinHandle, TwinProfile};
+use crate::twin::TwinHandle;
 
 use super::{
     ALIGNMENT, CGROUP, DOMAIN_DIR, GUESTS, IodCommand, Lab, LabError, SMALLEST_PART, UpOptions, domain_socket,
@@ -106,7 +106,7 @@ impl Lab {
                 Ok((path.clone(), size))
             }
             Device::Twin { profile, size } => {
-                let declared = TwinProfile::load(profile)?;
+                let declared = rtvirtio_files::load_twin(profile)?;
                 (options.progress)(&format!("making a twin of {size}: {}", declared.description));
                 let mount = self.run_dir.join("twin");
                 let log = self.run_dir.join("twin.log");

@@ -7,9 +7,9 @@ use fuser::{Config, MountOption, Session};
 use rtvirtio_units::Bytes;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
+use super::ProfileError;
 use super::ServiceModel;
 use super::fs::{SharedModel, TwinFs};
-use super::{ProfileError, TwinProfile};
 
 /// Threads that serve requests: the largest number of requests in service or waiting at the device.
 const THREADS: usize = 64;
@@ -60,7 +60,7 @@ pub(super) const GO: u8 = b'\n';
 /// # Errors
 /// [`ServeError`] when the profile or the mount fails.
 pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
-    let profile = TwinProfile::load(&config.profile)?;
+    let profile = rtvirtio_files::load_twin(&config.profile)?;
     let mut first = [0];
     if io::stdin().read_exact(&mut first).is_err() || first != [GO] {
         return Ok(());

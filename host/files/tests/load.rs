@@ -1,12 +1,14 @@
 //! Unreadable files, and errors without a line.
 
-use std::io::Write;
+use std::io::{self, Write};
 
-use rtvirtio_spec::{Kernel, MAX_FILE_BYTES, load};
+use rtvirtio_files::{load_spec, load_twin};
+use rtvirtio_spec::MAX_FILE_BYTES;
+use rtvirtio_twin::ProfileError;
 
 #[test]
 fn a_missing_file_is_one_clear_error() {
-    let errors = load("no/such/spec.toml").unwrap_err();
+    let errors = load_spec("no/such/spec.toml").unwrap_err();
     let expected = "error: cannot read the spec file: No such file or directory (os error 2)\n \
                     --> no/such/spec.toml\n  = help: check the path; examples/ holds specs to start from";
     assert_eq!(errors.to_string(), expected);
@@ -18,16 +20,16 @@ fn a_missing_file_is_one_clear_error() {
 #[test]
 fn a_directory_is_no_spec() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
-    let text = load(dir.path()).unwrap_err().to_string();
+    let text = load_spec(dir.path()).unwrap_err().to_string();
     assert!(text.contains("Is a directory") && text.contains("give the path of a spec file in it"), "{text}");
 }
 
 #[test]
 fn an_endless_file_is_not_read_to_its_end() {
-    let text = load("/dev/zero").unwrap_err().to_string();
+    let text = load_spec("/dev/zero").unwrap_err().to_string();
     assert!(text.contains("no regular file"), "{text}");
     // A size of 0 that is not true.
-    let text = load("/proc/kallsyms").unwrap_err().to_string();
+    let text = load_spec("/proc/kallsyms").unwrap_err().to_string();
     assert!(text.contains("larger than 1 MiB"), "{text}");
 }
 
@@ -39,7 +41,7 @@ fn a_fifo_is_not_waited_for() {
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     std::os::unix::fs::symlink(&fifo, &link).unwrap();
     for path in [&fifo, &link] {
-        let text = load(path).unwrap_err().to_string();
+        let text = load_spec(path).unwrap_err().to_string();
         assert!(text.contains("FIFO") && text.contains("regular file"), "{text}");
     }
     // A link to a file is followed.
@@ -47,7 +49,7 @@ fn a_fifo_is_not_waited_for() {
     std::fs::write(&file, include_str!("../../../examples/fig7.toml")).unwrap();
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    assert_eq!(load(&link).unwrap().vms.len(), 3);
+    assert_eq!(load_spec(&link).unwrap().vms().len(), 3);
 }
 
 #[test]
@@ -59,32 +61,29 @@ fn the_largest_file_is_read_whole() {
     text.push('#');
     text.push_str(&"x".repeat(MAX_FILE_BYTES - text.len()));
     file.write_all(text.as_bytes()).unwrap();
-    assert_eq!(load(&path).unwrap().vms.len(), 3);
+    assert_eq!(load_spec(&path).unwrap().vms().len(), 3);
     file.write_all(b"x").unwrap();
-    assert!(load(&path).unwrap_err().to_string().contains("larger than 1 MiB"));
+    assert!(load_spec(&path).unwrap_err().to_string().contains("larger than 1 MiB"));
 }
 
 #[test]
 fn a_file_name_cannot_steer_the_terminal() {
-    let errors = rtvirtio_spec::parse("a\u{1b}[2J.toml", "").unwrap_err();
-    assert!(!errors.to_string().contains('\u{1b}'));
-    assert!(!load("a\u{1b}[2J.toml").unwrap_err().to_string().contains('\u{1b}'));
+    assert!(!load_spec("a\u{1b}[2J.toml").unwrap_err().to_string().contains('\u{1b}'));
 }
 
 #[test]
-fn a_guest_has_the_kernel_that_it_asks_for() {
-    let vm = |name: &str, kernel: &str| {
-        format!(
-            "[[vm]]\nname = \"{name}\"\nlab = \"qemu\"\n{kernel}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
-        )
-    };
-    let text = format!(
-        "[device]\npath = \"/dev/sdz\"\n{}{}{}",
-        vm("a", ""),
-        vm("b", "kernel = \"standard\""),
-        vm("c", "kernel = \"rt\"")
-    );
-    let spec = rtvirtio_spec::parse("x.toml", &text).unwrap();
-    let kernels: Vec<Kernel> = spec.vms.iter().map(|vm| vm.kernel).collect();
-    assert_eq!(kernels, [Kernel::Standard, Kernel::Standard, Kernel::Rt]);
+fn a_profile_is_a_built_in_name_or_a_regular_file() {
+    for endless in ["/dev/zero", "/proc/kallsyms"] {
+        let e = load_twin(endless).unwrap_err();
+        assert!(
+            matches!(&e, ProfileError::Unknown { source, .. } if source.kind() == io::ErrorKind::InvalidInput),
+            "{e}"
+        );
+    }
+    let e = load_twin("qlc").unwrap_err().to_string();
+    assert!(e.contains("qlc-nvme") && e.ends_with("No such file or directory (os error 2)"), "{e}");
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let path = dir.path().join("own.toml");
+    std::fs::write(&path, include_str!("../../../core/twin/profiles/emmc.toml")).unwrap();
+    assert_eq!(load_twin(path.to_str().unwrap()).unwrap(), load_twin("emmc").unwrap());
 }
