@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, digest, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
-use crate::scopes;
+use crate::scope_files;
 
 /// Directory of the notes, in the run directory.
 const NOTES: &str = "acting.d";
@@ -166,7 +166,7 @@ pub(crate) fn settle(dirs: &Dirs) -> Result<()> {
 /// Whether a state directory has a journal.
 fn acts(state: &Path, dirs: &Dirs) -> Result<bool> {
     let of = Dirs { state: state.to_owned(), run: dirs.run.clone() };
-    Ok(is_there(&state.join(JOURNAL_FILE))? || scopes::any_in_force(&of)?)
+    Ok(is_there(&state.join(JOURNAL_FILE))? || scope_files::any_in_force(&of)?)
 }
 
 /// Settings that act, and that the journals of this state directory do not have.

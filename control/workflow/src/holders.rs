@@ -11,7 +11,7 @@ use crate::contracts::{self, InForce};
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Context as _, Result, bail};
 use crate::guests::GuestAgents;
-use crate::scopes;
+use crate::scope_files;
 use crate::started::{self, StartedVm};
 
 /// A program that holds settings.
@@ -81,12 +81,12 @@ impl OfResource {
 /// Directories with the journal of a resource's contract.
 #[must_use]
 pub fn resource_dirs(dirs: &Dirs, resource: &str) -> Dirs {
-    Dirs { state: scopes::dir(dirs).join(resource), run: dirs.run.clone() }
+    Dirs { state: scope_files::dir(dirs).join(resource), run: dirs.run.clone() }
 }
 
 /// Directories of resources with a journal.
 fn journals(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
-    let dir = scopes::dir(dirs);
+    let dir = scope_files::dir(dirs);
     let mut all = Vec::new();
     if !is_there(&dir)? {
         return Ok(all);
@@ -94,7 +94,7 @@ fn journals(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
     for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
         let path = entry.with_context(|| dir.display().to_string())?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if !scopes::is_own(&name) && is_there(&path.join(JOURNAL_FILE))? {
+        if !scope_files::is_own(&name) && is_there(&path.join(JOURNAL_FILE))? {
             all.push((name, path));
         }
     }
@@ -158,9 +158,9 @@ pub(crate) fn refuse_known(vm: &StartedVm, own: &Holder, beside: &[StartedVm], d
 fn held_by_service(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     let unseen = |name: &str| StartedVm { vm: name.to_owned(), processes: Vec::new() };
     let mut held: Vec<(Holder, StartedVm)> = Vec::new();
-    for name in scopes::vms(dirs)? {
+    for name in scope_files::vms(dirs)? {
         // With a damaged file the VM's settings are in force all the same.
-        let of = scopes::in_force(dirs, &name).ok().flatten();
+        let of = scope_files::in_force(dirs, &name).ok().flatten();
         let of = of.map_or_else(|| unseen(&name), |of| StartedVm { vm: of.vm, processes: of.processes });
         held.push((Holder::Service(name), of));
     }
@@ -227,7 +227,7 @@ mod tests {
             refuse(&[vm("plc", &[&this])], own, &dirs).unwrap();
         }
         let places =
-            [dirs.state.clone(), scopes::dir(&dirs).join("vm-plc"), resource_dirs(&dirs, "rtvm").state];
+            [dirs.state.clone(), scope_files::dir(&dirs).join("vm-plc"), resource_dirs(&dirs, "rtvm").state];
         for (place, holder) in places.iter().zip(&all) {
             write_state(place, JOURNAL_FILE, b"{}").unwrap();
             started::save(&[vm("plc", &[&this])], place).unwrap();

@@ -48,6 +48,7 @@ mod reached;
 pub mod regulator;
 pub mod renew;
 pub mod run;
+pub mod scope_files;
 pub mod scoped_contracts;
 pub mod scopes;
 pub mod service_plan;

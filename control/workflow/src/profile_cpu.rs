@@ -27,8 +27,8 @@ use crate::find;
 use crate::host::kernel_release;
 use crate::in_force;
 use crate::progress::Progress;
+use crate::scope_files;
 use crate::scoped_contracts::{ScopedContracts, VmContract};
-use crate::scopes;
 
 /// The paper's period, where no deadline asks for another one.
 const PERIOD: Nanos = Nanos::from_millis(100);
@@ -162,8 +162,8 @@ pub fn profile_cpu(
 /// Refuses a VM whose contract the service keeps: it would be measured too, and captured as what
 /// was there before.
 fn refuse_kept(vm: &Vm, dirs: &Dirs) -> Result<()> {
-    for name in scopes::vms(dirs)? {
-        let Some(kept) = scopes::in_force(dirs, &name)? else { continue };
+    for name in scope_files::vms(dirs)? {
+        let Some(kept) = scope_files::in_force(dirs, &name)? else { continue };
         if kept.processes.iter().any(|process| vm.handle.pids.contains(&process.pid) && process.is_alive()) {
             bail!(
                 InForce,

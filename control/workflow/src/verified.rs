@@ -15,7 +15,7 @@ use crate::files::generated;
 use crate::plan_file::HostPlan;
 use crate::service_plan::{self, ServicePlan};
 use crate::started::{self, StartedVm};
-use crate::{domain, in_force, scopes};
+use crate::{domain, in_force, scope_files};
 
 /// File of the last verification without settings of ours, in the state directory.
 pub const FILE: &str = "as-found.json";
@@ -61,7 +61,7 @@ impl ActiveSettings {
         let is_part = !ended.is_empty() || (held.is_some() && !service_plan::ended(dirs)?.is_empty());
         let plan = if held.is_some() { service_plan::plan(dirs)? } else { own };
         let any = in_force::applied_by(dirs)?.is_some()
-            || scopes::any_in_force(dirs)?
+            || scope_files::any_in_force(dirs)?
             || domain::status(dirs).is_some();
         Ok(Self { any, plan, held, ended, is_part })
     }

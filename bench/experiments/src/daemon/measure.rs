@@ -413,7 +413,7 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
         wait("the service to settle", || {
             // A service that has just started knows no contract yet: its journals say more.
             Ok(match gone {
-                true => rtvirtio_workflow::scopes::vms(&rig.dirs)?.is_empty(),
+                true => rtvirtio_workflow::scope_files::vms(&rig.dirs)?.is_empty(),
                 false => rig.state(&vm.name) == Some(VmState::InForce),
             })
         })?;
@@ -423,7 +423,7 @@ fn kills(options: &DaemonOptions, random: &mut Random, progress: &dyn Progress) 
     }
     if rig.file(&vm.name).exists() {
         fs::remove_file(rig.file(&vm.name))?;
-        wait("the end of the contract", || Ok(rtvirtio_workflow::scopes::vms(&rig.dirs)?.is_empty()))?;
+        wait("the end of the contract", || Ok(rtvirtio_workflow::scope_files::vms(&rig.dirs)?.is_empty()))?;
     }
     compare(&before, &vm, &rig, options.kills, &mut kills)?;
     Ok(kills)
@@ -447,7 +447,7 @@ fn compare(
     if group.exists() {
         kills.differences.push(format!("after kill {kill}: {} is left", group.display()));
     }
-    let left = rtvirtio_workflow::scopes::vms(&rig.dirs)?;
+    let left = rtvirtio_workflow::scope_files::vms(&rig.dirs)?;
     kills.differences.extend(left.iter().map(|vm| format!("after kill {kill}: a journal of {vm} is left")));
     kills.compared += 1;
     Ok(())

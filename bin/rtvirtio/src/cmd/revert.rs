@@ -14,6 +14,7 @@ use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::leftovers;
+use rtvirtio_workflow::scope_files;
 use rtvirtio_workflow::scopes::{self, Scopes};
 use rtvirtio_workflow::service_plan;
 use rtvirtio_workflow::{Dirs, Progress as _};
@@ -93,11 +94,11 @@ fn contracts(dirs: &Dirs, on_conflict: OnConflict) -> rtvirtio_workflow::Result<
         Ok(all) => (all.into_iter().flat_map(of).collect(), None),
         Err(e) => (Vec::new(), Some(format!("what Pacemaker's agents hold is not known: {e:#}"))),
     };
-    if !scopes::any_in_force(dirs)? {
+    if !scope_files::any_in_force(dirs)? {
         return Ok(Contracts { of_resources, unseen, ..Contracts::default() });
     }
     if let Some(service) = rtvirtio_daemon::running(dirs)? {
-        let mut kept = scopes::vms(dirs)?;
+        let mut kept = scope_files::vms(dirs)?;
         kept.extend(service_plan::is_in_force(dirs)?.then(|| scopes::HELD.to_owned()));
         let keeper = Some(service.description());
         return Ok(Contracts { kept, keeper, of_resources, unseen, ..Contracts::default() });

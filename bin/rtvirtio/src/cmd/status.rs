@@ -13,7 +13,7 @@ use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, acting, domain, in_force, scopes, service_plan, started};
+use rtvirtio_workflow::{Progress, acting, domain, in_force, scope_files, scopes, service_plan, started};
 
 use super::domain::status_text;
 use super::service;
@@ -61,7 +61,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         Ok(other_service) => (other_service, unknown),
         Err(e) => (None, Some(format!("whether rtvirtiod runs is not known: {e}"))),
     };
-    let mut kept = scopes::vms(&global.dirs())?;
+    let mut kept = scope_files::vms(&global.dirs())?;
     kept.extend(service_plan::is_in_force(&global.dirs())?.then(|| scopes::HELD.to_owned()));
     let of_resources = holders::resources(&global.dirs()).unwrap_or_else(|e| {
         or_warn("what Pacemaker's agents hold", e);

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{MethodRouter, get, post};
 use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::Root;
-use rtvirtio_workflow::{Dirs, scopes};
+use rtvirtio_workflow::{Dirs, scope_files, scopes};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -150,7 +150,7 @@ fn settings_of(dirs: &Dirs, vm: &str) -> Result<Value, String> {
     let root = Root::default();
     let read = || {
         let status = scopes::status(dirs, vm, &Machine::new(&root, &NoGuests))?;
-        Ok::<_, rtvirtio_workflow::Error>((status, scopes::in_force(dirs, vm)?))
+        Ok::<_, rtvirtio_workflow::Error>((status, scope_files::in_force(dirs, vm)?))
     };
     let (status, in_force) = read().map_err(|e| format!("{e:#}"))?;
     Ok(json!({

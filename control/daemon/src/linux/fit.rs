@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rtvirtio_spec::HostSpec;
-use rtvirtio_workflow::scopes;
+use rtvirtio_workflow::scope_files;
 
 use super::{LinuxHost, Places, Waker, admission};
 use crate::config::{Config, Mode};
@@ -59,7 +59,7 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     }
     // What is in force without a contract here may have one elsewhere.
     desired.is_incomplete = true;
-    for name in scopes::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {
+    for name in scope_files::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {
         host.tracked.entry(name.clone()).or_default();
         host.read_scope(&name);
     }

@@ -24,7 +24,7 @@ use rtvirtio_planner::replan::{Observations, Policy, Request};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{ActiveContracts, AdmittedInTurn, InForce, of_vms_in_turn};
-use rtvirtio_workflow::{Dirs, renew, scopes, started};
+use rtvirtio_workflow::{Dirs, renew, scope_files, scopes, started};
 
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
@@ -245,7 +245,7 @@ impl LinuxHost {
     fn read_scope(&mut self, name: &str) {
         let machine = Machine::new(&self.root, &NoGuests);
         let status = scopes::status(&self.places.dirs, name, &machine);
-        let saved = scopes::in_force(&self.places.dirs, name);
+        let saved = scope_files::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
         (tracked.stale, tracked.read) = (false, Some(Instant::now()));
         if let (true, Ok(Some(status))) = (self.only_observes, &status) {
@@ -357,7 +357,7 @@ impl Host for LinuxHost {
         }
         let mut names: BTreeSet<String> = desired.contracts.iter().map(|c| c.vm.name.clone()).collect();
         if look == ScanDepth::Compare {
-            let vms = scopes::vms(&self.places.dirs);
+            let vms = scope_files::vms(&self.places.dirs);
             self.scopes_are_known = vms.is_ok();
             match vms {
                 Ok(vms) => names.extend(vms),

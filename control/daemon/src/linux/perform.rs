@@ -8,7 +8,8 @@ use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{InForce, writes_of_one};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
-use rtvirtio_workflow::scopes::{NewContract, Scopes, VmInForce};
+use rtvirtio_workflow::scope_files::VmInForce;
+use rtvirtio_workflow::scopes::{NewContract, Scopes};
 use rtvirtio_workflow::started::StartedVm;
 
 use super::{LinuxHost, Quiet, SPLIT_EVERY, Tracked};

@@ -9,7 +9,8 @@ use rtvirtio_kernel::Root;
 use rtvirtio_planner::replan::{NoPlan, Observations, Request, Unplanned};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::scopes::{self, Scopes};
+use rtvirtio_workflow::scope_files;
+use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::service_plan::{self, HeldCandidate};
 use rtvirtio_workflow::{Dirs, Error};
 
@@ -168,7 +169,7 @@ impl PlanPart {
                         .unwrap_or_default(),
                 })
             }
-            (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => Some(unusable(format!("{e:#}"))),
+            (Ok(Some(_)), Err(e)) if !scope_files::is_lost(&e) => Some(unusable(format!("{e:#}"))),
             // Without the file next to it a journal can only be put back.
             (Ok(Some(_)), _) => Some(PlanScope { state: ScopeState::Cut, ..unusable(String::new()) }),
         };

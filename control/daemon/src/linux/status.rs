@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use rtvirtio_apply::{KnobState, Status};
-use rtvirtio_workflow::{Result, scopes};
+use rtvirtio_workflow::{Result, scope_files};
 
 use crate::observed::{Drift, KnobClass, ScopeState, ScopeView};
 
 /// State of a VM's settings: its journal compared with the host, and the file next to the journal.
 pub(super) fn scope(
     status: Result<Option<Status>>,
-    saved: Result<Option<scopes::VmInForce>>,
-) -> (Option<ScopeView>, Option<scopes::VmInForce>) {
+    saved: Result<Option<scope_files::VmInForce>>,
+) -> (Option<ScopeView>, Option<scope_files::VmInForce>) {
     let without = |state: ScopeState| {
         let (contract, start, drift) = (String::new(), Vec::new(), Vec::new());
         (Some(ScopeView { contract, start, start_alive: true, state, level: None, drift }), None)
@@ -20,13 +20,13 @@ pub(super) fn scope(
         (Ok(None), _) => (None, None),
         (Err(e), _) => without(ScopeState::Unusable(format!("{e:#}"))),
         (Ok(Some(status)), Ok(Some(saved))) => (Some(view(&status, &saved)), Some(saved)),
-        (Ok(Some(_)), Err(e)) if !scopes::is_lost(&e) => without(ScopeState::Unusable(format!("{e:#}"))),
+        (Ok(Some(_)), Err(e)) if !scope_files::is_lost(&e) => without(ScopeState::Unusable(format!("{e:#}"))),
         // Without the file next to it a journal can only be put back.
         (Ok(Some(_)), Ok(None) | Err(_)) => without(ScopeState::Cut),
     }
 }
 
-fn view(status: &Status, saved: &scopes::VmInForce) -> ScopeView {
+fn view(status: &Status, saved: &scope_files::VmInForce) -> ScopeView {
     let state = state_of(status);
     ScopeView {
         contract: saved.contract.clone(),

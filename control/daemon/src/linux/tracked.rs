@@ -8,7 +8,7 @@ use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::PIECE;
-use rtvirtio_workflow::scopes;
+use rtvirtio_workflow::scope_files;
 
 use super::FoundVm;
 use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
@@ -40,7 +40,7 @@ pub(super) struct Tracked {
     /// Looks for thread roles since the threads changed.
     pub(super) role_looks: u32,
     pub(super) scope: Option<ScopeView>,
-    pub(super) saved: Option<scopes::VmInForce>,
+    pub(super) saved: Option<scope_files::VmInForce>,
     /// Whether `scope` has to be read anew.
     pub(super) stale: bool,
     /// Time at which `scope` was read.

@@ -226,7 +226,7 @@ fn threads(options: &ScaleOptions, progress: &dyn Progress) -> anyhow::Result<La
     fs::remove_file(&of_large)?;
     wait("the end of its contract", || Ok(rig.state(&vm.name).is_none()))?;
     fs::write(&of_large, &text)?;
-    let journal = rtvirtio_workflow::scopes::dir(rig.dirs()).join(format!("vm-{}", vm.name));
+    let journal = rtvirtio_workflow::scope_files::dir(rig.dirs()).join(format!("vm-{}", vm.name));
     wait("its first threads", || Ok(journal.join(rtvirtio_apply::JOURNAL_FILE).exists()))?;
     std::thread::sleep(Duration::from_millis(200));
     out.ended_s = rig.terminate()?.as_secs_f64();

@@ -1,0 +1,133 @@
+//! Directories of the scopes, and what is saved in them next to each journal: read by everyone who
+//! asks what the service holds, changed by [`Scopes`](crate::scopes::Scopes) alone.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::JOURNAL_FILE;
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::trusted::DATA_LIMIT;
+use serde::{Deserialize, Serialize};
+
+use crate::contracts::InForce;
+use crate::dirs::{Dirs, is_there};
+use crate::error::{Context as _, Error, Kind, Result};
+
+/// The directory of all scopes, in the state directory.
+const SCOPES: &str = "contracts";
+/// Prefix of the directory of a VM's scope, before its name.
+pub(crate) const VM: &str = "vm-";
+/// Directory of the scope for several VMs together.
+pub(crate) const SHARED: &str = "shared";
+/// File with the contract in force, next to a VM's journal; ignored without one.
+pub(crate) const IN_FORCE_FILE: &str = "contract.json";
+
+/// Contract in force for one VM, as saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmInForce {
+    /// Name of the VM.
+    pub vm: String,
+    /// Identifies the contract that is carried out.
+    pub contract: String,
+    /// The start of the VM that it belongs to.
+    pub processes: Vec<ProcessId>,
+    /// CPU contract in force, if it has one.
+    pub cpu: Option<InForce>,
+    /// Reason for putting it in force, for the user.
+    pub reason: String,
+    /// Time at which it was put in force, RFC 3339.
+    pub since: String,
+}
+
+/// The scopes' directory; it need not exist.
+#[must_use]
+pub fn dir(dirs: &Dirs) -> PathBuf {
+    dirs.state.join(SCOPES)
+}
+
+/// Whether a directory of this name is the service's: others are of resources of a cluster.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with(VM) || [SHARED, "plan"].contains(&name)
+}
+
+/// Directory of a VM's scope; it need not exist.
+pub(crate) fn vm_dir(dirs: &Dirs, vm: &str) -> PathBuf {
+    dir(dirs).join(format!("{VM}{vm}"))
+}
+
+/// The VMs for which a journal is there, sorted.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn vms(dirs: &Dirs) -> Result<Vec<String>> {
+    let dir = dir(dirs);
+    if !is_there(&dir)? {
+        return Ok(Vec::new());
+    }
+    let mut vms = Vec::new();
+    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let entry = entry.with_context(|| dir.display().to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(vm) = name.strip_prefix(VM) {
+            if is_there(&entry.path().join(JOURNAL_FILE))? {
+                vms.push(vm.to_owned());
+            }
+        }
+    }
+    vms.sort();
+    Ok(vms)
+}
+
+/// Contract in force for a VM; `None` without a journal.
+///
+/// # Errors
+/// When the file beside the journal is damaged, or missing.
+pub fn in_force(dirs: &Dirs, vm: &str) -> Result<Option<VmInForce>> {
+    let dir = vm_dir(dirs, vm);
+    if !is_there(&dir.join(JOURNAL_FILE))? {
+        return Ok(None);
+    }
+    let path = dir.join(IN_FORCE_FILE);
+    let text = rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT)
+        .with_context(|| path.display().to_string())?;
+    let found = serde_json::from_slice(&text)
+        .map_err(|e| Error::from_source(Kind::File, e))
+        .with_context(|| format!("{} is damaged: it is put back, and applied again", path.display()))?;
+    Ok(Some(found))
+}
+
+/// Whether [`in_force`] has failed because the file next to a journal is missing or damaged.
+/// Without it the journal can only be put back; what cannot be read now may be read the next time.
+#[must_use]
+pub fn is_lost(error: &Error) -> bool {
+    let source = error.cause::<std::io::Error>();
+    error.kind() == Kind::File || source.is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+}
+
+/// Whether a scope has a journal.
+///
+/// # Errors
+/// When that is unknown.
+pub fn any_in_force(dirs: &Dirs) -> Result<bool> {
+    let has_journal = |dir: &Path| is_there(&dir.join(JOURNAL_FILE));
+    let shared = has_journal(&dir(dirs).join(SHARED))?;
+    Ok(!vms(dirs)?.is_empty() || shared || has_journal(&dirs.held_plan())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_directory_nothing_is_in_force() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert_eq!(vms(&dirs).unwrap(), Vec::<String>::new());
+        assert_eq!(in_force(&dirs, "plc").unwrap(), None);
+        assert!(!any_in_force(&dirs).unwrap());
+        std::fs::create_dir_all(vm_dir(&dirs, "plc")).unwrap();
+        assert!(!any_in_force(&dirs).unwrap(), "a directory without a journal");
+        std::fs::write(vm_dir(&dirs, "plc").join(JOURNAL_FILE), "{}").unwrap();
+        assert_eq!(vms(&dirs).unwrap(), ["plc"]);
+        assert!(in_force(&dirs, "plc").is_err(), "a journal without its file is not the same as none");
+    }
+}
