@@ -25,6 +25,7 @@ mod revert;
 mod session;
 mod state_dir;
 mod status;
+mod systemd;
 mod target;
 mod units;
 

@@ -13,8 +13,8 @@ use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
 
 use crate::points::between_in_process;
+use crate::systemd::{self, Unit};
 use crate::target::{Form, Place, Target};
-use crate::units;
 
 /// Kernel files of the host. [`Root`] is the real one.
 pub trait HostFiles {
@@ -145,11 +145,11 @@ impl HostFiles for Root {
         if !self.is_real() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "systemd of another root is not asked"));
         }
-        units::show(unit)
+        systemd::show(unit)
     }
 
     fn set_unit(&self, unit: &str, assignments: &str) -> io::Result<()> {
-        between_in_process(|| units::set(unit, assignments))
+        between_in_process(|| systemd::set(unit, assignments))
     }
 
     fn device(&self, path: &Path) -> io::Result<String> {
@@ -266,7 +266,7 @@ impl<'a> Machine<'a> {
     /// The text of a knob's file.
     pub(crate) fn read(&self, target: &Target) -> Result<String, Fault> {
         if let Some(unit) = target.form.unit() {
-            return units::read(self, unit);
+            return self.unit(unit);
         }
         match (&target.place, &target.form) {
             (Place::Thread { pid, tid, start }, form) => {
@@ -285,6 +285,20 @@ impl<'a> Machine<'a> {
             },
             (place, _) => self.read_at(place, &target.path),
         }
+    }
+
+    /// Properties of a unit of systemd, as `systemctl show` prints them.
+    ///
+    /// # Errors
+    /// `NotFound` for a unit that systemd does not have; else as `systemctl` reports.
+    pub(crate) fn unit(&self, unit: &str) -> Result<String, Fault> {
+        // A missing `systemctl` is not a missing unit.
+        let not_gone = |e: io::Error| Fault::Io(io::Error::other(format!("systemctl: {e}")));
+        let text = self.host.unit(unit).map_err(not_gone)?;
+        if Unit::new(&text).is_loaded() {
+            return Ok(text);
+        }
+        Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("systemd has no unit {unit}"))))
     }
 
     /// Checks that a thread id still names the thread of the journal. The id may be reused between

@@ -8,7 +8,7 @@ use rtvirtio_kernel::text;
 use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
-use crate::units;
+use crate::systemd::{self, Unit};
 
 /// Location of a file: host, guest or thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -143,9 +143,9 @@ impl Form {
                 file.lines().find(fits)?.splitn(3, ':').nth(2)?.to_owned()
             }
             Self::Group { .. } => file.trim().to_owned(),
-            Self::UnitQuota { .. } | Self::UnitDeviceWeight { .. } | Self::UnitIo { .. } => {
-                units::value(self, file)?
-            }
+            Self::UnitQuota { .. } => Unit::new(file).quota()?,
+            Self::UnitDeviceWeight { path, .. } => Unit::new(file).device_weight(path)?,
+            Self::UnitIo { .. } => Unit::new(file).accounting()?,
         })
     }
 
@@ -164,9 +164,9 @@ impl Form {
             // v1 takes 0 for "no limit" and knows no `max`.
             Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
             Self::IoMax { dev, key } => format!("{dev} {key}={value}"),
-            Self::UnitQuota { .. } | Self::UnitDeviceWeight { .. } | Self::UnitIo { .. } => {
-                units::assignments(self, value)
-            }
+            Self::UnitQuota { .. } => systemd::quota_assignments(value),
+            Self::UnitDeviceWeight { path, .. } => format!("IODeviceWeight={path} {value}"),
+            Self::UnitIo { .. } => format!("IOAccounting={value}"),
         }
     }
 

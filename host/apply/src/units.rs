@@ -7,40 +7,28 @@
 //! with systemd 257. So a cap is its `CPUQuota=`, a weight its `IODeviceWeight=`, and next to a
 //! limit stands `IOAccounting=yes`, which keeps the controller; `io.max` is not rewritten then.
 //!
-//! The file has the exact value, written after the property and read back. `systemctl` is asked
-//! because it needs no message bus as root, and is wherever systemd is.
-
-mod systemctl;
+//! The file has the exact value, written after the property and read back.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
-use std::io;
 use std::path::Path;
 
 use rtvirtio_kernel::text;
 
 use crate::error::ApplyError;
 use crate::journal::Entry;
-use crate::machine::{Fault, Machine};
+use crate::machine::Machine;
 use crate::resolve::Write;
+use crate::systemd::{INFINITY, PERCENT, SECOND, Unit, time_us};
 use crate::target::{Form, Place, Target};
 
 /// Directory that exists where systemd is the init (`sd_booted(3)`).
 const BOOTED: &str = "/run/systemd/system";
-/// Properties that are read, each on a line of its own.
-const PROPERTIES: &str =
-    "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,IOAccounting";
-/// Text of systemd for a time that is not set, and for no limit.
-pub(crate) const INFINITY: &str = "infinity";
 /// The period of a quota where none is set (`systemd.resource-control(5)`), in us.
 const PERIOD: u64 = 100_000;
 /// The kernel's smallest quota and period, and its longest period, in us.
 const SHORTEST: u64 = 1_000;
-const SECOND: u64 = 1_000_000;
-/// 1 % of a CPU, in us per second: drop-in files of systemd 252 hold whole percents.
-const PERCENT: u64 = 10_000;
-
 /// A setting that systemd removes, or changes, when it rewrites the files of its units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unkept {
@@ -77,78 +65,6 @@ pub(crate) struct Given {
     pub unkept: Vec<Unkept>,
 }
 
-/// Output of `systemctl show` for one unit.
-struct Unit<'t> {
-    text: &'t str,
-}
-
-impl<'t> Unit<'t> {
-    /// The values of a property, which has a line for each.
-    fn all(&self, name: &'static str) -> impl Iterator<Item = &'t str> {
-        self.text.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix('='))
-    }
-
-    fn first(&self, name: &'static str) -> Option<&'t str> {
-        self.all(name).next()
-    }
-
-    fn is_loaded(&self) -> bool {
-        self.first("LoadState") == Some("loaded")
-    }
-
-    /// Paths of devices with their weights.
-    fn device_weights(&self) -> Option<Vec<(&'t str, u64)>> {
-        let lines = self.all("IODeviceWeight").filter(|line| !line.is_empty());
-        lines.map(|line| line.rsplit_once(' ').and_then(|(path, w)| Some((path, w.parse().ok()?)))).collect()
-    }
-}
-
-/// The value of a unit's property in the output of `systemctl show`; `None` when that is not
-/// understood.
-pub(crate) fn value(form: &Form, text: &str) -> Option<String> {
-    let unit = Unit { text };
-    match form {
-        Form::UnitQuota { .. } => {
-            let time = |name| time_us(unit.first(name)?);
-            Some(format!("{} {}", time("CPUQuotaPerSecUSec")?, time("CPUQuotaPeriodUSec")?))
-        }
-        Form::UnitDeviceWeight { path, .. } => {
-            let weights = unit.device_weights()?;
-            let weight = weights.iter().rev().find(|(other, _)| other == path);
-            Some(weight.map_or_else(|| "default".to_owned(), |(_, weight)| weight.to_string()))
-        }
-        Form::UnitIo { .. } => {
-            unit.first("IOAccounting").filter(|v| ["yes", "no"].contains(v)).map(str::to_owned)
-        }
-        _ => None,
-    }
-}
-
-/// The arguments of `systemctl set-property` for a value, a line for each.
-pub(crate) fn assignments(form: &Form, value: &str) -> String {
-    match form {
-        Form::UnitQuota { .. } => {
-            let (quota, period) = value.split_once(' ').unwrap_or((value, INFINITY));
-            let quota = quota.parse().map_or_else(|_| String::new(), percent);
-            let period = if period == INFINITY { String::new() } else { format!("{period}us") };
-            format!("CPUQuota={quota}\nCPUQuotaPeriodSec={period}")
-        }
-        Form::UnitDeviceWeight { path, .. } => format!("IODeviceWeight={path} {value}"),
-        _ => format!("IOAccounting={value}"),
-    }
-}
-
-/// Arguments that set the weights of the other devices again, because one cannot be removed by
-/// itself.
-pub(crate) fn without_weight(path: &str, text: &str) -> Option<String> {
-    let mut out = "IODeviceWeight=".to_owned();
-    let weights = Unit { text }.device_weights()?;
-    for (other, weight) in weights.into_iter().filter(|(other, _)| *other != path) {
-        out.push_str(&format!("\nIODeviceWeight={other} {weight}"));
-    }
-    Some(out)
-}
-
 /// Whether a property is the one by which systemd writes a file of its unit.
 pub(crate) fn gives(property: &Entry, file: &Entry) -> bool {
     let is_same = match (&property.target.form, &file.target.form) {
@@ -157,36 +73,6 @@ pub(crate) fn gives(property: &Entry, file: &Entry) -> bool {
         _ => false,
     };
     is_same && property.target.path.parent() == file.target.path.parent()
-}
-
-/// Properties of a unit, as `systemctl show` prints them.
-///
-/// # Errors
-/// `NotFound` for a unit that systemd does not have; else as `systemctl` reports.
-pub(crate) fn read(machine: &Machine<'_>, unit: &str) -> Result<String, Fault> {
-    let text = machine.host().unit(unit).map_err(|e| not_gone(&e))?;
-    let is_loaded = Unit { text: &text }.is_loaded();
-    if is_loaded {
-        return Ok(text);
-    }
-    Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("systemd has no unit {unit}"))))
-}
-
-/// A missing `systemctl` is not a missing unit.
-fn not_gone(error: &io::Error) -> Fault {
-    Fault::Io(io::Error::other(format!("systemctl: {error}")))
-}
-
-/// `systemctl show` of the properties that matter here.
-pub(crate) fn show(unit: &str) -> io::Result<String> {
-    systemctl::run(&["show", "--property", PROPERTIES, "--", unit])
-}
-
-/// Sets properties until the unit ends or the host is restarted.
-pub(crate) fn set(unit: &str, assignments: &str) -> io::Result<()> {
-    let mut args = vec!["set-property", "--runtime", "--", unit];
-    args.extend(assignments.lines());
-    systemctl::run(&args).map(|_| ())
 }
 
 /// The unit whose own cgroup a file is in, by its name.
@@ -222,7 +108,7 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         }
         let text = shown.entry(unit.clone()).or_insert_with(|| shown_of(&unit, &write.target.path, machine));
         let property = match text {
-            Ok(text) => property(&unit, write, &Unit { text }, machine),
+            Ok(text) => property(&unit, write, &Unit::new(text), machine),
             Err(why) => Err(why.clone()),
         };
         match property {
@@ -261,8 +147,8 @@ fn emptied(form: &Form) -> String {
 
 /// Properties of a unit, if the file's directory is its cgroup.
 fn shown_of(unit: &str, file: &Path, machine: &Machine<'_>) -> Result<String, String> {
-    let text = read(machine, unit).map_err(|fault| fault.into_io().to_string())?;
-    let group = Unit { text: &text }.first("ControlGroup").unwrap_or_default().trim_start_matches('/');
+    let text = machine.unit(unit).map_err(|fault| fault.into_io().to_string())?;
+    let group = Unit::new(&text).first("ControlGroup").unwrap_or_default().trim_start_matches('/');
     let dir = file.parent().unwrap_or(file);
     if group.is_empty() || !dir.ends_with(group) {
         return Err(format!("the unit of that name has another cgroup, `/{group}`"));
@@ -360,7 +246,7 @@ fn side_effects(
         let Some(Ok(text)) = unit_of(&property.target.path).and_then(|unit| shown.get(unit)) else {
             continue;
         };
-        let unit = Unit { text };
+        let unit = Unit::new(text);
         let read = |name: &str| machine.host().read(&dir.join(name)).ok();
         let mut found = Vec::new();
         let by_hand = |name: &str, unset: &str| read(name).is_some_and(|v| !v.starts_with(unset));
@@ -388,43 +274,6 @@ fn side_effects(
         }
         property.side_effects.extend(found.into_iter().filter(is_free));
     }
-}
-
-/// `CPUQuota=` of a time in each second.
-fn percent(us: u64) -> String {
-    let (whole, part) = (us / PERCENT, us % PERCENT / 100);
-    if part == 0 { format!("{whole}%") } else { format!("{whole}.{part:02}%") }
-}
-
-/// A time as systemd shows it (`systemd.time(7)`), such as `1min 2.500s`, in us; `infinity` as it
-/// is.
-fn time_us(text: &str) -> Option<String> {
-    if text == INFINITY {
-        return Some(text.to_owned());
-    }
-    let mut sum: u64 = 0;
-    for word in text.split(' ') {
-        let end = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
-        let (number, unit) = word.split_at(end);
-        let unit: u64 = match unit {
-            "d" => 86_400_000_000,
-            "h" => 3_600_000_000,
-            "min" => 60_000_000,
-            "s" => SECOND,
-            "ms" => 1_000,
-            "us" => 1,
-            _ if word == "0" => 1,
-            _ => return None,
-        };
-        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-        sum = sum.checked_add(whole.parse::<u64>().ok()?.checked_mul(unit)?)?;
-        if !part.is_empty() {
-            let digits = u32::try_from(part.len()).ok()?;
-            let scaled = part.parse::<u64>().ok()?.checked_mul(unit)?;
-            sum = sum.checked_add(scaled / 10_u64.checked_pow(digits)?)?;
-        }
-    }
-    Some(sum.to_string())
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use rtvirtio_kernel::text;
 
 use crate::machine::{ABSENT, Fault, Machine};
 use crate::outcome::Fate;
+use crate::systemd;
 use crate::target::{Form, Target};
-use crate::units;
 
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far
 /// above one that was not.
@@ -23,7 +23,7 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
         (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
         (Form::UnitDeviceWeight { path, .. }, "default") => {
             let text = machine.read(target).map_err(|f| fault(target, f, "reading"))?;
-            let others = units::without_weight(path, &text);
+            let others = systemd::without_weight(path, &text);
             let others = others.ok_or_else(|| failed("its weights are not understood".to_owned()))?;
             write(target, &others, machine)?;
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::systemd::without_weight;
 
 /// Output of `systemctl show` by systemd 252.
 const SHOWN: &str = "ControlGroup=/machine.slice/plc.scope\nCPUQuotaPerSecUSec=125ms\nCPUQuotaPeriodUSec=infinity\n\
