@@ -7,10 +7,11 @@
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rtvirtio_engine::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
+use rtvirtio_engine::memory::{GuestMem, Memory};
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::rings::Rings;
 
@@ -23,12 +24,11 @@ const QUEUE: u16 = 256;
 const LIMITS: Limits = Limits { size: 1 << 20, read_only: false, discard: true };
 
 /// Zeroed memory, mapped once: mapping takes longer than parsing a chain.
-fn memory() -> MutexGuard<'static, GuestMemoryMmap<()>> {
-    static MEM: OnceLock<Mutex<GuestMemoryMmap<()>>> = OnceLock::new();
+fn memory() -> MutexGuard<'static, Memory> {
+    static MEM: OnceLock<Mutex<Memory>> = OnceLock::new();
     // Two regions with a hole between them, for chains that end in it.
     let regions = [(GuestAddress(0), MEMORY), (GuestAddress(0x10_0000), 0x1000)];
-    let mem = MEM
-        .get_or_init(|| Mutex::new(GuestMemoryMmap::from_ranges(&regions).expect("two regions of memory")));
+    let mem = MEM.get_or_init(|| Mutex::new(GuestMem::anonymous(&regions).expect("two regions of memory")));
     let mem = mem.lock().expect("memory");
     for (at, len) in regions {
         mem.write_slice(&ZEROES[..len], at).expect("within memory");

@@ -16,9 +16,9 @@ use rtvirtio_engine::engine::{
     Command, Disk, Engine, EngineConfig, EngineHandle, QueueCommand, VmStatus, VringStart,
 };
 use rtvirtio_engine::inflight::Region;
-use rtvirtio_engine::memory::GuestMem;
+use rtvirtio_engine::memory::{GuestMem, Memory};
 use rtvirtio_sched::{Config, VmConfig};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 /// Bytes of guest memory.
 pub const MEMORY: usize = 0x2_0000;
@@ -44,8 +44,8 @@ pub struct House {
 ///
 /// # Panics
 /// Without memory.
-pub fn memory() -> GuestMemoryMmap<()> {
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory")
+pub fn memory() -> Memory {
+    GuestMem::anonymous(&[(GuestAddress(0), MEMORY)]).expect("memory")
 }
 
 /// An eventfd.
@@ -127,7 +127,7 @@ pub fn play(data: &[u8]) {
         base: u16::from_le_bytes([base[0], base[1]]),
         event_idx: flags & 2 != 0,
         features: if flags & 4 != 0 { 0 } else { rtvirtio_engine::feature::blk::FLUSH },
-        kick: kick.try_clone().expect("a descriptor"),
+        kick: kick.try_clone().expect("a descriptor").into(),
         call: (flags & 8 != 0).then(eventfd),
         inflight,
     };
@@ -201,7 +201,7 @@ impl Neighbour {
             base: 0,
             event_idx: false,
             features: rtvirtio_engine::feature::blk::FLUSH,
-            kick: kick.try_clone().expect("a descriptor"),
+            kick: kick.try_clone().expect("a descriptor").into(),
             call: None,
             inflight: None,
         };

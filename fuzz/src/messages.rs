@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
+use rtvirtio_engine::memory::Trust;
 use rtvirtio_engine::vhost_user::{DeviceInfo, VhostUserServer};
 
 use super::engine::{house, vm_status};
@@ -35,7 +36,7 @@ fn door() -> &'static Mutex<Door> {
             config: rtvirtio_engine::blk::config_space(&limits, 2, 512).to_vec(),
             queues: 2,
             largest_queue: 1_024,
-            hugepages: false,
+            trust: Trust::None,
             has_inflight: true,
         };
         let listening = SocketListener::bind(&socket).expect("a socket");

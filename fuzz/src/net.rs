@@ -98,7 +98,7 @@ fn start(
         base: 0,
         event_idx: features & feature::EVENT_IDX != 0,
         features,
-        kick,
+        kick: kick.into(),
         call: None,
         inflight: None,
     };

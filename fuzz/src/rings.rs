@@ -4,17 +4,17 @@
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 /// The rings of a queue.
-pub struct Rings<'a> {
-    mem: &'a GuestMemoryMmap<()>,
+pub struct Rings<'a, M> {
+    mem: &'a M,
     size: u16,
 }
 
-impl<'a> Rings<'a> {
+impl<'a, M: Bytes<GuestAddress, E = GuestMemoryError>> Rings<'a, M> {
     /// For `size` descriptors, a power of two. Memory is not changed.
-    pub fn new(mem: &'a GuestMemoryMmap<()>, size: u16) -> Self {
+    pub fn new(mem: &'a M, size: u16) -> Self {
         Self { mem, size }
     }
 

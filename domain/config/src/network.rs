@@ -119,6 +119,9 @@ pub struct Port {
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
     pub hugepages: bool,
+    /// Trusts the front end with its memory and descriptors, as for disks.
+    #[serde(default)]
+    pub trust: bool,
     /// Frames of the VM that the network holds at most, in each direction.
     #[serde(default = "default_depth")]
     pub depth: u32,
@@ -221,6 +224,7 @@ impl Port {
             broadcast: default_broadcast(),
             offload: default_offload(),
             hugepages: false,
+            trust: false,
             depth: default_depth(),
             weight: default_weight(),
             reserve: None,

@@ -241,6 +241,10 @@ pub struct Disk {
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
     pub hugepages: bool,
+    /// Trusts the front end with its memory and descriptors: memory that can be truncated, regions of
+    /// no whole pages, sockets and pipes as kick and call.
+    #[serde(default)]
+    pub trust: bool,
     /// Serial number; the name when not given.
     pub serial: Option<String>,
     /// Virtqueues that the guest may use.

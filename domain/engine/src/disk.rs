@@ -9,6 +9,7 @@ use rtvirtio_domain_resources::listen::SocketListener;
 use crate::confine::StartThread;
 use crate::engine::{self, EngineHandle};
 use crate::error::DomainError;
+use crate::memory::Trust;
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
 /// Part of a file that a disk occupies.
@@ -88,7 +89,7 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo
         config: crate::blk::config_space(&backing.limits, disk.queues, backing.block).to_vec(),
         queues: disk.queues,
         largest_queue: crate::inflight::MAX_QUEUE_SIZE,
-        hugepages: disk.hugepages,
+        trust: Trust::new(disk.trust, disk.hugepages),
         has_inflight: true,
     }
 }

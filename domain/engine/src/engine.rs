@@ -6,6 +6,7 @@
 
 mod command;
 mod data;
+pub(crate) mod kick;
 pub(crate) mod poll;
 mod prepared;
 pub(crate) mod queue_host;
@@ -29,6 +30,7 @@ use rtvirtio_sched::{Config, ConfigError, Scheduler};
 use self::thread::EngineThread;
 use crate::confine::{Confine, Role};
 pub use command::{Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
+pub use kick::Kick;
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub(crate) use run::{now, prepare_thread};
 pub use thread::EngineGone;

@@ -1,40 +1,92 @@
-//! Guest memory that QEMU shares: mapped, and checked for anything that could block or end this
-//! process later.
+//! Guest memory that a front end shares: mapped, and checked for anything that could block or end
+//! this process later.
+
+mod fault;
+mod region;
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestRegionCollection};
+
+pub use self::region::Region;
+use self::region::{Extent, SharedMapping};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 /// `HUGETLBFS_MAGIC` of `linux/magic.h`.
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// Alignment of regions, in bytes.
+/// Size of ordinary pages, in bytes.
 const PAGE: u64 = 4_096;
+
+/// Regions of one connection, as `vhost` of the kernel can be told to take, and QEMU's own back
+/// ends take.
+pub const MEMORY_SLOTS: usize = 509;
+
+/// Regions of one connection that never depend on how many others have.
+const OWN_SLOTS: usize = 32;
+
+/// Largest region that is left out, in bytes: devices such as `ivshmem` have memory of this size,
+/// and a guest's RAM does not.
+const LARGEST_LEFT_OUT: u64 = 4 << 20;
+
+/// Log line for a queue whose memory is lost.
+pub(crate) const LOST: &str = "its front end took memory away that is in use (by truncating the file, or freeing huge pages): the queue is given up";
+
+/// Mapped memory, by guest address.
+pub type Memory = GuestRegionCollection<Region>;
+
+/// How far a front end is trusted with the memory that it shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// Sealed memfds of ordinary pages only.
+    #[default]
+    None,
+    /// Sealed memfds of huge pages too, which can be freed under this process.
+    HugePages,
+    /// Any memfd, and files on tmpfs and hugetlbfs, which can be truncated under this process;
+    /// regions that do not begin or end on a page; sockets and pipes as kick and call.
+    Full,
+}
+
+impl Trust {
+    /// The trust that a disk or port of the configuration states.
+    #[must_use]
+    pub fn new(trust: bool, hugepages: bool) -> Self {
+        match (trust, hugepages) {
+            (true, _) => Self::Full,
+            (false, true) => Self::HugePages,
+            (false, false) => Self::None,
+        }
+    }
+}
 
 /// Memory of one guest.
 pub struct GuestMem {
     /// The mappings, by guest address.
-    pub mem: GuestMemoryMmap<()>,
-    /// QEMU address, size and guest address of each region: vhost-user passes ring addresses as
-    /// QEMU addresses.
+    pub mem: Memory,
+    /// Front end's address, size and guest address of each region: vhost-user passes ring addresses
+    /// as the front end's.
     table: Vec<(u64, u64, u64)>,
     /// Regions that are not mapped.
     left_out: Vec<LeftOut>,
+    /// Whether regions can be taken away.
+    is_watched: bool,
 }
 
 /// A region that cannot be used: requests that point into it fail.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "{size} bytes at {base:#x} of the guest's memory are left out, and requests for them are refused: {why}"
 )]
 pub struct LeftOut {
     base: u64,
     size: u64,
-    why: MemoryError,
+    user: u64,
+    why: Arc<MemoryError>,
 }
 
 impl std::fmt::Debug for GuestMem {
@@ -49,19 +101,22 @@ impl std::fmt::Debug for GuestMem {
 pub enum MemoryError {
     /// Pages of this file system may block the engine at each access.
     #[error(
-        "guest memory lies on a file system of type {0:#x}, which may make the I/O domain wait: use memory-backend-memfd (libvirt's <source type='memfd'/>) for all memory, also what is added later"
+        "guest memory lies on a file system of type {0:#x}, which may make the I/O domain wait: use memory-backend-memfd (libvirt's <source type='memfd'/>) for all memory, also what is added later; with `trust = true` for this disk or port, files on tmpfs and hugetlbfs are accepted too"
     )]
     FileSystem(i64),
-    /// A file that can be truncated, after which an access ends the process.
+    /// A file that can be truncated under this process.
     #[error(
-        "guest memory can be truncated while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>)"
+        "guest memory can be truncated while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too, and that of DPDK and libblkio: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>), or set `trust = true` for this disk or port if its front end is trusted"
     )]
     Unsealed,
-    /// Huge pages of an untrusted QEMU.
+    /// Huge pages of an untrusted front end.
     #[error(
-        "guest memory is made of huge pages, and a process that frees one can end this process; set `hugepages = true` for this disk if its QEMU is trusted"
+        "guest memory is made of huge pages, which can be freed while they are in use; if its front end is trusted, set `hugepages = true` for this disk or port (for sealed memfds: memory-backend-memfd with hugetlb=on), or `trust = true` (for files on hugetlbfs too)"
     )]
     HugePages,
+    /// Most of the memory cannot be used.
+    #[error(transparent)]
+    Unusable(Arc<MemoryError>),
     /// The region cannot be mapped.
     #[error("guest memory region of {size} bytes: {source}")]
     Map {
@@ -69,6 +124,29 @@ pub enum MemoryError {
         size: u64,
         /// Error of the mapping.
         source: std::io::Error,
+    },
+    /// A region as large as RAM that would be left out.
+    #[error(
+        "{size} bytes at {base:#x} of the guest's memory cannot be used, and only regions of {LARGEST_LEFT_OUT} bytes at most are left out, as of devices: {why}"
+    )]
+    TooLarge {
+        /// Guest address of the region.
+        base: u64,
+        /// Size of the region, in bytes.
+        size: u64,
+        /// Reason for which it cannot be used.
+        why: Box<MemoryError>,
+    },
+    /// More regions than can be mapped.
+    #[error("{0}")]
+    Slots(String),
+    /// A region that is not in the table.
+    #[error("there is no region of {size} bytes at {base:#x}")]
+    Unknown {
+        /// Guest address of the region.
+        base: u64,
+        /// Size of the region, in bytes.
+        size: u64,
     },
     /// Regions overlap, or there is none.
     #[error("guest memory regions do not fit together: {0}")]
@@ -84,69 +162,144 @@ impl LeftOut {
 }
 
 impl GuestMem {
+    /// No memory, to which regions are added.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::from_mapped(Memory::new())
+    }
+
     /// Maps the regions. Memory of a device, such as that of `ivshmem`, may be of a file that
-    /// cannot be used: such regions are left out as long as the usable ones are larger in sum.
-    /// `huge` allows huge pages, of a QEMU that is trusted not to punch holes into them: touching
-    /// an unavailable huge page ends the process.
+    /// cannot be used: regions of 4 MiB at most are left out as long as the usable ones are larger
+    /// in sum.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
-    pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>, huge: bool) -> Result<Self, MemoryError> {
-        let mut mapped = Vec::with_capacity(regions.len());
-        let mut table = Vec::with_capacity(regions.len());
-        let mut left_out: Vec<LeftOut> = Vec::new();
+    pub fn map(
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        trust: Trust,
+    ) -> Result<Self, MemoryError> {
+        let mut all = Self::empty();
         for (region, file) in regions.iter().zip(files) {
-            // The message is packed, so its fields are copied.
-            let (base, size, user, offset) =
-                (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
-            let fail = |source: std::io::Error| MemoryError::Map { size, source };
-            if let Err(why) = check_backing_file(&file, huge) {
-                left_out.push(LeftOut { base, size, why });
-                continue;
-            }
-            if base % PAGE != 0 || size % PAGE != 0 || size == 0 {
-                return Err(fail(std::io::Error::other("it does not begin and end on a page")));
-            }
-            // A mapping may extend beyond the end of its file; touching it there would end the
-            // process.
-            let file_len = file.metadata().map_err(fail)?.len();
-            if offset.checked_add(size).is_none_or(|end| end > file_len) {
-                let text = format!("it ends beyond its file, which has {file_len} bytes");
-                return Err(fail(std::io::Error::other(text)));
-            }
-            let length = usize::try_from(size).map_err(|e| fail(std::io::Error::other(e)))?;
-            let mapping = MmapRegion::from_file(FileOffset::new(file, offset), length)
-                .map_err(|e| fail(std::io::Error::other(e.to_string())))?;
-            // A core file contains no guest memory, and is written without delaying the restart.
-            // SAFETY: the whole of a mapping of ours; only what a dump contains changes.
-            let _ = unsafe {
-                rustix::mm::madvise(mapping.as_ptr().cast(), length, rustix::mm::Advice::LinuxDontDump)
-            };
-            let region = GuestRegionMmap::new(mapping, GuestAddress(base))
-                .ok_or_else(|| fail(std::io::Error::other("the region ends beyond the address space")))?;
-            mapped.push(region);
-            if user.checked_add(size).is_none() {
-                return Err(fail(std::io::Error::other("the region ends beyond QEMU's address space")));
-            }
-            table.push((user, size, base));
+            all = all.joined_by(region, &file, trust)?;
         }
+        all.check_left_out()?;
+        Ok(all)
+    }
+
+    /// These regions and one more; they are shared and not mapped again. A region that cannot be
+    /// used is left out under the same conditions.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing of the new region stays mapped then.
+    pub fn with_region(
+        &self,
+        region: &VhostUserMemoryRegion,
+        file: &File,
+        trust: Trust,
+    ) -> Result<Self, MemoryError> {
+        let all = self.joined_by(region, file, trust)?;
+        if all.left_out.len() > self.left_out.len() {
+            all.check_left_out()?;
+        }
+        Ok(all)
+    }
+
+    /// Refuses a table of which less can be used than not.
+    fn check_left_out(&self) -> Result<(), MemoryError> {
         let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0_u64, u64::saturating_add);
-        let usable = sum(&mut table.iter().map(|(_, size, _)| *size));
-        if sum(&mut left_out.iter().map(|of| of.size)) >= usable {
-            if let Some(of) = left_out.into_iter().max_by_key(|of| of.size) {
-                return Err(of.why);
-            }
-            left_out = Vec::new();
+        let usable = sum(&mut self.table.iter().map(|(_, size, _)| *size));
+        let left_out = sum(&mut self.left_out.iter().map(|of| of.size));
+        if usable == 0 && left_out == 0 {
+            return Err(MemoryError::Regions("there is none".into()));
         }
-        mapped.sort_by_key(|r| vm_memory::GuestMemoryRegion::start_addr(r).0);
-        let mem = GuestMemoryMmap::from_regions(mapped).map_err(|e| MemoryError::Regions(e.to_string()))?;
-        Ok(Self { mem, table, left_out })
+        match self.left_out.iter().max_by_key(|of| of.size) {
+            Some(largest) if left_out >= usable => Err(MemoryError::Unusable(Arc::clone(&largest.why))),
+            _ => Ok(()),
+        }
+    }
+
+    fn joined_by(
+        &self,
+        region: &VhostUserMemoryRegion,
+        file: &File,
+        trust: Trust,
+    ) -> Result<Self, MemoryError> {
+        // The message is packed, so its fields are copied.
+        let (base, size, user, offset) =
+            (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
+        let slots = self.table.len() + self.left_out.len();
+        if slots >= MEMORY_SLOTS {
+            return Err(MemoryError::Slots(format!("there are {MEMORY_SLOTS} memory regions at most")));
+        }
+        let (mut table, mut left_out) = (self.table.clone(), self.left_out.clone());
+        let page = match check_backing_file(file, trust) {
+            Ok(page) => page,
+            Err(why) if size > LARGEST_LEFT_OUT => {
+                return Err(MemoryError::TooLarge { base, size, why: Box::new(why) });
+            }
+            Err(why) => {
+                left_out.push(LeftOut { base, size, user, why: Arc::new(why) });
+                return Ok(Self { mem: self.mem.clone(), table, left_out, is_watched: self.is_watched });
+            }
+        };
+        let fail = |source: std::io::Error| MemoryError::Map { size, source };
+        check_extent(file, (base, size, user, offset), trust).map_err(fail)?;
+        let shared = (slots >= OWN_SLOTS).then(SharedMapping::take);
+        let shared = match shared {
+            Some(None) => {
+                let text = "the I/O domain has as many memory regions of all VMs as it may map";
+                return Err(MemoryError::Slots(format!("{text}; each VM has {OWN_SLOTS} in any case")));
+            }
+            Some(taken) => taken,
+            None => None,
+        };
+        let is_watched = trust != Trust::None;
+        let extent = Extent { base, size, offset, page };
+        let mapped = Region::map(Some(file), extent, is_watched, shared).map_err(fail)?;
+        let mem = self.mem.insert_region(Arc::new(mapped));
+        let mem = mem.map_err(|e| MemoryError::Regions(e.to_string()))?;
+        table.push((user, size, base));
+        Ok(Self { mem, table, left_out, is_watched: self.is_watched | is_watched })
+    }
+
+    /// These regions without one of them.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub fn without_region(&self, region: &VhostUserMemoryRegion) -> Result<Self, MemoryError> {
+        let (base, size, user) = (region.guest_phys_addr, region.memory_size, region.user_addr);
+        let unknown = || MemoryError::Unknown { base, size };
+        let (mut table, mut left_out) = (self.table.clone(), self.left_out.clone());
+        let is_watched = self.is_watched;
+        if let Some(i) = left_out.iter().position(|of| (of.user, of.size, of.base) == (user, size, base)) {
+            left_out.remove(i);
+            return Ok(Self { mem: self.mem.clone(), table, left_out, is_watched });
+        }
+        let i = table.iter().position(|entry| *entry == (user, size, base)).ok_or_else(unknown)?;
+        table.remove(i);
+        let (mem, _) = self.mem.remove_region(GuestAddress(base), size).map_err(|_| unknown())?;
+        Ok(Self { mem, table, left_out, is_watched })
     }
 
     /// Wraps memory that is already mapped, for tests.
     #[must_use]
-    pub fn from_mapped(mem: GuestMemoryMmap<()>) -> Self {
-        Self { mem, table: Vec::new(), left_out: Vec::new() }
+    pub fn from_mapped(mem: Memory) -> Self {
+        Self { mem, table: Vec::new(), left_out: Vec::new(), is_watched: false }
+    }
+
+    /// Memory of this process at the given guest addresses, with these lengths in bytes, for tests.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub fn anonymous(ranges: &[(GuestAddress, usize)]) -> Result<Memory, MemoryError> {
+        let map = |(base, len): &(GuestAddress, usize)| {
+            let size = *len as u64;
+            let extent = Extent { base: base.0, size, offset: 0, page: PAGE };
+            Region::map(None, extent, false, None).map_err(|source| MemoryError::Map { size, source })
+        };
+        let regions: Vec<Region> = ranges.iter().map(map).collect::<Result<_, _>>()?;
+        Memory::from_regions(regions).map_err(|e| MemoryError::Regions(e.to_string()))
     }
 
     /// Regions that are not mapped, with the reasons.
@@ -155,7 +308,14 @@ impl GuestMem {
         &self.left_out
     }
 
-    /// Translates a QEMU address into a guest address.
+    /// Whether a part was taken away, and reads as zeroes since. Costs nothing for memory that is
+    /// sealed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.is_watched && fault::has_losses() && self.mem.iter().any(Region::is_lost)
+    }
+
+    /// Translates an address of the front end into a guest address.
     #[must_use]
     pub fn translate(&self, user: u64) -> Option<GuestAddress> {
         let (start, _, base) =
@@ -164,89 +324,53 @@ impl GuestMem {
     }
 }
 
-/// Refuses file systems that may block at each access, and memory that can be truncated.
-fn check_backing_file(file: &File, huge: bool) -> Result<(), MemoryError> {
+/// Refuses regions that end beyond their file, and for a front end without trust such as are no
+/// whole pages.
+fn check_extent(
+    file: &File,
+    (base, size, user, offset): (u64, u64, u64, u64),
+    trust: Trust,
+) -> std::io::Result<()> {
+    let other = |text: &str| Err(std::io::Error::other(text));
+    let is_whole = base % PAGE == 0 && size % PAGE == 0 && offset % PAGE == 0;
+    if size == 0 || (trust != Trust::Full && !is_whole) {
+        let text = "it does not begin and end on a page, which `trust = true` for this disk or port allows";
+        return other(if size == 0 { "it is empty" } else { text });
+    }
+    // A mapping may extend beyond the end of its file; touching it there would raise SIGBUS.
+    let file_len = file.metadata()?.len();
+    if offset.checked_add(size).is_none_or(|end| end > file_len) {
+        return other(&format!("it ends beyond its file, which has {file_len} bytes"));
+    }
+    if user.checked_add(size).is_none() {
+        return other("the region ends beyond the front end's address space");
+    }
+    Ok(())
+}
+
+/// Refuses file systems that may block at each access, and memory that can be truncated. Returns the
+/// size of the file's pages.
+fn check_backing_file(file: &File, trust: Trust) -> Result<u64, MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;
     let kind = fs.f_type as i64;
-    if kind == HUGETLBFS && !huge {
+    if kind == HUGETLBFS && trust == Trust::None {
         return Err(MemoryError::HugePages);
     }
     if kind != TMPFS && kind != HUGETLBFS {
         return Err(MemoryError::FileSystem(kind));
     }
+    // Huge pages are mapped and unmapped as a whole; the file system's block is one.
+    let huge = u64::try_from(fs.f_bsize).ok().filter(|size| size.is_power_of_two() && *size >= PAGE);
+    let page = if kind == HUGETLBFS { huge.unwrap_or(PAGE) } else { PAGE };
+    if trust == Trust::Full {
+        return Ok(page);
+    }
     match rustix::fs::fcntl_get_seals(file.as_fd()) {
-        Ok(seals) if seals.contains(rustix::fs::SealFlags::SHRINK) => Ok(()),
+        Ok(seals) if seals.contains(rustix::fs::SealFlags::SHRINK) => Ok(page),
         _ => Err(MemoryError::Unsealed),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn memfd(seal: bool) -> File {
-        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
-        file.set_len(1 << 20).unwrap();
-        if seal {
-            rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-        }
-        file
-    }
-
-    fn region(size: u64) -> VhostUserMemoryRegion {
-        VhostUserMemoryRegion {
-            guest_phys_addr: 0x1_0000,
-            memory_size: size,
-            user_addr: 0x7f00_0000_0000,
-            mmap_offset: 0,
-        }
-    }
-
-    #[test]
-    fn sealed_memory_is_mapped_and_translated() {
-        let mem = GuestMem::map(&[region(1 << 20)], vec![memfd(true)], false).unwrap();
-        assert_eq!(mem.translate(0x7f00_0000_0010), Some(GuestAddress(0x1_0010)));
-        assert_eq!(mem.translate(0x7f00_0010_0000), None);
-        assert_eq!(mem.translate(0x7eff_ffff_ffff), None);
-    }
-
-    #[test]
-    fn truncatable_and_blocking_memory_is_refused() {
-        assert!(matches!(
-            GuestMem::map(&[region(1 << 20)], vec![memfd(false)], false),
-            Err(MemoryError::Unsealed)
-        ));
-        // Larger than the file.
-        assert!(matches!(
-            GuestMem::map(&[region(1 << 21)], vec![memfd(true)], false),
-            Err(MemoryError::Map { .. })
-        ));
-        // Of no file system that holds a guest's memory.
-        let disk = File::open("/proc/version").unwrap();
-        assert!(matches!(GuestMem::map(&[region(4096)], vec![disk], false), Err(MemoryError::FileSystem(_))));
-        assert!(matches!(GuestMem::map(&[], Vec::new(), false), Err(MemoryError::Regions(_))));
-    }
-
-    #[test]
-    fn a_devices_memory_is_left_out_and_a_guests_is_not() {
-        let of_device = VhostUserMemoryRegion {
-            guest_phys_addr: 0xf000_0000,
-            memory_size: 4_096,
-            user_addr: 0x7e00_0000_0000,
-            mmap_offset: 0,
-        };
-        let both = [region(1 << 20), of_device];
-        let mem = GuestMem::map(&both, vec![memfd(true), memfd(false)], false).unwrap();
-        let [left_out] = mem.left_out() else { panic!("{:?}", mem.left_out()) };
-        assert!(left_out.to_string().contains("4096 bytes at 0xf0000000"), "{left_out}");
-        let text = left_out.to_string();
-        assert!(text.contains("seal=on") && text.contains("memory-backend-file"), "with the remedy: {text}");
-        assert_eq!(mem.translate(0x7e00_0000_0000), None);
-        assert!(mem.translate(0x7f00_0000_0000).is_some());
-        // What is left would not be the guest's memory.
-        let refused = GuestMem::map(&both, vec![memfd(false), memfd(true)], false);
-        assert!(matches!(refused, Err(MemoryError::Unsealed)));
-    }
-}
+mod tests;

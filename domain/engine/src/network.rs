@@ -9,6 +9,7 @@ use rtvirtio_sched::Config;
 use crate::confine::{Confine, StartThread};
 use crate::error::DomainError;
 use crate::feature;
+use crate::memory::Trust;
 use crate::net::{NetCommand, NetEngine, NetHandle, PortSettings};
 use crate::refusal::ReloadError;
 use crate::reload::{network_changes, port_changes};
@@ -77,7 +78,7 @@ pub(crate) fn serve_port(
         config: Vec::new(),
         queues: QUEUES,
         largest_queue: crate::net::LARGEST_QUEUE,
-        hugepages: port.hugepages,
+        trust: Trust::new(port.trust, port.hugepages),
         has_inflight: false,
     };
     VhostUserServer::start(info, socket, handle.clone(), threads)

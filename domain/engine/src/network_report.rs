@@ -92,6 +92,7 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkStatus>, Vec<PortStatus
                 connected: server.is_connected(),
                 peer: server.peer(),
                 attached: status.queues > 0,
+                trusted: Some(port.trust),
                 tx: flow_status(&status.tx, status.tx_counters.cap_hits[1]),
                 rx: flow_status(&status.rx, status.rx_counters.cap_hits[0]),
                 promises: promises(port, config.bounds(i), &status),

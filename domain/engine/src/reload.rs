@@ -129,6 +129,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         cached: _,
         shared: _,
         hugepages: _,
+        trust: _,
         discard: _,
         serial: _,
         queues: _,
@@ -143,7 +144,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     push_differences!(
-        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages
+        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages, trust
     );
     push_differences!(
         list,

@@ -86,6 +86,7 @@ fn disk_status(
         waits,
         refused,
         attached: vm.queues > 0,
+        trusted: disk.map(|d| d.trust),
         outstanding: Some(vm.outstanding as u64),
         read: direction(0),
         write: direction(1),

@@ -4,6 +4,7 @@
 //! its own device.
 
 mod connection;
+mod descriptors;
 mod early;
 
 use std::io;
@@ -21,6 +22,7 @@ use self::connection::Connection;
 use crate::confine::{Role, StartThread};
 use crate::engine::{Command, EngineHandle, QueueCommand};
 use crate::log::Refusals;
+use crate::memory::Trust;
 
 /// The vhost-user properties of a device.
 #[derive(Clone, Debug)]
@@ -37,8 +39,8 @@ pub struct DeviceInfo {
     pub queues: u16,
     /// Largest number of descriptors of a queue.
     pub largest_queue: u16,
-    /// Whether huge pages are accepted.
-    pub hugepages: bool,
+    /// How far its front end is trusted.
+    pub trust: Trust,
     /// Whether requests in flight are tracked in memory that outlives this process. QEMU has it for
     /// disks only.
     pub has_inflight: bool,

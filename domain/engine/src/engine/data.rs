@@ -6,13 +6,14 @@ use std::os::fd::AsRawFd;
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 use rtvirtio_sched::{Class, Op, Piece, Priority};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::table::{BounceBuffer, InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
+use crate::memory::Memory;
 
 /// Writes the serial number, padded with zeroes; returns the number of bytes.
-pub fn write_serial(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -> u64 {
+pub fn write_serial(mem: &Memory, segments: &[Segment], serial: &str) -> u64 {
     let mut id = [0u8; blk::ID_LEN];
     let n = serial.len().min(id.len());
     id[..n].copy_from_slice(&serial.as_bytes()[..n]);
@@ -48,7 +49,7 @@ fn guest_ranges<'a>(
 pub fn map_iovecs(
     slot: &mut PieceSlot,
     request: &InflightRequest,
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     piece: &Piece,
     align: Option<u32>,
 ) -> Result<(), i32> {
@@ -82,7 +83,7 @@ pub fn map_iovecs(
 pub fn copy_to_guest(
     slot: &mut PieceSlot,
     request: &InflightRequest,
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     piece: &Piece,
 ) -> Result<(), i32> {
     copy_bounce(&mut slot.bounce, request, mem, piece, true)
@@ -92,7 +93,7 @@ pub fn copy_to_guest(
 fn copy_bounce(
     bounce: &mut BounceBuffer,
     request: &InflightRequest,
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     piece: &Piece,
     to_guest: bool,
 ) -> Result<(), i32> {

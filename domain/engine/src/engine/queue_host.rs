@@ -67,7 +67,7 @@ pub trait QueueHost {
         };
         // Polled before it is stored: every served queue is polled.
         let token = CompletionToken::Kick(vm as u16, index, vring.generation as u16);
-        self.ring().arm_poll(vring.kick.as_raw_fd(), token)?;
+        self.ring().arm_kick(vring.kick.fd(), token)?;
         vring.kick_armed = true;
         if let Some(slot) = self.queue_slot(vm, index) {
             slot.vring = Some(vring);
@@ -158,10 +158,14 @@ pub trait QueueHost {
                 return Ok(());
             }
             vring.active = true;
+            if vring.kick.fd().is_stream && completion.result == 0 {
+                // The other end is closed: nothing is announced any more.
+                return Ok(());
+            }
             if !completion.more && !vring.paused {
                 vring.kick_armed = true;
-                let fd = vring.kick.as_raw_fd();
-                return self.ring().arm_poll(fd, completion.token);
+                let kick = vring.kick.fd();
+                return self.ring().arm_kick(kick, completion.token);
             }
         } else if let Some(draining) = slot.draining(generation) {
             if !completion.more {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use super::kick::Kick;
 use super::vring::{StartError, Vring, VringStart};
 
 /// A stopped queue with operations in flight in the kernel.
@@ -18,7 +19,7 @@ pub struct Draining {
     /// Generation of the stopped queue.
     pub generation: u32,
     /// The poll of this descriptor is armed.
-    pub kick: Option<File>,
+    pub kick: Option<Kick>,
     /// A write to this descriptor is in flight.
     pub call: Option<Arc<File>>,
     /// The next write, for completions that the guest was not notified of.

@@ -10,6 +10,8 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
+use super::kick::KickFd;
+
 /// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionToken {
@@ -101,6 +103,20 @@ pub struct Uring {
 /// The value written to call descriptors.
 static ONE: u64 = 1;
 
+/// Bytes of kicks that are read at once, and that nobody looks at.
+const DISCARDED: usize = 256;
+
+/// Where bytes of kicks go.
+struct Discard([libc::iovec; 1]);
+
+// SAFETY: only the kernel writes to the memory, and nothing reads it.
+unsafe impl Sync for Discard {}
+
+static DISCARD: Discard =
+    Discard([libc::iovec { iov_base: (&raw mut DISCARDED_BYTES).cast(), iov_len: DISCARDED }]);
+
+static mut DISCARDED_BYTES: [u8; DISCARDED] = [0; DISCARDED];
+
 impl Uring {
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
@@ -147,6 +163,16 @@ impl Uring {
     /// Polls a descriptor for reading, once.
     pub fn arm_poll_once(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build();
+        self.push(&entry.user_data(token.to_user_data()))
+    }
+
+    /// Waits for kicks: by a multishot poll, or by one read of a socket or pipe, which would be full
+    /// some day.
+    pub fn arm_kick(&mut self, kick: KickFd, token: CompletionToken) -> io::Result<()> {
+        if !kick.is_stream {
+            return self.arm_poll(kick.fd, token);
+        }
+        let entry = opcode::Readv::new(Fd(kick.fd), DISCARD.0.as_ptr(), 1).offset(u64::MAX).build();
         self.push(&entry.user_data(token.to_user_data()))
     }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc::SyncSender;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::kick::Kick;
 use crate::blk::{self, Limits, Malformed, Parsed, Segment};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
@@ -33,7 +34,7 @@ pub struct VringStart {
     pub features: u64,
     /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
     /// are not served.
-    pub kick: File,
+    pub kick: Kick,
     /// The notification of completions; `None` for a guest that polls.
     pub call: Option<File>,
     /// Shared memory that tracks requests in flight.
@@ -74,7 +75,7 @@ pub enum StartError {
 pub struct Vring {
     pub queue: Queue,
     pub mem: Arc<GuestMem>,
-    pub kick: File,
+    pub kick: Kick,
     pub call: Option<Arc<File>>,
     pub inflight: Option<Inflight>,
     /// Feature bits that the guest accepted.

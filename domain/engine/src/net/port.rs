@@ -9,7 +9,7 @@ use rtvirtio_sched::{Bucket, Meter};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::frame::{HEADER, LEGACY_HEADER, PortRules};
 use super::hold::Hold;
@@ -24,6 +24,7 @@ use crate::engine::slot::QueueSlot;
 use crate::engine::urgency_eventfd::UrgencyEventfd;
 use crate::engine::vring::Vring;
 use crate::feature::{VERSION_1, net as feature};
+use crate::memory::Memory;
 
 /// Index of the queue of frames to the VM.
 pub const RX: u16 = 0;
@@ -282,7 +283,7 @@ impl Port {
     /// chain.
     pub fn fetch(&mut self) -> Fetched {
         let fetches_segments = self.fetches_segments();
-        let Self { slots, tx, cutters, broken_queues, .. } = self;
+        let Self { name, slots, tx, cutters, broken_queues, .. } = self;
         let Some(vring) = slots[usize::from(TX)].vring.as_mut() else { return Fetched::Empty };
         let buffer = if fetches_segments { Some(cutters[usize::from(TX)].buffer()) } else { tx.first_free() };
         let Some(buffer) = buffer else { return Fetched::Empty };
@@ -292,6 +293,10 @@ impl Port {
             if let Some(chain) = chains.next() {
                 let head = chain.head_index();
                 let copied = copy_from_guest(&mem.mem, chain, buffer, vring.features);
+                if mem.is_lost() {
+                    crate::log::write_line(format_args!("{name}: {}", crate::memory::LOST));
+                    break;
+                }
                 vring.add_used(head, 0);
                 return copied;
             }
@@ -333,7 +338,7 @@ impl Port {
             bytes[LEGACY_HEADER..HEADER].copy_from_slice(&count.to_le_bytes());
         }
         let parts = [&bytes[..header], &bytes[HEADER..]];
-        if write_segments(&mem.mem, segments, &parts).is_err() {
+        if write_segments(&mem.mem, segments, &parts).is_err() || mem.is_lost() {
             vring.broken = true;
         }
         publish(vring, chains);
@@ -349,7 +354,7 @@ fn header_length(features: u64) -> usize {
 
 /// Copies a chain; the length is that with a header of [`HEADER`] bytes.
 fn copy_from_guest(
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     chain: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
     buffer: &mut [u8],
     features: u64,
@@ -378,7 +383,7 @@ fn copy_from_guest(
 
 /// Takes chains whose writable buffers hold `len` bytes.
 fn gather_buffers(
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     queue: &mut Queue,
     len: usize,
     mergeable: bool,
@@ -414,7 +419,7 @@ fn gather_buffers(
 
 /// Writes consecutive parts into consecutive segments.
 fn write_segments(
-    mem: &GuestMemoryMmap<()>,
+    mem: &Memory,
     segments: &[Segment],
     parts: &[&[u8]; 2],
 ) -> Result<(), vm_memory::GuestMemoryError> {

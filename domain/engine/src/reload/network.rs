@@ -68,6 +68,7 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         broadcast: _,
         offload: _,
         hugepages: _,
+        trust: _,
         depth: _,
         urgent_pcp: _,
         urgent_dscp: _,
@@ -80,5 +81,17 @@ fn port_needs_restart(old: &Port, new: &Port, list: &mut Vec<String>) {
         rx_coalesce: _,
     } = new;
     push_differences!(list, place, old, new, socket, socket_group, tap, mac, vlans, link_local, multicast);
-    push_differences!(list, place, old, new, broadcast, offload, hugepages, depth, urgent_pcp, urgent_dscp);
+    push_differences!(
+        list,
+        place,
+        old,
+        new,
+        broadcast,
+        offload,
+        hugepages,
+        trust,
+        depth,
+        urgent_pcp,
+        urgent_dscp
+    );
 }

@@ -1,5 +1,7 @@
 //! The vhost-user messages of one QEMU: features, memory, queues.
 
+mod slots;
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -14,13 +16,11 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use vm_memory::GuestAddress;
 
 use super::DeviceInfo;
-use crate::engine::{EngineHandle, QueueCommand, VringStart};
+use super::descriptors;
+use crate::engine::{EngineHandle, Kick, QueueCommand, VringStart};
 use crate::feature;
 use crate::inflight::Region;
-use crate::memory::GuestMem;
-
-/// Largest number of regions that one connection reports as left out.
-const MOST_LEFT_OUT: usize = 16;
+use crate::memory::{GuestMem, MEMORY_SLOTS};
 
 /// Largest configuration space, in bytes.
 const CONFIG_SPACE: u32 = 256;
@@ -33,7 +33,7 @@ struct VringSetup {
     /// Descriptor table, available and used ring, as QEMU addresses.
     addresses: Option<(u64, u64, u64)>,
     base: u16,
-    kick: Option<File>,
+    kick: Option<Kick>,
     call: Option<File>,
     enabled: bool,
     running: bool,
@@ -59,18 +59,6 @@ fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error 
 /// Logs and refuses a message that this back end does not support.
 fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
     Err(log_and_reject(&device.name, what, why))
-}
-
-/// Accepts eventfds only: other descriptors could block the engine, or stay readable and make it
-/// spin.
-fn require_eventfd(device: &str, file: Option<File>) -> Result<Option<File>> {
-    let Some(file) = file else { return Ok(None) };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
-        .map_err(|e| log_and_reject(device, "descriptor", e))?;
-    if link.as_os_str() == "anon_inode:[eventfd]" {
-        return Ok(Some(file));
-    }
-    Err(log_and_reject(device, "kick or call", format!("{} is no eventfd", link.display())))
 }
 
 impl<C: From<QueueCommand>> Connection<C> {
@@ -137,8 +125,8 @@ impl<C: From<QueueCommand>> Connection<C> {
             translate("available ring", avail)?,
             translate("used ring", used)?,
         );
-        let copy = |f: &Option<File>| f.as_ref().map(File::try_clone).transpose();
-        let fds = copy(&setup.kick).and_then(|k| Ok((k, copy(&setup.call)?)));
+        let kick = setup.kick.as_ref().map(Kick::try_clone).transpose();
+        let fds = kick.and_then(|k| Ok((k, setup.call.as_ref().map(File::try_clone).transpose()?)));
         let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
         let Some(kick) = kick else { return Ok(()) };
         let start = Box::new(VringStart {
@@ -233,19 +221,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         files: Vec<File>,
         _: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mem = GuestMem::map(regions, files, self.device.hugepages)
-            .map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
-        // Sent again whenever the guest's memory changes: known regions are not reported again.
-        for left_out in mem.left_out() {
-            let size = left_out.size();
-            if !self.left_out.contains(&size) && self.left_out.len() < MOST_LEFT_OUT {
-                self.left_out.push(size);
-                crate::log::line(&self.device.name, left_out);
-            }
-        }
-        self.stop_all()?;
-        self.mem = Some(Arc::new(mem));
-        self.start_all()?;
+        self.set_table(regions, files)?;
         Ok(None)
     }
 
@@ -297,14 +273,16 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = require_eventfd(&self.device.name, fd)?;
+        let kick = descriptors::kick(fd, self.device.trust);
+        let kick = kick.map_err(|e| log_and_reject(&self.device.name, "kick", e))?;
         self.stop(index.into())?;
-        self.queue(index.into())?.kick = fd;
+        self.queue(index.into())?.kick = kick;
         self.try_start(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = require_eventfd(&self.device.name, fd)?;
+        let fd = descriptors::call(fd, self.device.trust);
+        let fd = fd.map_err(|e| log_and_reject(&self.device.name, "call", e))?;
         let (vm, name) = (self.device.vm, self.device.name.clone());
         let engine = self.engine.clone();
         let q = self.queue(index.into())?;
@@ -326,6 +304,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         // The crate handles no other messages (NET_SET_MTU, SEND_RARP, SET_STATUS).
         let mut offered = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if !self.device.config.is_empty() {
             offered |= VhostUserProtocolFeatures::CONFIG;
@@ -398,20 +377,21 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
+        Ok(MEMORY_SLOTS as u64)
     }
 
     fn add_mem_region(
         &mut self,
-        _: &VhostUserSingleMemoryRegion,
-        _: File,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
         _: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
+        self.add_slot(region, &file)?;
+        Ok(None)
     }
 
-    fn remove_mem_region(&mut self, _: &VhostUserSingleMemoryRegion) -> Result<()> {
-        reject(&self.device, "memory slots", "they are not offered: SET_MEM_TABLE has all regions")
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        self.remove_slot(region)
     }
 
     fn set_device_state_fd(

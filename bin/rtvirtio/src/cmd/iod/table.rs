@@ -160,6 +160,7 @@ fn port(port: &PortStatus, s: &mut String) {
     unless_zero(port.backoffs, backoffs, s);
     let notes = Notes {
         attached: port.attached,
+        trusted: port.trusted,
         connected: port.connected,
         refused: port.refused.as_ref(),
         broken: port.broken,
@@ -236,6 +237,7 @@ fn disk(vm: &DiskStatus, s: &mut String) {
     service(&vm.name, directions, s);
     let notes = Notes {
         attached: vm.attached,
+        trusted: vm.trusted,
         connected: vm.connected,
         refused: vm.refused.as_ref(),
         broken: vm.broken,
@@ -292,6 +294,7 @@ fn service(vm: &str, directions: [(&str, Option<u64>, &Service); 2], s: &mut Str
 /// Whether a guest is there, and what was refused.
 struct Notes<'a> {
     attached: bool,
+    trusted: Option<bool>,
     connected: bool,
     refused: Option<&'a Refusal>,
     broken: Option<u64>,
@@ -306,6 +309,9 @@ impl Notes<'_> {
                 "no guest is attached".to_owned()
             };
             let _ = writeln!(s, "{INDENT}{state}");
+        }
+        if self.trusted == Some(true) {
+            let _ = writeln!(s, "{INDENT}its front end is trusted with its memory (trust = true)");
         }
         if let Some(Refusal { why, seconds_ago, count }) = self.refused {
             let ago = Nanos(seconds_ago.saturating_mul(1_000_000_000));

@@ -154,6 +154,12 @@ impl EventLoop {
             };
             let limits = &disk.backing.limits;
             let Some((head, parsed)) = vring.pop_request(&mem, limits, &mut request.segments) else { break };
+            if mem.is_lost() {
+                // What was read may be zeroes in place of a request.
+                crate::log::write_line(format_args!("{}: {}", disk.name, crate::memory::LOST));
+                vring.broken = true;
+                break;
+            }
             fetched.chains += 1;
             fetched.immediate += 1;
             match parsed {

@@ -67,6 +67,8 @@ impl EventLoop {
             Op::Read | Op::Write => {
                 let ready =
                     map_iovecs(slot, request, &mem.mem, &piece, backing.direct.then_some(backing.block));
+                // Data that was copied, or is read later, may be zeroes in place of the guest's.
+                let ready = if mem.is_lost() { Err(-libc::EFAULT) } else { ready };
                 if let Err(code) = ready {
                     // This is not the last reference when the request ends: unmapping guest memory
                     // takes long.

@@ -5,7 +5,6 @@
 //! causes it, and the thread asks the kernel for its CPU time once in a round.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use rtvirtio_sched::{CpuBudget, CpuCounters};
 use rtvirtio_units::Nanos;
@@ -143,7 +142,7 @@ impl NetLoop {
             if !vring.kick_armed && !vring.broken {
                 vring.kick_armed = true;
                 let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);
-                self.ring.arm_poll(vring.kick.as_raw_fd(), token)?;
+                self.ring.arm_kick(vring.kick.fd(), token)?;
             }
         }
         Ok(())
