@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VringConfigData};
 
 use crate::memory::SharedMemory;
 use crate::queue::ClientQueue;
@@ -27,13 +27,15 @@ pub struct Options {
     pub buffer: usize,
     /// Seals the memory, as QEMU does.
     pub sealed: bool,
+    /// Shares the memory in slots of this many bytes each, added one by one; 0 for one table.
+    pub slot: usize,
     /// Starts the queues. Otherwise that is left to [`Client::raw`].
     pub started: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, started: true }
+        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, started: true }
     }
 }
 
@@ -99,9 +101,12 @@ impl Client {
         let mut capacity = 0;
         if features & protocol != 0 {
             let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
-            let wanted = VhostUserProtocolFeatures::CONFIG
+            let mut wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
+            if options.slot > 0 {
+                wanted |= VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+            }
             frontend.set_protocol_features(there & wanted).map_err(backend("set protocol features"))?;
             // Every message asks for a reply from here on, so that refusals are seen.
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
@@ -114,7 +119,12 @@ impl Client {
                 capacity = u64::from_le_bytes(sectors) * 512;
             }
         }
-        share_memory(&frontend, &mem).map_err(backend("set memory table"))?;
+        if options.slot == 0 {
+            share_memory(&frontend, &mem).map_err(backend("set memory table"))?;
+        }
+        for slot in mem.slots(options.slot) {
+            frontend.add_mem_region(&slot).map_err(backend("add a memory region"))?;
+        }
         let mut queues = Vec::new();
         for i in 0..usize::from(options.queues) {
             let at = i * each;
@@ -158,14 +168,7 @@ pub(crate) fn backend_error(socket: &Path, what: &'static str) -> impl FnOnce(vh
 
 /// Sends the memory table: all memory as one region.
 pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Result<()> {
-    let region = VhostUserMemoryRegionInfo {
-        guest_phys_addr: SharedMemory::BASE,
-        memory_size: mem.len() as u64,
-        userspace_addr: mem.address(),
-        mmap_offset: 0,
-        mmap_handle: mem.fd(),
-    };
-    frontend.set_mem_table(&[region]).map(drop)
+    frontend.set_mem_table(&[mem.region(0, mem.len())]).map(drop)
 }
 
 /// Addresses of descriptor table, used and available ring in this process.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use vhost::VhostUserMemoryRegionInfo;
 
 /// A mapped memfd. Guest addresses start at [`SharedMemory::BASE`].
 #[derive(Debug)]
@@ -71,6 +72,34 @@ impl SharedMemory {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// A part of the memory as a region for a back end, at its guest address.
+    #[must_use]
+    pub fn region(&self, offset: usize, len: usize) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: Self::BASE + offset as u64,
+            memory_size: len as u64,
+            userspace_addr: self.address() + offset as u64,
+            mmap_offset: offset as u64,
+            mmap_handle: self.fd(),
+        }
+    }
+
+    /// All memory as regions of `each` bytes, the last one of what is left; none for 0.
+    #[must_use]
+    pub fn slots(&self, each: usize) -> Vec<VhostUserMemoryRegionInfo> {
+        let starts = (0..self.len).step_by(each.max(1)).take_while(|_| each > 0);
+        starts.map(|at| self.region(at, each.min(self.len - at))).collect()
+    }
+
+    /// Cuts the file off, after which an access ends a process that is not prepared for it: this one
+    /// as well.
+    ///
+    /// # Errors
+    /// The memory is sealed.
+    pub fn truncate(&self) -> io::Result<()> {
+        self.file.set_len(0)
     }
 
     fn place(&self, offset: usize, len: usize) -> *mut u8 {

@@ -106,7 +106,7 @@ pub enum MemoryError {
     FileSystem(i64),
     /// A file that can be truncated under this process.
     #[error(
-        "guest memory can be truncated while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too, and that of DPDK and libblkio: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>), or set `trust = true` for this disk or port if its front end is trusted"
+        "guest memory can be truncated while it is in use (no F_SEAL_SHRINK), as that of memory-backend-file can, on tmpfs and hugetlbfs too: use memory-backend-memfd with seal=on, its default (with hugetlb=on for huge pages; libvirt's <source type='memfd'/>), or set `trust = true` for this disk or port"
     )]
     Unsealed,
     /// Huge pages of an untrusted front end.
@@ -127,7 +127,7 @@ pub enum MemoryError {
     },
     /// A region as large as RAM that would be left out.
     #[error(
-        "{size} bytes at {base:#x} of the guest's memory cannot be used, and only regions of {LARGEST_LEFT_OUT} bytes at most are left out, as of devices: {why}"
+        "{size} bytes at {base:#x} of the guest's memory cannot be used, and are too many to be left out ({LARGEST_LEFT_OUT} at most): {why}"
     )]
     TooLarge {
         /// Guest address of the region.

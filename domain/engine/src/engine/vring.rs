@@ -11,7 +11,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::kick::Kick;
 use crate::blk::{self, Limits, Malformed, Parsed, Segment};
 use crate::inflight::Inflight;
-use crate::memory::GuestMem;
+use crate::memory::{GuestMem, LOST};
 
 /// A queue to serve.
 #[derive(Debug)]
@@ -216,6 +216,13 @@ impl Vring {
         let there = self.queue.avail_idx(&self.mem.mem, Ordering::Acquire);
         if there.is_ok_and(|i| i.0 != self.queue.next_avail()) {
             self.active = true;
+        }
+    }
+
+    /// Logs why a queue is given up, if its front end took memory away.
+    pub fn log_loss(&self, name: &str) {
+        if self.broken && self.mem.is_lost() {
+            crate::log::write_line(format_args!("{name}: {LOST}"));
         }
     }
 

@@ -294,7 +294,6 @@ impl Port {
                 let head = chain.head_index();
                 let copied = copy_from_guest(&mem.mem, chain, buffer, vring.features);
                 if mem.is_lost() {
-                    crate::log::write_line(format_args!("{name}: {}", crate::memory::LOST));
                     break;
                 }
                 vring.add_used(head, 0);
@@ -311,13 +310,14 @@ impl Port {
             }
         }
         vring.broken = true;
+        vring.log_loss(name);
         *broken_queues += 1;
         Fetched::Empty
     }
 
     /// Copies a frame of `rx` to the VM.
     pub fn deliver(&mut self, slot: u32) -> Delivered {
-        let Self { slots, rx, segments, chains, broken_queues, .. } = self;
+        let Self { name, slots, rx, segments, chains, broken_queues, .. } = self;
         let serving = slots[usize::from(RX)].vring.as_mut().filter(|v| !v.broken && v.stopping.is_none());
         let Some(vring) = serving else { return Delivered::NoBuffer };
         let bytes = rx.bytes(slot);
@@ -342,6 +342,7 @@ impl Port {
             vring.broken = true;
         }
         publish(vring, chains);
+        vring.log_loss(name);
         *broken_queues += u64::from(vring.broken);
         if vring.broken { Delivered::NoBuffer } else { Delivered::Yes }
     }

@@ -156,7 +156,6 @@ impl EventLoop {
             let Some((head, parsed)) = vring.pop_request(&mem, limits, &mut request.segments) else { break };
             if mem.is_lost() {
                 // What was read may be zeroes in place of a request.
-                crate::log::write_line(format_args!("{}: {}", disk.name, crate::memory::LOST));
                 vring.broken = true;
                 break;
             }
@@ -212,6 +211,7 @@ impl EventLoop {
                 }
             }
         }
+        vring.log_loss(&disk.name);
         faults.broken_queues += u64::from(vring.broken);
     }
 }
