@@ -13,6 +13,8 @@ use common::{Iod, completion, configure, connect, disk, read, request, two_disks
 use rtvirtio_domain_client::{BlkRequest, Client};
 use rtvirtio_testkit::LoopDevice;
 use rtvirtio_testkit::site::wait_for;
+use vhost::VhostBackend as _;
+use vhost::vhost_user::VhostUserFrontend as _;
 
 /// The table of a disk `name` on a file of its own.
 fn table(dir: &Path, name: &str) -> String {
@@ -171,6 +173,24 @@ fn a_device_may_start_empty() {
 }
 
 /// A disk in use goes only by force; then its guest is cut off, and no other one is.
+/// As QEMU leaves a connection after `device_del`: open, with all queues stopped.
+#[test]
+fn a_disk_whose_queues_are_all_stopped_has_no_guest() {
+    let dir = disk(8);
+    let both = two_disks(dir.path(), 8, "");
+    let iod = Iod::start(dir.path(), &both);
+    let mut a = connect(&dir.path().join("a"));
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
+    let at = both.find("[[device.disk]]\nname = \"b\"").unwrap();
+    let only_b = both[..both.find("[[device.disk]]").unwrap()].to_owned() + &both[at..];
+    configure(dir.path(), &only_b);
+    assert!(iod.reload(false)["error"].as_str().unwrap().contains("`chardev-remove`"));
+    a.raw().set_vring_enable(0, false).unwrap();
+    a.raw().get_vring_base(0).unwrap();
+    assert_eq!(changed(&iod.reload(false)), ["disk \"a\": detached"]);
+    assert!(a.raw_is_closed());
+}
+
 #[test]
 fn a_disk_with_a_guest_goes_by_force_only() {
     let dir = disk(8);

@@ -107,6 +107,10 @@ impl RunningNetwork {
     }
 
     /// Whether a QEMU is connected to a port.
+    pub(crate) fn is_in_use(&self, name: &str) -> bool {
+        self.members().any(|(_, member)| member.name == name && member.server.is_in_use())
+    }
+
     pub(crate) fn is_connected(&self, name: &str) -> bool {
         self.members().any(|(_, member)| member.name == name && member.server.is_connected())
     }

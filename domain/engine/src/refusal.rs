@@ -34,7 +34,7 @@ pub enum ReloadError {
     },
     /// Guests are attached to disks or ports that would be detached.
     #[error(
-        "nothing is changed: {} would be removed, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, and `chardev-remove`, without which QEMU keeps the connection; a port's `netdev_del` between the two), or use `--force`, after which that guest's requests wait for \
+        "nothing is changed: {} would be removed, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`, then `netdev_del` for a port and `chardev-remove`, for QEMU keeps the connection until then), or use `--force`, after which that guest's requests wait for \
          ever, and its link is down",
         names.join(", ")
     )]

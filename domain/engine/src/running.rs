@@ -165,10 +165,10 @@ impl Running {
         // Read under the lock: the later reload has the later file.
         let mut state = self.state();
         let (new, membership) = self.load(path, &state)?;
-        let disks = membership.detach.iter().filter(|(_, name)| state.is_connected(name));
+        let disks = membership.detach.iter().filter(|(_, name)| state.is_in_use(name));
         let mut attached: Vec<String> = disks.map(|(_, name)| named("disk", name)).collect();
         let ports =
-            membership.detach_ports.iter().filter(|(network, name)| state.is_port_connected(*network, name));
+            membership.detach_ports.iter().filter(|(network, name)| state.is_port_in_use(*network, name));
         attached.extend(ports.map(|(_, name)| named("port", name)));
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });

@@ -41,6 +41,16 @@ impl State {
         self.member(name).is_some_and(|m| m.server.is_connected())
     }
 
+    /// Whether a guest uses a disk.
+    pub(crate) fn is_in_use(&self, name: &str) -> bool {
+        self.member(name).is_some_and(|m| m.server.is_in_use())
+    }
+
+    /// Whether a guest uses a port of a network.
+    pub(crate) fn is_port_in_use(&self, network: usize, name: &str) -> bool {
+        self.networks[network].is_in_use(name)
+    }
+
     /// Whether a QEMU is connected to a port of a network.
     pub(crate) fn is_port_connected(&self, network: usize, name: &str) -> bool {
         self.networks[network].is_connected(name)

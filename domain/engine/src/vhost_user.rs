@@ -51,6 +51,8 @@ pub struct DeviceInfo {
 pub struct VhostUserServer<C: From<QueueCommand> = Command> {
     stop: Arc<AtomicBool>,
     connection: Arc<Mutex<Option<UnixStream>>>,
+    /// Whether a queue is served.
+    in_use: Arc<AtomicBool>,
     socket: SocketListener,
     engine: EngineHandle<C>,
     vm: usize,
@@ -72,7 +74,8 @@ impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
         let listener = socket.listener().try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
-        let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
+        let in_use = Arc::new(AtomicBool::new(false));
+        let (stopped, current, used) = (Arc::clone(&stop), Arc::clone(&connection), Arc::clone(&in_use));
         let (vm, handle) = (device.vm, engine.clone());
         let name: String = format!("vm-{}", device.name).chars().take(15).collect();
         let refusals = Arc::new(Refusals::default());
@@ -102,7 +105,7 @@ impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
                     break;
                 }
                 // A panic in message handling ends this connection only; the next one is served.
-                if catch_unwind(AssertUnwindSafe(|| serve(stream, &device, &engine))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| serve(stream, &device, &engine, &used))).is_err() {
                     crate::log::line(&device.name, "a defect ended the connection");
                 }
                 if let Ok(mut current) = current.lock() {
@@ -111,7 +114,7 @@ impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
             }
         };
         let thread = threads.start_thread(&name, Role::VhostUser, Box::new(body))?;
-        Ok(Self { stop, connection, socket, engine: handle, vm, refusals, thread: Some(thread) })
+        Ok(Self { stop, connection, in_use, socket, engine: handle, vm, refusals, thread: Some(thread) })
     }
 }
 
@@ -120,6 +123,13 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connection.lock().is_ok_and(|current| current.is_some())
+    }
+
+    /// Whether a QEMU is connected whose guest uses the device. QEMU keeps the connection of a device
+    /// that was removed (`device_del`), and stops its queues.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.is_connected() && self.in_use.load(Ordering::Relaxed)
     }
 
     /// The process that is connected; `None` without one, or where the kernel does not know it in
@@ -145,11 +155,12 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
     }
 }
 
-fn serve<C>(stream: UnixStream, device: &DeviceInfo, engine: &EngineHandle<C>)
+fn serve<C>(stream: UnixStream, device: &DeviceInfo, engine: &EngineHandle<C>, in_use: &Arc<AtomicBool>)
 where
     C: From<QueueCommand> + Send,
 {
-    let connection = Arc::new(Mutex::new(Connection::new(device.clone(), engine.clone())));
+    let connection =
+        Arc::new(Mutex::new(Connection::new(device.clone(), engine.clone(), Arc::clone(in_use))));
     let Ok(early) = stream.try_clone() else { return };
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
     loop {

@@ -5,6 +5,7 @@ mod slots;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -49,6 +50,8 @@ pub(super) struct Connection<C: From<QueueCommand>> {
     left_out: Vec<u64>,
     inflight: Option<Arc<Region>>,
     queues: Vec<VringSetup>,
+    /// Whether one of the queues is served.
+    in_use: Arc<AtomicBool>,
 }
 
 fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error {
@@ -62,14 +65,19 @@ fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
 }
 
 impl<C: From<QueueCommand>> Connection<C> {
-    pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>) -> Self {
+    pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>, in_use: Arc<AtomicBool>) -> Self {
         let queues = (0..device.queues).map(|_| VringSetup::default()).collect();
-        Self { device, engine, features: 0, mem: None, left_out: Vec::new(), inflight: None, queues }
+        Self { device, engine, features: 0, mem: None, left_out: Vec::new(), inflight: None, queues, in_use }
     }
 
     /// Whether the features are set that make a message per queue valid.
     pub(super) fn has_features(&self) -> bool {
         self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0
+    }
+
+    /// Publishes whether a queue is served, before the front end has its reply.
+    fn publish_use(&self) {
+        self.in_use.store(self.queues.iter().any(|queue| queue.running), Ordering::Relaxed);
     }
 
     fn offered_features(&self) -> u64 {
@@ -147,6 +155,7 @@ impl<C: From<QueueCommand>> Connection<C> {
             .map_err(gone)?;
         done.map_err(|e| log_and_reject(&name, "queue", e))?;
         setup.running = true;
+        self.publish_use();
         Ok(())
     }
 
@@ -158,6 +167,7 @@ impl<C: From<QueueCommand>> Connection<C> {
             setup.base = engine
                 .ask(|reply| QueueCommand::Stop { vm, index: index as u16, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
+            self.publish_use();
         }
         Ok(())
     }
@@ -181,6 +191,7 @@ impl<C: From<QueueCommand>> Drop for Connection<C> {
         // connection.
         let vm = self.device.vm;
         let _ = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply });
+        self.in_use.store(false, Ordering::Relaxed);
     }
 }
 
