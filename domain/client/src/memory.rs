@@ -93,8 +93,8 @@ impl SharedMemory {
         starts.map(|at| self.region(at, each.min(self.len - at))).collect()
     }
 
-    /// Cuts the file off, after which an access ends a process that is not prepared for it: this one
-    /// as well.
+    /// Cuts the file off, after which an access ends a process that is not prepared for it, also
+    /// this one.
     ///
     /// # Errors
     /// The memory is sealed.

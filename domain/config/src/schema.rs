@@ -241,8 +241,8 @@ pub struct Disk {
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
     pub hugepages: bool,
-    /// Trusts the front end with its memory and descriptors: memory that can be truncated, regions of
-    /// no whole pages, sockets and pipes as kick and call.
+    /// Trusts the front end with its memory and descriptors: memory that can be truncated, regions
+    /// of no whole pages, sockets and pipes as kick and call.
     #[serde(default)]
     pub trust: bool,
     /// Serial number; the name when not given.

@@ -26,7 +26,7 @@ const PAGE: u64 = 4_096;
 /// ends take.
 pub const MEMORY_SLOTS: usize = 509;
 
-/// Regions of one connection that never depend on how many others have.
+/// Regions that each connection may have, whatever the others have.
 const OWN_SLOTS: usize = 32;
 
 /// Largest region that is left out, in bytes: devices such as `ivshmem` have memory of this size,
@@ -39,7 +39,7 @@ pub(crate) const LOST: &str = "its front end took memory away that is in use (by
 /// Mapped memory, by guest address.
 pub type Memory = GuestRegionCollection<Region>;
 
-/// How far a front end is trusted with the memory that it shares.
+/// Trust in a front end, as to the memory that it shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
     /// Sealed memfds of ordinary pages only.
@@ -348,8 +348,8 @@ fn check_extent(
     Ok(())
 }
 
-/// Refuses file systems that may block at each access, and memory that can be truncated. Returns the
-/// size of the file's pages.
+/// Refuses file systems that may block at each access, and memory that can be truncated. Returns
+/// the size of the file's pages, in bytes.
 fn check_backing_file(file: &File, trust: Trust) -> Result<u64, MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;

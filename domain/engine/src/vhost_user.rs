@@ -39,7 +39,7 @@ pub struct DeviceInfo {
     pub queues: u16,
     /// Largest number of descriptors of a queue.
     pub largest_queue: u16,
-    /// How far its front end is trusted.
+    /// Trust in the front end.
     pub trust: Trust,
     /// Whether requests in flight are tracked in memory that outlives this process. QEMU has it for
     /// disks only.
@@ -125,8 +125,8 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
         self.connection.lock().is_ok_and(|current| current.is_some())
     }
 
-    /// Whether a QEMU is connected whose guest uses the device. QEMU keeps the connection of a device
-    /// that was removed (`device_del`), and stops its queues.
+    /// Whether a QEMU is connected whose guest uses the device. QEMU keeps the connection of a
+    /// device that was removed (`device_del`), and stops its queues.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.is_connected() && self.in_use.load(Ordering::Relaxed)

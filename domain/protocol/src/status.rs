@@ -188,7 +188,7 @@ pub struct DiskStatus {
     pub peer: Option<u32>,
     /// A queue is served: its guest uses the disk.
     pub attached: bool,
-    /// Its front end is trusted with its memory (`trust = true`).
+    /// Whether the front end is trusted with its memory (`trust = true`).
     pub trusted: Option<bool>,
     /// Number of outstanding requests.
     pub outstanding: Option<u64>,
@@ -239,7 +239,7 @@ pub struct PortStatus {
     pub peer: Option<u32>,
     /// A queue is served: its guest uses the port.
     pub attached: bool,
-    /// Its front end is trusted with its memory (`trust = true`).
+    /// Whether the front end is trusted with its memory (`trust = true`).
     pub trusted: Option<bool>,
     /// Frames from the VM.
     pub tx: FlowStatus,

@@ -57,8 +57,8 @@ EXAMPLES
     /// Serve a disk or port no longer: remove its table from the configuration file, and reload
     #[command(after_help = "\
 Remove it from its guest first (QEMU's device_del, then chardev-remove): vhost-user has no message for a device that goes, only
-the end of the connection, after which a guest's requests wait for ever and its link is down. So one with a guest is
-refused without --force.
+the end of the connection, after which a guest's requests wait for ever and its link is down. So one whose
+queues a guest uses is refused without --force.
 
 EXAMPLES
   rtvirtio iod detach plc2

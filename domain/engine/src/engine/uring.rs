@@ -106,7 +106,7 @@ static ONE: u64 = 1;
 /// Bytes of kicks that are read at once, and that nobody looks at.
 const DISCARDED: usize = 256;
 
-/// Where bytes of kicks go.
+/// Memory that bytes of kicks are read into.
 struct Discard([libc::iovec; 1]);
 
 // SAFETY: only the kernel writes to the memory, and nothing reads it.
@@ -166,8 +166,8 @@ impl Uring {
         self.push(&entry.user_data(token.to_user_data()))
     }
 
-    /// Waits for kicks: by a multishot poll, or by one read of a socket or pipe, which would be full
-    /// some day.
+    /// Waits for kicks: by a multishot poll, or by one read of a socket or pipe, which would be
+    /// full some day.
     pub fn arm_kick(&mut self, kick: KickFd, token: CompletionToken) -> io::Result<()> {
         if !kick.is_stream {
             return self.arm_poll(kick.fd, token);

@@ -19,7 +19,7 @@ const SHARED_MAPPINGS: usize = 32_768;
 
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 
-/// One of [`SHARED_MAPPINGS`], given back when dropped.
+/// Claim on one of [`SHARED_MAPPINGS`], given back when dropped.
 #[derive(Debug)]
 pub(super) struct SharedMapping(());
 
@@ -169,8 +169,8 @@ impl GuestMemoryRegion for Region {
         if from.checked_add(count).is_none_or(|end| end > self.len) {
             return Err(Error::InvalidBackendAddress);
         }
-        // SAFETY: the slice lies in the region, which is mapped as long as `self`, and is reached by
-        // volatile accesses only.
+        // SAFETY: the slice lies in the region, which is mapped as long as `self`, and is reached
+        // by volatile accesses only.
         Ok(unsafe { VolatileSlice::new(self.at.add(from), count) })
     }
 }

@@ -47,6 +47,7 @@ fn example(requests: u64, missed: u64) -> Status {
         connected: false,
         peer: None,
         attached: false,
+        trusted: Some(true),
         outstanding: Some(0),
         read: direction,
         write: direction,
@@ -86,6 +87,7 @@ fn network() -> Status {
         connected: true,
         peer: Some(7),
         attached: true,
+        trusted: Some(false),
         tx: flow,
         rx: flow,
         promises: vec![promise],
@@ -152,6 +154,7 @@ fn ports_are_shown_with_what_was_dropped() {
 fn the_last_refusal_and_every_column_are_explained() {
     let text = status(&example(1, 0));
     assert!(text.contains("no guest is attached\n"), "{text}");
+    assert!(text.contains("is trusted with its memory (trust = true)\n"), "{text}");
     assert!(text.contains("the last refusal, 7s ago (3 in all): memory: region 0 is not sealed"), "{text}");
     assert!(!text.contains("unknown") && !text.contains("errors") && !text.contains("broken"), "{text}");
     let mut seen = example(1, 0);
