@@ -9,7 +9,15 @@ use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
 
-const BIG: Options = Options { queues: 1, size: 256, buffer: 1 << 20, sealed: true, started: true };
+const BIG: Options = Options {
+    queues: 1,
+    size: 256,
+    buffer: 1 << 20,
+    sealed: true,
+    slot: 0,
+    features: u64::MAX,
+    started: true,
+};
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9) ^ seed.wrapping_mul(31) ^ (i >> 9)) as u8).collect()

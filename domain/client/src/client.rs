@@ -15,6 +15,8 @@ pub(crate) const EVENT_IDX: u64 = 1 << 29;
 pub(crate) const VERSION_1: u64 = 1 << 32;
 const FLUSH: u64 = 1 << 9;
 const QUEUES: u64 = 1 << 12;
+/// `VIRTIO_BLK_F_SEG_MAX`, `_BLK_SIZE` and `_TOPOLOGY`, which change no request.
+const FIRMWARE: u64 = 1 << 2 | 1 << 6 | 1 << 10;
 
 /// Options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +31,16 @@ pub struct Options {
     pub sealed: bool,
     /// Shares the memory in slots of this many bytes each, added one by one; 0 for one table.
     pub slot: usize,
+    /// Features that the driver knows: of the offered ones it accepts these, as far as the client
+    /// has them. Firmware knows few.
+    pub features: u64,
     /// Starts the queues. Otherwise that is left to [`Client::raw`].
     pub started: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, started: true }
+        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, features: u64::MAX, started: true }
     }
 }
 
@@ -96,7 +101,8 @@ impl Client {
         frontend.set_owner().map_err(backend("set owner"))?;
         let offered = frontend.get_features().map_err(backend("get features"))?;
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        let features = offered & (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | protocol);
+        let known = (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | FIRMWARE) & options.features;
+        let features = offered & (known | protocol);
         frontend.set_features(features).map_err(backend("set features"))?;
         let mut capacity = 0;
         if features & protocol != 0 {
@@ -147,6 +153,33 @@ impl Client {
     #[must_use]
     pub fn ring_addresses(&self, index: usize) -> VringConfigData {
         ring_addresses(&self.mem, &self.queues[index])
+    }
+
+    /// Resets the first queue and starts it anew, as the driver of an operating system does with a
+    /// queue that the firmware has left alive. Returns the index in the available ring at which the
+    /// old one stopped.
+    ///
+    /// # Errors
+    /// The back end refuses a message.
+    ///
+    /// # Panics
+    /// A connection without queues, or too little memory for the new one.
+    pub fn hand_over(&mut self, features: u64, size: u16, buffer: usize) -> vhost::Result<u32> {
+        self.frontend.set_vring_enable(0, false)?;
+        let base = self.frontend.get_vring_base(0)?;
+        let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        let offered = self.frontend.get_features()?;
+        let known = EVENT_IDX | VERSION_1 | FLUSH | FIRMWARE;
+        let features = offered & (known & features | protocol);
+        self.frontend.set_features(features)?;
+        let bytes = ClientQueue::bytes(size, buffer);
+        self.mem.write(0, &vec![0; bytes]);
+        let event_idx = features & EVENT_IDX != 0;
+        let queue = ClientQueue::new(Arc::clone(&self.mem), 0, size, buffer, event_idx);
+        let failed = |e| vhost::Error::VhostUserProtocol(vhost::vhost_user::Error::ReqHandlerError(e));
+        self.queues[0] = queue.map_err(failed)?;
+        start_queue(&mut self.frontend, 0, &self.mem, &self.queues[0], true)?;
+        Ok(base)
     }
 
     /// Whether the back end has closed the connection.

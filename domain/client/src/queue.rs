@@ -154,6 +154,18 @@ impl ClientQueue {
     /// # Panics
     /// More data than the buffer of a slot.
     pub fn push(&mut self, request: &BlkRequest) -> Option<u16> {
+        self.push_as(request, request.kind == 0 || request.kind == 8)
+    }
+
+    /// Adds a request whose data the device writes, of whatever type: firmware sets flags in it.
+    ///
+    /// # Panics
+    /// As [`ClientQueue::push`].
+    pub fn push_read(&mut self, request: &BlkRequest) -> Option<u16> {
+        self.push_as(request, true)
+    }
+
+    fn push_as(&mut self, request: &BlkRequest, is_read: bool) -> Option<u16> {
         assert!(request.len as usize <= self.buffer, "{} bytes of {}", request.len, self.buffer);
         let slot = self.free.pop()?;
         let (head, record) = (slot * CHAIN, self.headers + HEADER_STRIDE * usize::from(slot));
@@ -165,12 +177,17 @@ impl ClientQueue {
             self.write_descriptor(head, record, 16, NEXT, head + 2);
         } else {
             self.write_descriptor(head, record, 16, NEXT, head + 1);
-            let direction = if request.kind == 0 || request.kind == 8 { WRITE } else { 0 };
+            let direction = if is_read { WRITE } else { 0 };
             self.write_descriptor(head + 1, self.data(slot), request.len, NEXT | direction, head + 2);
         }
         self.write_descriptor(head + 2, record + 16, 1, WRITE, 0);
         self.add_avail(head);
         Some(slot)
+    }
+
+    /// Asks for no calls (`VIRTQ_AVAIL_F_NO_INTERRUPT`), as firmware that polls does.
+    pub fn disable_calls(&mut self) {
+        self.mem.publish(self.avail, 1);
     }
 
     /// Adds a request with its data, which is written first: a back end that polls the ring takes

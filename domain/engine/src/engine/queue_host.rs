@@ -212,7 +212,7 @@ pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot)
     let Some(vring) = slot.vring.as_mut() else { return Ok(false) };
     let pending = std::mem::take(&mut vring.notify_pending);
     // Checked only when the used ring has new entries: each check resets the event index.
-    let wanted = pending && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
+    let wanted = pending && vring.wants_call();
     vring.force_notify |= wanted;
     let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { return Ok(false) };
     vring.force_notify = false;

@@ -41,6 +41,9 @@ pub struct VringStart {
     pub inflight: Option<Inflight>,
 }
 
+/// Flag `VIRTQ_AVAIL_F_NO_INTERRUPT` of the available ring.
+const NO_INTERRUPT: u16 = 1;
+
 /// The index in the available ring at which a queue stopped.
 pub type VringBase = u16;
 
@@ -224,6 +227,19 @@ impl Vring {
         if self.broken && self.mem.is_lost() {
             crate::log::write_line(format_args!("{name}: {LOST}"));
         }
+    }
+
+    /// Whether the guest wants to know of the completions since the last call of this.
+    pub fn wants_call(&mut self) -> bool {
+        // Orders the write of the used index before the read of what the guest wants.
+        let wants = self.queue.needs_notification(&self.mem.mem).unwrap_or(true);
+        if self.features & crate::feature::EVENT_IDX != 0 {
+            return wants;
+        }
+        // The crate does not know the flag of drivers that poll.
+        let flags = GuestAddress(self.queue.avail_ring());
+        let flags: Result<u16, _> = self.mem.mem.load(flags, Ordering::Relaxed);
+        flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
     /// Whether the guest may have to be notified.
