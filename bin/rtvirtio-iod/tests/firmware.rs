@@ -70,7 +70,7 @@ impl Firmware {
         let mem = Arc::clone(&client.mem);
         let queue = &mut client.queues[0];
         let ask = BlkRequest { kind: kind | self.kind, priority: self.priority, sector, len };
-        // The client takes the direction of data from the type, of which firmware sets one bit more.
+        // The client takes the direction of data from the type, in which firmware sets a flag.
         let slot = if kind == 0 { queue.push_read(&ask) } else { queue.push_with(&ask, data) };
         let slot = slot.unwrap();
         let at = queue.data(slot);

@@ -210,8 +210,9 @@ fn a_pipe_kicks_and_a_socket_is_called() {
     let begin = Instant::now();
     let mut sent = 0;
     while sent < 20_000 && begin.elapsed() < HANG {
-        match kick.write(&1_u64.to_ne_bytes()) {
-            Ok(_) => sent += 1,
+        // Fewer bytes than PIPE_BUF: all of them, or none.
+        match kick.write_all(&1_u64.to_ne_bytes()) {
+            Ok(()) => sent += 1,
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
