@@ -22,7 +22,8 @@ fn queue_of(device: &str) -> PathBuf {
 
 fn queue_settings(device: &str) -> Vec<(String, String)> {
     let queue = queue_of(device);
-    let mut files = vec![queue.join("scheduler"), queue.join("nr_requests"), queue.join("wbt_lat_usec")];
+    let names = ["scheduler", "nr_requests", "async_depth", "wbt_lat_usec"];
+    let mut files: Vec<_> = names.iter().map(|name| queue.join(name)).collect();
     if let Ok(entries) = fs::read_dir(queue.join("iosched")) {
         files.extend(entries.flatten().map(|e| e.path()));
     }
