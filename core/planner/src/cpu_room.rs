@@ -25,8 +25,8 @@ pub struct CpuRoom {
 }
 
 impl CpuRoom {
-    /// Sum over the guests' tasks with a rate, each at the price that the profile of its device has;
-    /// `None` where no device was measured in a VM, or no guest declares a rate.
+    /// Sum over the guests' tasks with a rate, each at the price that the profile of its device
+    /// has; `None` where no device was measured in a VM, or no guest declares a rate.
     pub fn sum<'a>(
         parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
         cpus: u32,
