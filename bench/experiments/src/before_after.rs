@@ -1,6 +1,7 @@
 //! The measurement of the tutorial, repeated: default settings, a plan, default settings, ... Does
 //! the spec miss without a plan each time, and is it met with one?
 
+use crate::experiment::Experiment;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,12 +23,9 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::page::xy::table;
 use crate::page::{Section, claims as claim_rows};
-use crate::report::{ExperimentReport, read, write};
+use crate::report::{ExperimentReport, write};
 use crate::saved::Saved;
 use rtvirtio_harness::BENCH_DIR;
-
-/// File name of the result.
-pub const FILE: &str = "before-after.json";
 
 /// The example that is measured when no spec is given.
 pub const EXAMPLE: &str = "examples/heavy-process.toml";
@@ -108,7 +106,7 @@ pub struct Round {
     pub after: Outcome,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`BeforeAfterData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeforeAfterData {
@@ -275,49 +273,49 @@ pub fn claims(data: &BeforeAfterData) -> Vec<Claim> {
     ]
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: BeforeAfterData = read(path)?;
-    let claims = claims(&data);
-    let mut text = String::new();
-    for (i, round) in data.rounds.iter().enumerate() {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}", line(i, round));
+impl Experiment for BeforeAfterData {
+    const FILE: &str = "before-after.json";
+    const TITLE: &str = "rtvirtio: the first tour";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let claims = claims(self);
+        let mut text = String::new();
+        for (i, round) in self.rounds.iter().enumerate() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{}", line(i, round));
+        }
+        text.push_str(&claim_rows::text(&claims));
+        let cells = |(i, r): (usize, &Round)| {
+            let both = |of: &dyn Fn(&Outcome) -> String| format!("{} → {}", of(&r.before), of(&r.after));
+            vec![
+                (i + 1).to_string(),
+                both(&|o| o.missed.to_string()),
+                both(&|o| o.met.to_string()),
+                both(&|o| o.p99_ns.to_string()),
+                both(&|o| o.p9999_ns.to_string()),
+                both(&|o| format!("{:.1} %", 100.0 * o.rate_kept)),
+            ]
+        };
+        let head = ["round", "missed", "met", "largest p99", "largest p99.99", "least rate kept"];
+        let section = Section {
+            title: "The first tour, repeated".to_owned(),
+            text: vec![format!(
+                "Each round is a verification of {} s under the settings found, and one under a plan made from them.",
+                self.seconds
+            )],
+            plots: Vec::new(),
+            tables: vec![table(
+                "rounds, kernel default → plan",
+                &head,
+                self.rounds.iter().enumerate().map(cells).collect(),
+            )],
+        };
+        let lead = format!("{}: {} rounds; {}.", self.host.device, self.rounds.len(), self.command);
+        Ok(ExperimentReport {
+            text,
+            ..ExperimentReport::of_data(self, self.host.clone(), claims, lead, vec![section])?
+        })
     }
-    text.push_str(&claim_rows::text(&claims));
-    let cells = |(i, r): (usize, &Round)| {
-        let both = |of: &dyn Fn(&Outcome) -> String| format!("{} → {}", of(&r.before), of(&r.after));
-        vec![
-            (i + 1).to_string(),
-            both(&|o| o.missed.to_string()),
-            both(&|o| o.met.to_string()),
-            both(&|o| o.p99_ns.to_string()),
-            both(&|o| o.p9999_ns.to_string()),
-            both(&|o| format!("{:.1} %", 100.0 * o.rate_kept)),
-        ]
-    };
-    let head = ["round", "missed", "met", "largest p99", "largest p99.99", "least rate kept"];
-    let section = Section {
-        title: "The first tour, repeated".to_owned(),
-        text: vec![format!(
-            "Each round is a verification of {} s under the settings found, and one under a plan made from them.",
-            data.seconds
-        )],
-        plots: Vec::new(),
-        tables: vec![table(
-            "rounds, kernel default → plan",
-            &head,
-            data.rounds.iter().enumerate().map(cells).collect(),
-        )],
-    };
-    let lead = format!("{}: {} rounds; {}.", data.host.device, data.rounds.len(), data.command);
-    Ok(ExperimentReport {
-        text,
-        ..ExperimentReport::of_data(&data, data.host.clone(), claims, lead, vec![section])?
-    })
 }
 
 #[cfg(test)]

@@ -11,19 +11,43 @@ use rtvirtio_workflow::{Progress, model_choice};
 
 use crate::accuracy::judge::FOLDS;
 use crate::accuracy::{self, AccuracyOptions};
+use crate::before_after::BeforeAfterData;
 use crate::cases::{self, Tier};
+use crate::cyclictest::CyclictestData;
+use crate::daemon::DaemonData;
+use crate::daemon::day::DayData;
+use crate::daemon::scale::ScaleData;
+use crate::experiment::{self, Experiment};
+use crate::fleet::FleetData;
+use crate::fleet_cluster::ClusterData;
+use crate::fleet_cluster::slow::SlowData;
+use crate::iod::IodData;
+use crate::iod_attach::AttachData;
+use crate::iod_crash::CrashData;
+use crate::iod_startup::StartupData;
+use crate::net::NetData;
+use crate::net::timeline::TimelineData;
+use crate::paravirt::ParavirtData;
+use crate::planning::Planning;
+use crate::regulation::RegulationData;
+use crate::regulation::planned::PlannedData;
 use crate::report::ExperimentReport;
+use crate::reservation::ReservationData;
+use crate::responsiveness::ResponsivenessData;
 use crate::sweep::IN_GUESTS;
-use crate::{
-    before_after, contention, cyclictest, daemon, fleet, fleet_cluster, iod, iod_attach, iod_crash,
-    iod_startup, net, paravirt, planning, regulation, reservation, responsiveness, tails,
-};
+use crate::tails::TailsData;
+use crate::{contention, fleet_cluster, paravirt, responsiveness};
 
 /// File extension of datasets.
 const DATASET: &str = "jsonl";
 
 /// Reads a saved result.
 type Reader = fn(&Path) -> anyhow::Result<ExperimentReport>;
+
+/// File of an experiment, and the function that reads it.
+fn saved<E: Experiment>() -> (&'static str, Reader) {
+    (E::FILE, experiment::report::<E>)
+}
 
 /// The report of every dataset and result in a directory.
 ///
@@ -35,30 +59,30 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod_report(dir)?;
-    let results: [(&str, Reader); 24] = [
-        (before_after::FILE, before_after::report),
-        (planning::FILE, planning::report),
-        (tails::FILE, tails::report),
-        (reservation::FILE, reservation::report),
-        (cyclictest::FILE, cyclictest::report),
-        (daemon::FILE, daemon::report),
-        (daemon::day::FILE, daemon::day::report),
-        (daemon::scale::FILE, daemon::scale::report),
-        (fleet::FILE, fleet::report),
-        (fleet_cluster::FILE, fleet_cluster::report),
-        (fleet_cluster::DOMAINS_FILE, fleet_cluster::report),
-        (fleet_cluster::PAUSED_FILE, fleet_cluster::report),
-        (fleet_cluster::FENCING_FILE, fleet_cluster::report),
-        (fleet_cluster::slow::FILE, fleet_cluster::slow::report),
-        (paravirt::FILE, paravirt::report),
-        (paravirt::CHAIN_FILE, paravirt::report),
+    let results = [
+        saved::<BeforeAfterData>(),
+        saved::<Planning>(),
+        saved::<TailsData>(),
+        saved::<ReservationData>(),
+        saved::<CyclictestData>(),
+        saved::<DaemonData>(),
+        saved::<DayData>(),
+        saved::<ScaleData>(),
+        saved::<FleetData>(),
+        saved::<ClusterData>(),
+        (fleet_cluster::DOMAINS_FILE, experiment::report::<ClusterData>),
+        (fleet_cluster::PAUSED_FILE, experiment::report::<ClusterData>),
+        (fleet_cluster::FENCING_FILE, experiment::report::<ClusterData>),
+        saved::<SlowData>(),
+        saved::<ParavirtData>(),
+        (paravirt::CHAIN_FILE, experiment::report::<ParavirtData>),
         (paravirt::BOX_FILES[0], paravirt::report_in_box),
         (paravirt::BOX_FILES[1], paravirt::report_in_box),
         (paravirt::BOX_FILES[2], paravirt::report_in_box),
         (paravirt::BOX_FILES[3], paravirt::report_in_box),
-        (regulation::FILE, regulation::report),
-        (regulation::planned::FILE, regulation::planned::report),
-        (responsiveness::FILE, responsiveness::report),
+        saved::<RegulationData>(),
+        saved::<PlannedData>(),
+        saved::<ResponsivenessData>(),
         (responsiveness::VIDEO_FILE, responsiveness::report_of_video),
     ];
     let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
@@ -78,13 +102,13 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 6] = [
-        (iod::FILE, iod::report),
-        (iod_attach::FILE, iod_attach::report),
-        (iod_crash::FILE, iod_crash::report),
-        (iod_startup::FILE, iod_startup::report),
-        (net::FILE, net::report),
-        (net::timeline::FILE, net::timeline::report),
+    let all = [
+        saved::<IodData>(),
+        saved::<AttachData>(),
+        saved::<CrashData>(),
+        saved::<StartupData>(),
+        saved::<NetData>(),
+        saved::<TimelineData>(),
     ];
     let present =
         all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());

@@ -15,15 +15,12 @@ use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERI
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::Experiment as _;
 use crate::saved::Saved;
 
 use overlap::Overlap;
 use watch::Watch;
 
-pub use report::report;
-
-/// File name of the result with VMs as processes.
-pub const FILE: &str = "fleet-cluster.json";
 /// File name with domains of libvirt by heartbeat's agent.
 pub const DOMAINS_FILE: &str = "fleet-cluster-domains.json";
 /// File name with domains that start with the contract in force.
@@ -61,7 +58,7 @@ impl ClusterVms {
     #[must_use]
     pub fn file(self) -> &'static str {
         match self {
-            Self::Process => FILE,
+            Self::Process => ClusterData::FILE,
             Self::Domain => DOMAINS_FILE,
             Self::Paused => PAUSED_FILE,
             Self::Fenced => FENCING_FILE,

@@ -14,6 +14,7 @@ pub mod contention;
 pub mod cyclictest;
 pub mod daemon;
 pub mod directory;
+pub mod experiment;
 pub mod fleet;
 pub mod fleet_cluster;
 pub mod guest;

@@ -1,5 +1,6 @@
 //! Duration of planning, and distance of its answer from the optimum.
 
+use crate::experiment::Experiment;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,16 +14,13 @@ use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_workflow::{cpus, kernel_release};
 use rtvirtio_workflow::{generated, model_choice};
-
-/// File name of the result.
-pub const FILE: &str = "planning.json";
 
 /// The measured profile of the emulated flash device, for planning without a device.
 ///
@@ -269,17 +267,17 @@ impl Times {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: Planning = read(path)?;
-    let lead = format!(
-        "Planning on Linux {} with {} CPUs; {}, {}.",
-        data.host.kernel, data.host.cpus, data.command, data.generated
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, Vec::new())
+impl Experiment for Planning {
+    const FILE: &str = "planning.json";
+    const TITLE: &str = "rtvirtio: planning";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "Planning on Linux {} with {} CPUs; {}, {}.",
+            self.host.kernel, self.host.cpus, self.command, self.generated
+        );
+        ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, Vec::new())
+    }
 }
 
 #[cfg(test)]

@@ -1,19 +1,38 @@
 //! From arguments to reports.
 
 mod daemon;
+mod run;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use anyhow::Context;
-use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
+use anyhow::Context as _;
+use rtvirtio_console::{Global, Ui, need_root, show, write_file};
+use rtvirtio_experiments::before_after::BeforeAfterData;
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
+use rtvirtio_experiments::cyclictest::CyclictestData;
 use rtvirtio_experiments::daemon::scale::sleep_with;
-use rtvirtio_experiments::fleet_cluster::Parts;
+use rtvirtio_experiments::experiment::{Experiment as _, report};
+use rtvirtio_experiments::fleet::FleetData;
+use rtvirtio_experiments::fleet_cluster::slow::SlowData;
+use rtvirtio_experiments::fleet_cluster::{ClusterData, Parts};
+use rtvirtio_experiments::iod::IodData;
+use rtvirtio_experiments::iod_attach::AttachData;
+use rtvirtio_experiments::iod_crash::CrashData;
+use rtvirtio_experiments::iod_startup::StartupData;
+use rtvirtio_experiments::net::NetData;
+use rtvirtio_experiments::net::timeline::TimelineData;
+use rtvirtio_experiments::paravirt::ParavirtData;
+use rtvirtio_experiments::planning::Planning;
+use rtvirtio_experiments::regulation::RegulationData;
 use rtvirtio_experiments::regulation::planned;
+use rtvirtio_experiments::regulation::planned::PlannedData;
 use rtvirtio_experiments::report::{ExperimentReport, read, save};
+use rtvirtio_experiments::reservation::ReservationData;
 use rtvirtio_experiments::reservation::kills::{KillAt, run_child};
+use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
+use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, before_after, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
     iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
@@ -24,84 +43,48 @@ use rtvirtio_learn::dataset::Dataset;
 use rtvirtio_paper::PaperModels;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Bytes;
-use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
+use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
     BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
     BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
+use run::{Run, check_page, print, unchecked};
 
 pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let of = |name, result| Run { name, result, global, ui };
     match command {
         BenchCommand::Sweep(args) => run_sweep(args, global, ui),
         BenchCommand::Cases(args) => run_cases(args, global, ui),
         BenchCommand::Contention(args) => run_contention(args, global, ui),
         BenchCommand::Accuracy(args) => run_accuracy(args, ui),
-        BenchCommand::BeforeAfter(args) => run_before_after(args, global, ui),
-        BenchCommand::Plan(args) => run_plan(args, ui),
-        BenchCommand::Iod(args) => run_iod(args, global, ui),
-        BenchCommand::Daemon(args) => run_daemon(args, global, ui),
-        BenchCommand::DaemonDay(args) => run_daemon_day(args, global, ui),
-        BenchCommand::DaemonScale(args) => run_daemon_scale(args, ui),
-        BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
-        BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
-        BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
-        BenchCommand::Responsiveness(args) => run_responsiveness(args, global, ui),
-        BenchCommand::Net(args) => run_net(args, global, ui),
-        BenchCommand::Tails(args) => run_tails(args, global, ui),
-        BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
-        BenchCommand::Paravirt(args) => run_paravirt(args, global, ui),
-        BenchCommand::Reservation(args) => run_reservation(args, global, ui),
-        BenchCommand::Regulation(args) => run_regulation(args, global, ui),
-        BenchCommand::Fleet(args) => run_fleet(args, ui),
-        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, global, ui),
+        BenchCommand::BeforeAfter(args) => run_before_after(args, &of("before-after", &args.result)),
+        BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
+        BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
+        BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
+        BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
+        BenchCommand::DaemonScale(args) => run_daemon_scale(args, &of("daemon-scale", &args.result)),
+        BenchCommand::IodAttach(args) => run_iod_attach(args, &of("iod-attach", &args.result)),
+        BenchCommand::IodCrash(args) => run_iod_crash(args, &of("iod-crash", &args.result)),
+        BenchCommand::IodStartup(args) => run_iod_startup(args, &of("iod-startup", &args.result)),
+        BenchCommand::Responsiveness(args) => run_responsiveness(args, &of("responsiveness", &args.result)),
+        BenchCommand::Net(args) => run_net(args, &of("net", &args.result)),
+        BenchCommand::Tails(args) => run_tails(args, &of("tails", &args.result)),
+        BenchCommand::Cyclictest(args) => run_cyclictest(args, &of("cyclictest", &args.result)),
+        BenchCommand::Paravirt(args) => run_paravirt(args, &of("paravirt", &args.result)),
+        BenchCommand::Reservation(args) => run_reservation(args, &of("reservation", &args.result)),
+        BenchCommand::Regulation(args) => run_regulation(args, &of("regulation", &args.result)),
+        BenchCommand::Fleet(args) => run_fleet(args, &of("fleet", &args.result)),
+        BenchCommand::FleetCluster(args) => run_fleet_cluster(args, &of("fleet-cluster", &args.result)),
         BenchCommand::Host(args) => run_host(args, global, ui),
         BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
         BenchCommand::Sleeper(args) => sleep_with(args.threads).map(|()| ExitCode::SUCCESS),
         BenchCommand::Report(args) => run_report(args, ui),
     }
-}
-
-/// Prints a report, and writes its page. Exit code 2 when a claim is not met.
-fn print(
-    mut report: ExperimentReport,
-    title: &str,
-    html: Option<&Path>,
-    ui: &Ui,
-) -> anyhow::Result<ExitCode> {
-    if let Some(out) = html {
-        write_file(out, report.html(title, generated()).as_bytes())?;
-        ui.step(&format!("wrote {}", out.display()));
-    }
-    let is_met = report.is_met();
-    let (file, text) = report.into_file();
-    show(ui, &file, || text)?;
-    Ok(if is_met { ExitCode::SUCCESS } else { ExitCode::from(MISSED) })
-}
-
-/// Prints the report of a saved result.
-fn print_result(
-    report: fn(&Path) -> anyhow::Result<ExperimentReport>,
-    path: &Path,
-    title: &str,
-    result: &BenchResult,
-    ui: &Ui,
-) -> anyhow::Result<ExitCode> {
-    print(report(path)?, title, result.html.as_deref(), ui)
-}
-
-/// Refuses a result that cannot be written, before anything is measured.
-fn check_result(result: &BenchResult) -> anyhow::Result<()> {
-    check_out(&result.out)?;
-    check_page(result.html.as_deref())
-}
-
-fn check_page(html: Option<&Path>) -> anyhow::Result<()> {
-    html.map_or(Ok(()), check_writable).context("--html")
 }
 
 fn run_sweep(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -166,146 +149,123 @@ fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
 }
 
-fn run_fleet(args: &BenchFleetArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(fleet::FILE);
+fn run_fleet(args: &BenchFleetArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(FleetData::FILE);
     if !args.result.report_only {
-        check_result(&args.result)?;
-        save(&path, &fleet::measure(&args.options(), ui)?, ui)?;
+        run.check_result()?;
+        save(&path, &fleet::measure(&args.options(), run.ui)?, run.ui)?;
     }
-    let mut report = fleet::report(&path)?;
+    let mut all = report::<FleetData>(&path)?;
     // The saved result of a real cluster in this directory is reported too.
-    let cluster = args.result.out.join(fleet_cluster::FILE);
+    let cluster = args.result.out.join(ClusterData::FILE);
     if cluster.exists() {
-        report = report.and(fleet_cluster::report(&cluster)?);
+        all = all.and(report::<ClusterData>(&cluster)?);
     }
-    let slow = args.result.out.join(fleet_cluster::slow::FILE);
+    let slow = args.result.out.join(SlowData::FILE);
     if slow.exists() {
-        report = report.and(fleet_cluster::slow::report(&slow)?);
+        all = all.and(report::<SlowData>(&slow)?);
     }
-    print(report, "rtvirtio: fleets", args.result.html.as_deref(), ui)
+    run.print(all, FleetData::TITLE)
 }
 
-fn run_fleet_cluster(args: &BenchFleetClusterArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let vms = args.cluster_vms();
-    let file = if args.slow { fleet_cluster::slow::FILE } else { vms.file() };
-    let path = args.result.out.join(file);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench fleet-cluster")?;
+fn run_fleet_cluster(args: &BenchFleetClusterArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let (vms, ui) = (args.cluster_vms(), run.ui);
+    let file = if args.slow { SlowData::FILE } else { vms.file() };
+    let path = run.measured(file, unchecked, |path, labs| {
         let own = std::env::current_exe()?.with_file_name("rtvirtio-pacemaker");
         let program = args.program.as_deref().unwrap_or(&own);
         let parts = Parts { program, agent: include_str!("../../rtvirtio-pacemaker/VirtualDomain") };
         if args.slow {
-            save(&path, &fleet_cluster::slow::measure(args.repeat, parts, &lab_host(global), ui)?, ui)?;
+            save(path, &fleet_cluster::slow::measure(args.repeat, parts, labs, ui)?, ui)
         } else {
-            save(&path, &fleet_cluster::measure(args.repeat, vms, parts, ui)?, ui)?;
+            save(path, &fleet_cluster::measure(args.repeat, vms, parts, ui)?, ui)
         }
-    }
-    let report = if args.slow { fleet_cluster::slow::report } else { fleet_cluster::report };
-    print_result(report, &path, "rtvirtio: contracts in a cluster", &args.result, ui)
+    })?;
+    if args.slow { run.shown::<SlowData>(&path) } else { run.shown::<ClusterData>(&path) }
 }
 
-fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(planning::FILE);
+fn run_plan(args: &BenchPlanArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(Planning::FILE);
     if !args.result.report_only {
-        let model = args.model.as_deref();
-        let planning = planning::measure(args.repeat.max(1), model)?;
-        save(&path, &planning, ui)?;
+        save(&path, &planning::measure(args.repeat.max(1), args.model.as_deref())?, run.ui)?;
     }
-    print_result(planning::report, &path, "rtvirtio: planning", &args.result, ui)
+    run.shown::<Planning>(&path)
 }
 
-fn run_iod(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(iod::FILE);
-    if !args.result.report_only {
-        spec_device(&args.device)?;
-        check_result(&args.result)?;
-        need_root("bench iod")?;
-        save(&path, &iod::measure(&args.options(), &lab_host(global), ui)?, ui)?;
-    }
+fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.measured(IodData::FILE, known(&args.device), |path, labs| {
+        save(path, &iod::measure(&args.options(), labs, run.ui)?, run.ui)
+    })?;
     let all = directory::iod_report(&args.result.out)?;
     let all = all.with_context(|| format!("{} holds no result", args.result.out.display()))?;
-    print(all, "rtvirtio: the I/O domain", args.result.html.as_deref(), ui)
+    run.print(all, IodData::TITLE)
 }
 
-fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(iod_attach::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench iod-attach")?;
-        save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
-    }
-    print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
+fn run_iod_attach(args: &BenchIodAttachArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<AttachData>(unchecked, |path, _| {
+        save(path, &iod_attach::measure(&args.options(), run.ui)?, run.ui)
+    })
 }
 
-fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(iod_crash::FILE);
-    if !args.result.report_only {
-        spec_device(&args.device)?;
-        check_result(&args.result)?;
-        need_root("bench iod-crash")?;
-        save(&path, &iod_crash::measure(&args.options(), &lab_host(global), ui)?, ui)?;
-    }
-    print_result(iod_crash::report, &path, "rtvirtio: the I/O domain, killed", &args.result, ui)
+fn run_iod_crash(args: &BenchIodCrashArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<CrashData>(known(&args.device), |path, labs| {
+        save(path, &iod_crash::measure(&args.options(), labs, run.ui)?, run.ui)
+    })
 }
 
-fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(iod_startup::FILE);
-    if !args.result.report_only {
-        spec_device(&args.device)?;
-        check_result(&args.result)?;
-        need_root("bench iod-startup")?;
-        save(&path, &iod_startup::measure(&args.options(), &lab_host(global), ui)?, ui)?;
-    }
-    print_result(iod_startup::report, &path, "rtvirtio: start-up of an application", &args.result, ui)
+fn run_iod_startup(args: &BenchIodStartupArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<StartupData>(known(&args.device), |path, labs| {
+        save(path, &iod_startup::measure(&args.options(), labs, run.ui)?, run.ui)
+    })
 }
 
-fn run_responsiveness(args: &BenchResponsivenessArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(responsiveness::FILE);
-    if !args.result.report_only {
-        let options = args.options();
-        options.check()?;
-        check_result(&args.result)?;
-        need_root("bench responsiveness")?;
-        responsiveness::measure(&options, &path, &lab_host(global), ui)?;
-    }
+/// Check of a device, for [`Run::measured`].
+fn known(device: &str) -> impl FnOnce() -> anyhow::Result<()> {
+    move || spec_device(device).map(drop)
+}
+
+fn run_responsiveness(args: &BenchResponsivenessArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let options = args.options();
+    let path = run.measured(
+        ResponsivenessData::FILE,
+        || options.check(),
+        |path, labs| responsiveness::measure(&options, path, labs, run.ui),
+    )?;
     if let Some(dir) = &args.svg {
-        save_figures(dir, responsiveness::svg(&path)?, ui)?;
+        save_figures(dir, responsiveness::svg(&path)?, run.ui)?;
     }
-    print_result(responsiveness::report, &path, "rtvirtio: responsiveness", &args.result, ui)
+    run.shown::<ResponsivenessData>(&path)
 }
 
-fn run_net(args: &BenchNetArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let (parts, path) = (args.parts(), args.result.out.join(net::FILE));
-    let timeline = args.result.out.join(net::timeline::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench net")?;
-        let labs = lab_host(global);
+fn run_net(args: &BenchNetArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let (parts, ui) = (args.parts(), run.ui);
+    let timeline = args.result.out.join(TimelineData::FILE);
+    let path = run.measured(NetData::FILE, unchecked, |path, labs| {
         if !parts.is_empty() {
             // Read first, so that an unreadable file costs no measurement.
-            let before: Option<net::NetData> =
-                if args.only.is_empty() || !path.exists() { None } else { Some(read(&path)?) };
-            let mut data = net::measure(&args.options(), &parts, &labs, ui)?;
+            let before: Option<NetData> =
+                if args.only.is_empty() || !path.exists() { None } else { Some(read(path)?) };
+            let mut data = net::measure(&args.options(), &parts, labs, ui)?;
             if let Some(mut all) = before {
                 all.merge(data);
                 data = all;
             }
-            save(&path, &data, ui)?;
+            save(path, &data, ui)?;
         }
         if args.has_timeline() {
-            save(&timeline, &net::timeline::measure_timeline(args.cap, &labs, ui)?, ui)?;
+            save(&timeline, &net::timeline::measure_timeline(args.cap, labs, ui)?, ui)?;
         }
-    }
+        Ok(())
+    })?;
     if let Some(dir) = args.svg.as_ref().filter(|_| args.has_timeline()) {
         write_picture(dir, net::timeline::svg(&timeline)?, ui)?;
     }
     let report = match (parts.is_empty(), args.has_timeline()) {
-        (true, _) => net::timeline::report(&timeline)?,
-        (false, true) => net::report(&path)?.and(net::timeline::report(&timeline)?),
-        (false, false) => net::report(&path)?,
+        (true, _) => report::<TimelineData>(&timeline)?,
+        (false, true) => report::<NetData>(&path)?.and(report::<TimelineData>(&timeline)?),
+        (false, false) => report::<NetData>(&path)?,
     };
-    print(report, "rtvirtio: networks of the I/O domain", args.result.html.as_deref(), ui)
+    run.print(report, NetData::TITLE)
 }
 
 fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::Result<()> {
@@ -315,27 +275,20 @@ fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::R
     Ok(())
 }
 
-fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(tails::FILE);
-    if !args.result.report_only {
-        spec_device(&args.device)?;
-        check_result(&args.result)?;
-        need_root("bench tails")?;
-        tails::measure(&args.options(), &path, &lab_host(global), ui)?;
-        ui.step(&format!("wrote {}", path.display()));
-    }
-    print_result(tails::report, &path, "rtvirtio: tails from few samples", &args.result, ui)
+fn run_tails(args: &BenchTailsArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<TailsData>(known(&args.device), |path, labs| {
+        tails::measure(&args.options(), path, labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
 }
 
-fn run_before_after(args: &BenchBeforeAfterArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(before_after::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench before-after")?;
-        before_after::measure(&args.options(), &path, &lab_host(global), ui)?;
-        ui.step(&format!("wrote {}", path.display()));
-    }
-    print_result(before_after::report, &path, "rtvirtio: the first tour", &args.result, ui)
+fn run_before_after(args: &BenchBeforeAfterArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<BeforeAfterData>(unchecked, |path, labs| {
+        before_after::measure(&args.options(), path, labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
 }
 
 /// Writes figures: name and text of each.
@@ -348,27 +301,21 @@ fn save_figures(dir: &Path, figures: Vec<(String, String)>, ui: &Ui) -> anyhow::
     Ok(())
 }
 
-fn run_regulation(args: &BenchRegulationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn run_regulation(args: &BenchRegulationArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let ui = run.ui;
     if args.only == Some(PartName::Plan) {
-        let path = args.result.out.join(planned::FILE);
-        if !args.result.report_only {
-            check_result(&args.result)?;
-            need_root("bench regulation")?;
-            save(&path, &planned::measure(&args.planned(), &lab_host(global), ui)?, ui)?;
-        }
-        return print_result(planned::report, &path, "rtvirtio: planned limits", &args.result, ui);
+        return run.whole::<PlannedData>(unchecked, |path, labs| {
+            save(path, &planned::measure(&args.planned(), labs, ui)?, ui)
+        });
     }
-    let path = args.result.out.join(regulation::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench regulation")?;
+    let path = run.measured(RegulationData::FILE, unchecked, |path, _| {
         let found = if args.add {
-            regulation::add(regulation::load(&path)?, &args.options(), ui)?
+            regulation::add(regulation::load(path)?, &args.options(), ui)?
         } else {
             regulation::measure(&args.options(), ui)?
         };
-        save(&path, &found, ui)?;
-    }
+        save(path, &found, ui)
+    })?;
     if let Some(out) = &args.curve {
         let curve = regulation::victim_curve(&regulation::load(&path)?.victims);
         let curve = curve.context("the result has no victim: measure without --add first")?;
@@ -378,47 +325,34 @@ fn run_regulation(args: &BenchRegulationArgs, global: &Global, ui: &Ui) -> anyho
     if let Some(dir) = &args.svg {
         save_figures(dir, regulation::svg(&path)?, ui)?;
     }
-    print_result(regulation::report, &path, "rtvirtio: regulated traffic", &args.result, ui)
+    run.shown::<RegulationData>(&path)
 }
 
-fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(cyclictest::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench cyclictest")?;
-        cyclictest::measure(&args.options(), &path, &lab_host(global), ui)?;
-    }
-    print_result(cyclictest::report, &path, "rtvirtio: latency in a guest", &args.result, ui)
+fn run_cyclictest(args: &BenchCyclictestArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<CyclictestData>(unchecked, |path, labs| {
+        cyclictest::measure(&args.options(), path, labs, run.ui)
+    })
 }
 
-fn run_paravirt(args: &BenchParavirtArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+fn run_paravirt(args: &BenchParavirtArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let options = args.options();
-    let path = args.result.out.join(options.file());
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench paravirt")?;
-        paravirt::measure(&options, &path, &lab_host(global), ui)?;
-    }
+    let path = run
+        .measured(&options.file(), unchecked, |path, labs| paravirt::measure(&options, path, labs, run.ui))?;
     if let Some(dir) = &args.svg {
-        save_figures(dir, vec![paravirt::svg(&path)?], ui)?;
+        save_figures(dir, vec![paravirt::svg(&path)?], run.ui)?;
     }
-    print_result(paravirt::report, &path, "rtvirtio: what a guest says is urgent", &args.result, ui)
+    run.shown::<ParavirtData>(&path)
 }
 
-fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(reservation::FILE);
-    if !args.result.report_only {
-        check_result(&args.result)?;
-        need_root("bench reservation")?;
-        let labs = lab_host(global);
+fn run_reservation(args: &BenchReservationArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<ReservationData>(unchecked, |path, labs| {
         let data = if args.kills {
-            reservation::with_kills(read(&path)?, &kill_command, &labs, ui)?
+            reservation::with_kills(read(path)?, &kill_command, labs, run.ui)?
         } else {
-            reservation::measure(&args.options(), &kill_command, &labs, ui)?
+            reservation::measure(&args.options(), &kill_command, labs, run.ui)?
         };
-        save(&path, &data, ui)?;
-    }
-    print_result(reservation::report, &path, "rtvirtio: CPU contracts", &args.result, ui)
+        save(path, &data, run.ui)
+    })
 }
 
 /// This program as the child process that is killed: `rtvirtio-bench kill-at`.

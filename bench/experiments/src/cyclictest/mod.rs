@@ -15,7 +15,6 @@ pub(crate) mod wake_up_probe;
 pub use latencies::{Latencies, parse};
 pub use measure::{CyclictestOptions, measure};
 pub(crate) use page::points;
-pub use page::report;
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,9 +25,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
-
-/// File name of the result.
-pub const FILE: &str = "cpu-cyclictest.json";
 
 /// Interval of wake-ups, us (the paper's section 3.2).
 pub const INTERVAL_US: u64 = 1000;
@@ -125,7 +121,7 @@ impl Series {
     }
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`CyclictestData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CyclictestData {
     /// [`CyclictestData::SCHEMA`], checked on reading.

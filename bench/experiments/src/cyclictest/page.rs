@@ -1,32 +1,32 @@
 //! Latency in a guest: the RT hypervisor paper's Figs. 1 to 5.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use super::{CyclictestData, LARGEST_US, Latencies, Setup, claims};
 use crate::page::Section;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use rtvirtio_harness::cores::idle_text;
 use rtvirtio_report::svg::Spread;
 
 use crate::page::xy::{axis, plot, series, table};
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: CyclictestData = read(path)?;
-    let lead = format!(
-        "{} ({} under {}), {} held by {}, {}; {}.",
-        data.host.device,
-        data.host.vmm,
-        data.host.accelerator,
-        data.contract,
-        data.backend,
-        idle_text(data.awake),
-        data.commands.join("; ")
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
+impl Experiment for CyclictestData {
+    const FILE: &str = "cpu-cyclictest.json";
+    const TITLE: &str = "rtvirtio: latency in a guest";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{} ({} under {}), {} held by {}, {}; {}.",
+            self.host.device,
+            self.host.vmm,
+            self.host.accelerator,
+            self.contract,
+            self.backend,
+            idle_text(self.awake),
+            self.commands.join("; ")
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections(self))
+    }
 }
 
 /// Sections, one for each guest kernel.

@@ -9,7 +9,7 @@ pub mod pattern;
 pub mod plans;
 pub mod scale;
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
@@ -18,14 +18,11 @@ pub use measure::{DaemonOptions, IDLE_VMS, measure, measure_observation};
 
 use crate::claims::Claim;
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 use month::Month;
 use plans::PlanMonth;
-
-/// File name of the result.
-pub const FILE: &str = "daemon.json";
 
 /// State left by `kill -9`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +37,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`DaemonData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonData {
     /// [`DaemonData::SCHEMA`], checked on reading.
@@ -193,80 +190,90 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
     ]
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: DaemonData = read(path)?;
-    let mut lead = format!(
-        "The service on Linux {} with {} CPUs, QEMU processes without a guest; {}. The months are simulated: the loop of the \
-         service on a simulated host in virtual time.",
-        data.host.kernel, data.host.cpus, data.command
-    );
-    if let Some(by) = &data.observed_by {
-        lead.push_str(&format!(" Observation: {by}."));
-    }
-    let row = |name: &str, unit: &str, values: &[f64]| {
-        let number = |share| format!("{:.4}", quantile(values, share));
-        vec![format!("{name}, {unit}"), values.len().to_string(), number(0.5), number(0.99), number(1.0)]
-    };
-    let month = |m: &Month| {
-        [m.seed, m.days, m.causes, m.passes, m.steps, m.oscillating, m.restless, m.restores_per_hour]
-            .map(|n| n.to_string())
-            .to_vec()
-    };
-    let of = |of: fn(&observe::Pair) -> f64| data.observed.iter().map(of).collect::<Vec<_>>();
-    let times = Table {
-        label: "times".to_owned(),
-        head: ["", "n", "median", "p99", "longest"].map(str::to_owned).to_vec(),
-        rows: vec![
-            row("a new thread has its place", "ms", &data.thread_ms),
-            row("a restarted VM has its contract", "s", &data.restart_s),
-            row("share of one CPU at rest", "share", &data.idle),
-            row("requests/s of a guest without observation", "1/s", &of(|p| p.without.iops)),
-            row("with QEMU's histograms alone", "1/s", &of(|p| p.histograms.iops)),
-            row("with it", "1/s", &of(|p| p.with.iops)),
-            row("CPU time for each request without observation", "us", &of(|p| p.without.cpu_us)),
-            row("with QEMU's histograms alone", "us", &of(|p| p.histograms.cpu_us)),
-            row("with it", "us", &of(|p| p.with.cpu_us)),
-        ],
-    };
-    let months = Table {
-        label: "simulated months".to_owned(),
-        head: ["seed", "days", "causes", "passes", "steps", "oscillating", "restless", "restores in an hour"]
+impl Experiment for DaemonData {
+    const FILE: &str = "daemon.json";
+    const TITLE: &str = "rtvirtio: the service";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let mut lead = format!(
+            "The service on Linux {} with {} CPUs, QEMU processes without a guest; {}. The months are simulated: the loop of the \
+             service on a simulated host in virtual time.",
+            self.host.kernel, self.host.cpus, self.command
+        );
+        if let Some(by) = &self.observed_by {
+            lead.push_str(&format!(" Observation: {by}."));
+        }
+        let row = |name: &str, unit: &str, values: &[f64]| {
+            let number = |share| format!("{:.4}", quantile(values, share));
+            vec![format!("{name}, {unit}"), values.len().to_string(), number(0.5), number(0.99), number(1.0)]
+        };
+        let month = |m: &Month| {
+            [m.seed, m.days, m.causes, m.passes, m.steps, m.oscillating, m.restless, m.restores_per_hour]
+                .map(|n| n.to_string())
+                .to_vec()
+        };
+        let of = |of: fn(&observe::Pair) -> f64| self.observed.iter().map(of).collect::<Vec<_>>();
+        let times = Table {
+            label: "times".to_owned(),
+            head: ["", "n", "median", "p99", "longest"].map(str::to_owned).to_vec(),
+            rows: vec![
+                row("a new thread has its place", "ms", &self.thread_ms),
+                row("a restarted VM has its contract", "s", &self.restart_s),
+                row("share of one CPU at rest", "share", &self.idle),
+                row("requests/s of a guest without observation", "1/s", &of(|p| p.without.iops)),
+                row("with QEMU's histograms alone", "1/s", &of(|p| p.histograms.iops)),
+                row("with it", "1/s", &of(|p| p.with.iops)),
+                row("CPU time for each request without observation", "us", &of(|p| p.without.cpu_us)),
+                row("with QEMU's histograms alone", "us", &of(|p| p.histograms.cpu_us)),
+                row("with it", "us", &of(|p| p.with.cpu_us)),
+            ],
+        };
+        let months = Table {
+            label: "simulated months".to_owned(),
+            head: [
+                "seed",
+                "days",
+                "causes",
+                "passes",
+                "steps",
+                "oscillating",
+                "restless",
+                "restores in an hour",
+            ]
             .map(str::to_owned)
             .to_vec(),
-        rows: data.months.iter().map(month).collect(),
-    };
-    let plan = |m: &PlanMonth| {
-        let pattern = serde_json::to_value(m.pattern).unwrap_or_default();
-        let mut row = vec![pattern.as_str().unwrap_or_default().replace('_', " ")];
-        row.push(if m.accepts { "accepts" } else { "-" }.to_owned());
-        let numbers = [m.seed, m.days, m.planned, m.changes, m.settings, m.oscillating, m.restless, m.hurt];
-        row.extend(numbers.map(|n| n.to_string()));
-        row
-    };
-    let head = [
-        "pattern",
-        "operator",
-        "seed",
-        "days",
-        "planned",
-        "changes",
-        "settings",
-        "oscillating",
-        "restless",
-        "hurt",
-    ];
-    let plans = Table {
-        label: "simulated months of plans".to_owned(),
-        head: head.map(str::to_owned).to_vec(),
-        rows: data.plans.iter().map(plan).collect(),
-    };
-    let tables = vec![times, months, plans];
-    let section = Section { title: "The service".to_owned(), tables, ..Section::default() };
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+            rows: self.months.iter().map(month).collect(),
+        };
+        let plan = |m: &PlanMonth| {
+            let pattern = serde_json::to_value(m.pattern).unwrap_or_default();
+            let mut row = vec![pattern.as_str().unwrap_or_default().replace('_', " ")];
+            row.push(if m.accepts { "accepts" } else { "-" }.to_owned());
+            let numbers =
+                [m.seed, m.days, m.planned, m.changes, m.settings, m.oscillating, m.restless, m.hurt];
+            row.extend(numbers.map(|n| n.to_string()));
+            row
+        };
+        let head = [
+            "pattern",
+            "operator",
+            "seed",
+            "days",
+            "planned",
+            "changes",
+            "settings",
+            "oscillating",
+            "restless",
+            "hurt",
+        ];
+        let plans = Table {
+            label: "simulated months of plans".to_owned(),
+            head: head.map(str::to_owned).to_vec(),
+            rows: self.plans.iter().map(plan).collect(),
+        };
+        let tables = vec![times, months, plans];
+        let section = Section { title: "The service".to_owned(), tables, ..Section::default() };
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 mod measure;
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,9 @@ pub use measure::{ScaleOptions, measure, sleep_with};
 use super::quantile;
 use crate::claims::Claim;
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "daemon-scale.json";
 /// Contracts of the two sizes that are measured, each in a file of its own.
 pub const CONTRACTS: [usize; 2] = [60, 300];
 /// VMs of one file.
@@ -63,7 +61,7 @@ pub struct Round {
     pub large: Large,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`ScaleData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleData {
@@ -168,42 +166,44 @@ pub fn claims(data: &ScaleData) -> Vec<Claim> {
     all
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// The file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ScaleData = read(path)?;
-    let lead = format!(
-        "The service on Linux {} with {} CPUs; VMs are processes that sleep; {}.",
-        data.host.kernel, data.host.cpus, data.command
-    );
-    let row = |name: String, values: &[f64]| {
-        let number = |share| format!("{:.2}", quantile(values, share));
-        vec![name, values.len().to_string(), number(0.0), number(0.5), number(1.0)]
-    };
-    let mut rows: Vec<Vec<String>> = data
-        .all_starts()
-        .into_iter()
-        .map(|(_, words, _, starts)| row(words, &seconds(starts.iter().map(|start| start.in_force_s))))
-        .collect();
-    let large = |of: fn(&Large) -> f64| data.rounds.iter().map(|round| of(&round.large)).collect::<Vec<_>>();
-    let restored: Vec<f64> = data.rounds.iter().flat_map(|round| round.large.restored_s.clone()).collect();
-    rows.push(row(
-        format!("a VM of {THREADS} threads"),
-        &seconds(data.rounds.iter().map(|round| round.large.in_force_s)),
-    ));
-    rows.push(row("a neighbour's setting is set again meanwhile".to_owned(), &restored));
-    rows.push(row("SIGTERM meanwhile".to_owned(), &large(|of| of.ended_s)));
-    rows.push(row("all is put back after that".to_owned(), &large(|of| of.back_s)));
-    let times = Table {
-        label: "times, s".to_owned(),
-        head: ["", "n", "shortest", "median", "longest"].map(str::to_owned).to_vec(),
-        rows,
-    };
-    let section =
-        Section { title: "The service at scale".to_owned(), tables: vec![times], ..Section::default() };
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+impl Experiment for ScaleData {
+    const FILE: &str = "daemon-scale.json";
+    const TITLE: &str = "rtvirtio: the service at scale";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "The service on Linux {} with {} CPUs; VMs are processes that sleep; {}.",
+            self.host.kernel, self.host.cpus, self.command
+        );
+        let row = |name: String, values: &[f64]| {
+            let number = |share| format!("{:.2}", quantile(values, share));
+            vec![name, values.len().to_string(), number(0.0), number(0.5), number(1.0)]
+        };
+        let mut rows: Vec<Vec<String>> = self
+            .all_starts()
+            .into_iter()
+            .map(|(_, words, _, starts)| row(words, &seconds(starts.iter().map(|start| start.in_force_s))))
+            .collect();
+        let large =
+            |of: fn(&Large) -> f64| self.rounds.iter().map(|round| of(&round.large)).collect::<Vec<_>>();
+        let restored: Vec<f64> =
+            self.rounds.iter().flat_map(|round| round.large.restored_s.clone()).collect();
+        rows.push(row(
+            format!("a VM of {THREADS} threads"),
+            &seconds(self.rounds.iter().map(|round| round.large.in_force_s)),
+        ));
+        rows.push(row("a neighbour's setting is set again meanwhile".to_owned(), &restored));
+        rows.push(row("SIGTERM meanwhile".to_owned(), &large(|of| of.ended_s)));
+        rows.push(row("all is put back after that".to_owned(), &large(|of| of.back_s)));
+        let times = Table {
+            label: "times, s".to_owned(),
+            head: ["", "n", "shortest", "median", "longest"].map(str::to_owned).to_vec(),
+            rows,
+        };
+        let section =
+            Section { title: "The service at scale".to_owned(), tables: vec![times], ..Section::default() };
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ mod peers;
 mod simulate;
 mod sums;
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 
 use instance::Instance;
@@ -23,9 +23,6 @@ use instance::Instance;
 pub use instance::VMS_PER_HOST;
 pub use simulate::Filled;
 pub use sums::Sums;
-
-/// File name of the result.
-pub const FILE: &str = "fleet.json";
 
 /// Hosts of the fleet that Pacemaker's own scheduler fills: it takes minutes for some hundred
 /// resources.
@@ -42,7 +39,7 @@ pub struct FleetOptions {
     pub seed: u64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`FleetData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {
@@ -216,17 +213,17 @@ impl FleetData {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: FleetData = read(path)?;
-    let lead = format!(
-        "Fleets are simulated; decisions were timed on Linux {} with {} CPUs; {}, {}.",
-        data.host.kernel, data.host.cpus, data.command, data.generated
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, page::sections(&data))
+impl Experiment for FleetData {
+    const FILE: &str = "fleet.json";
+    const TITLE: &str = "rtvirtio: fleets";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "Fleets are simulated; decisions were timed on Linux {} with {} CPUs; {}, {}.",
+            self.host.kernel, self.host.cpus, self.command, self.generated
+        );
+        ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, page::sections(self))
+    }
 }
 
 #[cfg(test)]

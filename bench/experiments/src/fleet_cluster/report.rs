@@ -1,6 +1,6 @@
 //! Claims and page of contracts in a cluster.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_learn::statistic::median;
 
@@ -8,7 +8,7 @@ use super::{ClusterData, ClusterVms, NODES, Round};
 use crate::claims::Claim;
 use crate::page::Section;
 use crate::page::xy::table;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 
 /// A scenario: id, description, and time in a round.
 type Scenario = (&'static str, &'static str, fn(&Round) -> f64);
@@ -123,22 +123,22 @@ impl ClusterData {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ClusterData = read(path)?;
-    let lead = format!(
-        "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine, {}; {} CPUs, Linux {}, {}; {}, {}.",
-        data.vms.description(),
-        data.host.cpus,
-        data.host.kernel,
-        data.host.vmm,
-        data.command,
-        data.generated
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, vec![section(&data)])
+impl Experiment for ClusterData {
+    const FILE: &str = "fleet-cluster.json";
+    const TITLE: &str = "rtvirtio: contracts in a cluster";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "Pacemaker and Corosync, {NODES} nodes in namespaces of one machine, {}; {} CPUs, Linux {}, {}; {}, {}.",
+            self.vms.description(),
+            self.host.cpus,
+            self.host.kernel,
+            self.host.vmm,
+            self.command,
+            self.generated
+        );
+        ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, vec![section(self)])
+    }
 }
 
 fn section(data: &ClusterData) -> Section {

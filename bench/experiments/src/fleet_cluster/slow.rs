@@ -4,6 +4,7 @@
 //!
 //! The disks are emulated, with the same reads on each. VMs have no guest OS that could read.
 
+use crate::experiment::Experiment;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,11 +22,9 @@ use super::{NODES, Parts, STEP_TIMEOUT, VMS, host, settle, violations};
 use crate::claims::Claim;
 use crate::page::Section;
 use crate::page::xy::table;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "fleet-cluster-slow.json";
 /// Device profile of each node's emulated disk.
 const TWIN: &str = "qlc-nvme";
 /// Profile measured on such an emulated disk.
@@ -44,7 +43,7 @@ const REASON: &str = "times as long as when it was measured";
 /// Interval of the nodes' publications.
 const EVERY: &str = "1s";
 
-/// Contents of [`FILE`].
+/// Contents of [`SlowData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowData {
@@ -356,17 +355,17 @@ impl SlowData {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: SlowData = read(path)?;
-    let lead = format!(
-        "A slow disk in a cluster of Pacemaker and Corosync, {NODES} nodes in namespaces of one machine; {} CPUs, Linux {}; disks: {}; {}, {}.",
-        data.host.cpus, data.host.kernel, data.host.device, data.command, data.generated
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, vec![section(&data)])
+impl Experiment for SlowData {
+    const FILE: &str = "fleet-cluster-slow.json";
+    const TITLE: &str = "rtvirtio: contracts in a cluster";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "A slow disk in a cluster of Pacemaker and Corosync, {NODES} nodes in namespaces of one machine; {} CPUs, Linux {}; disks: {}; {}, {}.",
+            self.host.cpus, self.host.kernel, self.host.device, self.command, self.generated
+        );
+        ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, vec![section(self)])
+    }
 }
 
 fn section(data: &SlowData) -> Section {

@@ -7,7 +7,6 @@ pub mod simulated;
 pub mod window;
 
 pub use measure::{IodOptions, measure};
-pub use page::report;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,9 +24,6 @@ use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 use simulated::Simulated;
 use window::WindowRun;
-
-/// File name of the result.
-pub const FILE: &str = "iod.json";
 
 /// Rates of the paper's tasks L, M and H, of each protected VM.
 pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];
@@ -366,7 +362,7 @@ fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
     claims
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`IodData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
     /// [`IodData::SCHEMA`], checked on reading.

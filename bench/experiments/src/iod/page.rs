@@ -1,28 +1,28 @@
 //! The flood, windows and costs as a page.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_measure::Run;
 
 use super::window::{WINDOW_SCHEMES, WindowRun};
 use super::{IodData, claims};
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: IodData = read(path)?;
-    let lead = format!(
-        "{}: {} rounds; {}. Measured by a vhost-user-blk frontend without a VM, from the intended start of each request.",
-        data.host.device,
-        data.rounds.len(),
-        data.command
-    );
-    let report = ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))?;
-    Ok(ExperimentReport { runs: data.rounds.into_iter().flatten().collect(), ..report })
+impl Experiment for IodData {
+    const FILE: &str = "iod.json";
+    const TITLE: &str = "rtvirtio: the I/O domain";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: {} rounds; {}. Measured by a vhost-user-blk frontend without a VM, from the intended start of each request.",
+            self.host.device,
+            self.rounds.len(),
+            self.command
+        );
+        let report = ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections(self))?;
+        Ok(ExperimentReport { runs: self.rounds.iter().flatten().cloned().collect(), ..report })
+    }
 }
 
 fn sections(data: &IodData) -> Vec<Section> {

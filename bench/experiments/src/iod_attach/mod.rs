@@ -9,19 +9,17 @@ mod measure;
 
 pub use measure::{AttachOptions, measure};
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 
-/// File name of the result.
-pub const FILE: &str = "iod-attach.json";
 /// Requests that the verifying client keeps outstanding.
 pub const DEPTH: usize = 8;
 
@@ -58,7 +56,7 @@ pub struct Turn {
     pub detach_ms: f64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`AttachData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
     /// [`AttachData::SCHEMA`], checked on reading.
@@ -139,33 +137,33 @@ pub fn claims(data: &AttachData) -> Vec<Claim> {
     ]
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: AttachData = read(path)?;
-    let lead = format!(
-        "{}: {} disks in turn next to a client that verifies {} requests at a time; {}.",
-        data.host.device,
-        data.turns.len(),
-        DEPTH,
-        data.command
-    );
-    let ms = |ns: u64| format!("{:.3}", ns as f64 / 1e6);
-    let row = |name: &str, r: &Requests| {
-        vec![name.to_owned(), r.n.to_string(), ms(r.p50_ns), ms(r.p9999_ns), ms(r.longest_ns)]
-    };
-    let section = Section {
-        title: "Disks come and go".to_owned(),
-        tables: vec![Table {
-            label: "requests of the verifying client".to_owned(),
-            head: ["", "n", "p50 ms", "p99.99 ms", "longest ms"].map(str::to_owned).to_vec(),
-            rows: vec![row("a disk comes or goes", &data.during), row("none does", &data.between)],
-        }],
-        ..Section::default()
-    };
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+impl Experiment for AttachData {
+    const FILE: &str = "iod-attach.json";
+    const TITLE: &str = "rtvirtio: disks come and go";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: {} disks in turn next to a client that verifies {} requests at a time; {}.",
+            self.host.device,
+            self.turns.len(),
+            DEPTH,
+            self.command
+        );
+        let ms = |ns: u64| format!("{:.3}", ns as f64 / 1e6);
+        let row = |name: &str, r: &Requests| {
+            vec![name.to_owned(), r.n.to_string(), ms(r.p50_ns), ms(r.p9999_ns), ms(r.longest_ns)]
+        };
+        let section = Section {
+            title: "Disks come and go".to_owned(),
+            tables: vec![Table {
+                label: "requests of the verifying client".to_owned(),
+                head: ["", "n", "p50 ms", "p99.99 ms", "longest ms"].map(str::to_owned).to_vec(),
+                rows: vec![row("a disk comes or goes", &self.during), row("none does", &self.between)],
+            }],
+            ..Section::default()
+        };
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 #[cfg(test)]

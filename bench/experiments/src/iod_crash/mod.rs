@@ -11,7 +11,6 @@ mod measure;
 mod page;
 
 pub use measure::{CrashOptions, measure};
-pub use page::report;
 
 use std::path::{Path, PathBuf};
 
@@ -20,9 +19,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::saved::Saved;
-
-/// File name of the result.
-pub const FILE: &str = "iod-crash.json";
 
 /// Regions that rounds cycle through.
 pub const REGIONS: u64 = 4;
@@ -123,7 +119,7 @@ pub struct Kill {
     pub away_ms: f64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`CrashData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
     /// [`CrashData::SCHEMA`], checked on reading.

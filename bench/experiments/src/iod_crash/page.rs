@@ -1,27 +1,27 @@
 //! The rounds as a page.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use super::{CrashData, claims};
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: CrashData = read(path)?;
-    let lead = format!(
-        "{}: {} kills in {} rounds under a guest ({} under {}); {}.",
-        data.host.device,
-        data.kills.len(),
-        data.rounds.len(),
-        data.host.vmm,
-        data.host.accelerator,
-        data.command
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section(&data)])
+impl Experiment for CrashData {
+    const FILE: &str = "iod-crash.json";
+    const TITLE: &str = "rtvirtio: the I/O domain, killed";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: {} kills in {} rounds under a guest ({} under {}); {}.",
+            self.host.device,
+            self.kills.len(),
+            self.rounds.len(),
+            self.host.vmm,
+            self.host.accelerator,
+            self.command
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section(self)])
+    }
 }
 
 fn section(data: &CrashData) -> Section {

@@ -10,7 +10,6 @@ mod page;
 
 pub use measure::{StartupOptions, measure};
 pub(crate) use measure::{copy, tuning};
-pub use page::report;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,9 +22,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
-
-/// File name of the result.
-pub const FILE: &str = "iod-startup.json";
 
 /// Bytes of each VM's disk.
 pub const DISK: u64 = 512 << 20;
@@ -235,7 +231,7 @@ pub struct Start {
     pub flood: f64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`StartupData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupData {
     /// [`StartupData::SCHEMA`], checked on reading.

@@ -1,26 +1,26 @@
 //! The start-ups as a page.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use super::{StartupData, claims};
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: StartupData = read(path)?;
-    let lead = format!(
-        "{}: start-ups of `{}` in a guest ({} under {}); {}.",
-        data.host.device,
-        data.app.join(" "),
-        data.host.vmm,
-        data.host.accelerator,
-        data.command
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section(&data)])
+impl Experiment for StartupData {
+    const FILE: &str = "iod-startup.json";
+    const TITLE: &str = "rtvirtio: start-up of an application";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: start-ups of `{}` in a guest ({} under {}); {}.",
+            self.host.device,
+            self.app.join(" "),
+            self.host.vmm,
+            self.host.accelerator,
+            self.command
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section(self)])
+    }
 }
 
 fn section(data: &StartupData) -> Section {

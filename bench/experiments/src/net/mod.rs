@@ -19,8 +19,8 @@ mod test_bed;
 pub mod timeline;
 mod web;
 
+use crate::experiment::Experiment;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
@@ -36,12 +36,9 @@ pub use self::sv::{SvData, SvRun};
 pub use self::test_bed::{NetThread, System};
 pub use self::web::{Order, WebData, WebRun};
 use crate::page::{Section, Table};
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
-
-/// File name of the result.
-pub const FILE: &str = "net.json";
 
 /// Load of the neighbour during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +156,7 @@ pub struct CrashData {
     pub broken: u64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`NetData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
     /// [`NetData::SCHEMA`], checked on reading.
@@ -254,72 +251,77 @@ impl NetData {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: NetData = read(path)?;
-    let mut section = Section { title: "A victim and its neighbour".to_owned(), ..Section::default() };
-    let mut parts: Vec<(PartFacts, Vec<String>)> = Vec::new();
-    for (part, facts) in data.facts() {
-        let name = part.name();
-        match parts.iter_mut().find(|(other, _)| *other == facts) {
-            Some((_, names)) => names.push(name),
-            None => parts.push((facts, vec![name])),
+impl Experiment for NetData {
+    const FILE: &str = "net.json";
+    const TITLE: &str = "rtvirtio: networks of the I/O domain";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let mut section = Section { title: "A victim and its neighbour".to_owned(), ..Section::default() };
+        let mut parts: Vec<(PartFacts, Vec<String>)> = Vec::new();
+        for (part, facts) in self.facts() {
+            let name = part.name();
+            match parts.iter_mut().find(|(other, _)| *other == facts) {
+                Some((_, names)) => names.push(name),
+                None => parts.push((facts, vec![name])),
+            }
         }
-    }
-    section.text.extend(parts.into_iter().map(|(facts, names)| {
-        let PartFacts { host, command, generated } = facts;
-        let host = format!("Linux {}, {} CPUs, {} ({})", host.kernel, host.cpus, host.vmm, host.accelerator);
-        format!("{}: {command}; {generated}; {host}.", names.join(", "))
-    }));
-    if let Some(polling) = &data.polling {
-        section.text.extend(polling.peer_text());
-    }
-    let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
-    let row = |name: String, t: &Tails, more: String| {
-        let numbers = [us(t.mean as u64), us(t.p50), us(t.p99), us(t.p999), us(t.max), more];
-        [name, t.n.to_string(), t.lost.to_string()].into_iter().chain(numbers).collect::<Vec<String>>()
-    };
-    let mut table = |label: &str, last: &str, rows: Vec<Vec<String>>| {
-        let head = ["", "n", "lost", "mean us", "p50 us", "p99 us", "p99.9 us", "max us", last];
-        if !rows.is_empty() {
-            let head = head.map(str::to_owned).to_vec();
-            section.tables.push(Table { label: label.to_owned(), head, rows });
+        section.text.extend(parts.into_iter().map(|(facts, names)| {
+            let PartFacts { host, command, generated } = facts;
+            let host =
+                format!("Linux {}, {} CPUs, {} ({})", host.kernel, host.cpus, host.vmm, host.accelerator);
+            format!("{}: {command}; {generated}; {host}.", names.join(", "))
+        }));
+        if let Some(polling) = &self.polling {
+            section.text.extend(polling.peer_text());
         }
-    };
-    let system = |domain: bool, htb: bool| match (domain, htb) {
-        (true, _) => "I/O domain",
-        (false, true) => "taps, HTB",
-        (false, false) => "taps",
-    };
-    let path = |p: &PathData| {
-        let name = format!("{}, {:?}", system(p.domain, false), p.situation).to_lowercase();
-        row(name, &p.tails, format!("{:.2}", p.cpus))
-    };
-    let uplink = |u: &UplinkData| {
-        let name = format!("{}, {}", system(u.domain, u.htb), if u.udp { "UDP" } else { "TCP" });
-        row(name, &u.tails, format!("{:.1}", u.bits_per_second / 1e6))
-    };
-    let polling = |run: &PollingRun| {
-        let name = format!("{}, {:?}", run.system.name(), run.situation).to_lowercase();
-        row(name, &run.tails, format!("{:.2}", run.switch_cpus))
-    };
-    let neighbour = "CPUs of the neighbour";
-    table("round trips at 4 kHz, each round", neighbour, data.paths.iter().map(path).collect());
-    table(
-        "round trips at 1 kHz through 100 Mbit/s, each round",
-        "Mbit/s",
-        data.uplinks.iter().map(uplink).collect(),
-    );
-    table("pings, each round", neighbour, data.pings.iter().map(path).collect());
-    let runs = data.polling.iter().flat_map(|polling| &polling.runs);
-    table("round trips at 4 kHz through a polling switch", "CPUs of the switch", runs.map(polling).collect());
-    section.tables.extend(data.sv.as_ref().map(SvData::table));
-    section.tables.extend(data.web.as_ref().map(WebData::table));
-    let lead = format!("{}; {}.", data.host.device, data.command);
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+        let us = |ns: u64| format!("{:.0}", ns as f64 / 1e3);
+        let row = |name: String, t: &Tails, more: String| {
+            let numbers = [us(t.mean as u64), us(t.p50), us(t.p99), us(t.p999), us(t.max), more];
+            [name, t.n.to_string(), t.lost.to_string()].into_iter().chain(numbers).collect::<Vec<String>>()
+        };
+        let mut table = |label: &str, last: &str, rows: Vec<Vec<String>>| {
+            let head = ["", "n", "lost", "mean us", "p50 us", "p99 us", "p99.9 us", "max us", last];
+            if !rows.is_empty() {
+                let head = head.map(str::to_owned).to_vec();
+                section.tables.push(Table { label: label.to_owned(), head, rows });
+            }
+        };
+        let system = |domain: bool, htb: bool| match (domain, htb) {
+            (true, _) => "I/O domain",
+            (false, true) => "taps, HTB",
+            (false, false) => "taps",
+        };
+        let path = |p: &PathData| {
+            let name = format!("{}, {:?}", system(p.domain, false), p.situation).to_lowercase();
+            row(name, &p.tails, format!("{:.2}", p.cpus))
+        };
+        let uplink = |u: &UplinkData| {
+            let name = format!("{}, {}", system(u.domain, u.htb), if u.udp { "UDP" } else { "TCP" });
+            row(name, &u.tails, format!("{:.1}", u.bits_per_second / 1e6))
+        };
+        let polling = |run: &PollingRun| {
+            let name = format!("{}, {:?}", run.system.name(), run.situation).to_lowercase();
+            row(name, &run.tails, format!("{:.2}", run.switch_cpus))
+        };
+        let neighbour = "CPUs of the neighbour";
+        table("round trips at 4 kHz, each round", neighbour, self.paths.iter().map(path).collect());
+        table(
+            "round trips at 1 kHz through 100 Mbit/s, each round",
+            "Mbit/s",
+            self.uplinks.iter().map(uplink).collect(),
+        );
+        table("pings, each round", neighbour, self.pings.iter().map(path).collect());
+        let runs = self.polling.iter().flat_map(|polling| &polling.runs);
+        table(
+            "round trips at 4 kHz through a polling switch",
+            "CPUs of the switch",
+            runs.map(polling).collect(),
+        );
+        section.tables.extend(self.sv.as_ref().map(SvData::table));
+        section.tables.extend(self.web.as_ref().map(WebData::table));
+        let lead = format!("{}; {}.", self.host.device, self.command);
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! through a slow link: on QEMU's taps, with a tuned HTB, on OVS-DPDK where it is installed, and on
 //! the I/O domain.
 
+use crate::experiment::Experiment;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,7 @@ use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 
-/// File names of the result, and of its picture.
-pub const FILE: &str = "net-timeline.json";
+/// File name of the picture.
 const PICTURE: &str = "net-timeline.svg";
 /// Period of the victim's requests.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -50,7 +50,7 @@ pub struct Course {
     pub n: u64,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`TimelineData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimelineData {
     /// [`TimelineData::SCHEMA`], checked on reading.
@@ -223,36 +223,36 @@ pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
     Ok((PICTURE, picture(&read(path)?).standalone_svg()))
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: TimelineData = read(path)?;
-    let row = |course: &Course| {
-        let longest = |from: f64, to: f64| {
-            let part = |second: f64| (second / STEP.as_secs_f64()) as usize;
-            let steps = course.steps.get(part(from)..part(to)).unwrap_or_default();
-            let longest = steps.iter().flatten().map(|step| step[1]).max();
-            longest.map_or("-".to_owned(), |us| format!("{:.1}", f64::from(us) / 1e3))
+impl Experiment for TimelineData {
+    const FILE: &str = "net-timeline.json";
+    const TITLE: &str = "rtvirtio: networks of the I/O domain";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let row = |course: &Course| {
+            let longest = |from: f64, to: f64| {
+                let part = |second: f64| (second / STEP.as_secs_f64()) as usize;
+                let steps = course.steps.get(part(from)..part(to)).unwrap_or_default();
+                let longest = steps.iter().flatten().map(|step| step[1]).max();
+                longest.map_or("-".to_owned(), |us| format!("{:.1}", f64::from(us) / 1e3))
+            };
+            let most = course.link.iter().max().copied().unwrap_or(0);
+            let counts = [course.n.to_string(), course.lost.to_string(), most.to_string()];
+            [
+                vec![course.system.clone(), longest(0.0, 3.0), longest(3.0, 9.0), longest(10.0, 12.0)],
+                counts.to_vec(),
+            ]
+            .concat()
         };
-        let most = course.link.iter().max().copied().unwrap_or(0);
-        let counts = [course.n.to_string(), course.lost.to_string(), most.to_string()];
-        [
-            vec![course.system.clone(), longest(0.0, 3.0), longest(3.0, 9.0), longest(10.0, 12.0)],
-            counts.to_vec(),
-        ]
-        .concat()
-    };
-    let head = ["", "before, ms", "during, ms", "after, ms", "n", "lost", "most Mbit/s"];
-    let section = Section {
-        title: "A flood begins and ends".to_owned(),
-        plots: vec![(caption(&data), picture(&data))],
-        tables: vec![table("longest round trips", &head, data.courses.iter().map(row).collect())],
-        ..Section::default()
-    };
-    let lead = format!("{}; {}.", data.host.device, data.command);
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+        let head = ["", "before, ms", "during, ms", "after, ms", "n", "lost", "most Mbit/s"];
+        let section = Section {
+            title: "A flood begins and ends".to_owned(),
+            plots: vec![(caption(self), picture(self))],
+            tables: vec![table("longest round trips", &head, self.courses.iter().map(row).collect())],
+            ..Section::default()
+        };
+        let lead = format!("{}; {}.", self.host.device, self.command);
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 #[cfg(test)]

@@ -14,11 +14,10 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::chain::{self, DiskTestBed};
 use super::guests::Guests;
-use super::{
-    Both, CHAIN_FILE, Cost, FILE, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup, interrupts,
-};
+use super::{Both, CHAIN_FILE, Cost, HONEST, INTERVAL_US, LIES, Lie, ParavirtData, Piece, Setup, interrupts};
 use crate::cyclictest::wake_up_probe::WakeUpProbe;
 use crate::cyclictest::{LARGEST_US, Latencies, WATCH_US, parse};
+use crate::experiment::Experiment as _;
 use crate::guest;
 use crate::interleave::{Counter, interleaved};
 use crate::report::write;
@@ -70,7 +69,7 @@ impl ParavirtOptions {
     pub fn file(&self) -> String {
         let pieces: Vec<Piece> = Piece::ALL.into_iter().filter(|piece| self.only.contains(piece)).collect();
         match pieces.as_slice() {
-            [] => FILE.to_owned(),
+            [] => ParavirtData::FILE.to_owned(),
             [Piece::Chain] => CHAIN_FILE.to_owned(),
             pieces => {
                 let names: Vec<String> = pieces.iter().map(Piece::to_string).collect();

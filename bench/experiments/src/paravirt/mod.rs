@@ -13,7 +13,7 @@ mod page;
 pub use chain::{Chain, Span, Step, StepKind};
 pub use interrupts::Answers;
 pub use measure::{ParavirtOptions, measure};
-pub use page::{report, report_in_box, svg};
+pub use page::{report_in_box, svg};
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
@@ -25,8 +25,6 @@ pub use crate::cyclictest::INTERVAL_US;
 use crate::cyclictest::Latencies;
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "cpu-paravirt.json";
 /// File name of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
 
@@ -168,7 +166,7 @@ pub struct Lie {
     pub panicked: bool,
 }
 
-/// Contents of [`FILE`] and [`CHAIN_FILE`].
+/// Contents of [`ParavirtData::FILE`] and [`CHAIN_FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
     /// [`ParavirtData::SCHEMA`], checked on reading.

@@ -1,5 +1,6 @@
 //! Page and report of the experiment.
 
+use crate::experiment::{Experiment, report};
 use std::path::Path;
 
 use super::{Chain, HONEST, ParavirtData, Setup, claims, interrupts};
@@ -14,29 +15,29 @@ use rtvirtio_report::svg::Spread;
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency_host::Delays;
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ParavirtData = read(path)?;
-    let lead = format!(
-        "{} ({} under {}), {} held by {}, {} above the floor in each second, {}; {}.",
-        data.host.device,
-        data.host.vmm,
-        data.host.accelerator,
-        data.contract,
-        data.backend,
-        Nanos(data.budget_ns),
-        idle_text(data.awake),
-        data.command
-    );
-    let mut sections = vec![both(&data), raises(&data), cost(&data), lies(&data)];
-    if !data.interrupts.is_empty() {
-        sections.push(interrupts::section(&data.interrupts));
+impl Experiment for ParavirtData {
+    const FILE: &str = "cpu-paravirt.json";
+    const TITLE: &str = "rtvirtio: what a guest says is urgent";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{} ({} under {}), {} held by {}, {} above the floor in each second, {}; {}.",
+            self.host.device,
+            self.host.vmm,
+            self.host.accelerator,
+            self.contract,
+            self.backend,
+            Nanos(self.budget_ns),
+            idle_text(self.awake),
+            self.command
+        );
+        let mut sections = vec![both(self), raises(self), cost(self), lies(self)];
+        if !self.interrupts.is_empty() {
+            sections.push(interrupts::section(&self.interrupts));
+        }
+        sections.extend(self.chain.iter().map(Chain::section));
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections)
     }
-    sections.extend(data.chain.iter().map(Chain::section));
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
 /// Report of a result of `rtvirtio-lab box`. Its limits are those of a host whose CPU is not
@@ -45,7 +46,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// # Errors
 /// When the file cannot be read.
 pub fn report_in_box(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let mut report = report(path)?;
+    let mut report = report::<ParavirtData>(path)?;
     report.claims = report.claims.into_iter().map(Claim::for_comparison).collect();
     let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
     Ok(report.with_suffix(name.strip_prefix("cpu-paravirt-").unwrap_or(name)))

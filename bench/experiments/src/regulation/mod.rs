@@ -22,7 +22,7 @@ mod victim;
 pub use claims::{claims, outcomes};
 pub use measure::{RegulationOptions, add, measure};
 pub use model::victim_curve;
-pub use page::{load, report, svg};
+pub use page::{load, svg};
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
@@ -30,8 +30,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "regulation.json";
 /// Largest rate, units per second; the others are each half of the one before.
 pub const TOP: u64 = 65_536;
 /// Number of rates, as in the paper.
@@ -144,7 +142,7 @@ pub struct VictimPoint {
     pub round: u32,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`RegulationData::FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
     /// [`RegulationData::SCHEMA`], checked on reading.

@@ -1,5 +1,6 @@
 //! The points as a page, and its figures as files.
 
+use crate::experiment::Experiment;
 use std::path::Path;
 
 use rtvirtio_report::svg::{Series, Spread};
@@ -12,21 +13,21 @@ use crate::page::xy::{axis, plot, series, table};
 use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: RegulationData = read(path)?;
-    let lead = format!(
-        "{}: {} points; {}. The memory load writes over {} MiB, spread over all CPUs; the largest cache has {} MiB.",
-        data.host.device,
-        data.points.len(),
-        data.command,
-        data.memory >> 20,
-        data.cache >> 20
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
+impl Experiment for RegulationData {
+    const FILE: &str = "regulation.json";
+    const TITLE: &str = "rtvirtio: regulated traffic";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: {} points; {}. The memory load writes over {} MiB, spread over all CPUs; the largest cache has {} MiB.",
+            self.host.device,
+            self.points.len(),
+            self.command,
+            self.memory >> 20,
+            self.cache >> 20
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections(self))
+    }
 }
 
 /// Reads a saved result.

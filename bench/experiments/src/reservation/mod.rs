@@ -13,7 +13,6 @@ mod page;
 pub(crate) mod web;
 
 pub use measure::{ReservationOptions, measure, with_kills};
-pub use page::report;
 
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
@@ -21,9 +20,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
-
-/// File name of the result.
-pub const FILE: &str = "cpu-reservation.json";
 
 /// Bytes of a response (the paper's section 4).
 pub const FILE_BYTES: usize = 100_000;
@@ -104,7 +100,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`ReservationData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
     /// [`ReservationData::SCHEMA`], checked on reading.

@@ -1,32 +1,32 @@
 //! Two guests on one core: the reservations paper's Figs. 1b, 2, 3 and 4.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use super::{Alone, NEIGHBOUR_BUDGETS, OWN_BUDGET, ReservationData, WEB_SHARE, claims};
 use crate::page::Section;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use rtvirtio_harness::cores::idle_text;
 use rtvirtio_learn::statistic::median;
 use rtvirtio_report::svg::Spread;
 
 use crate::page::xy::{axis, plot, series, table};
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ReservationData = read(path)?;
-    let lead = format!(
-        "{} ({} under {}), their contracts held by {}, {}; {}.",
-        data.host.device,
-        data.host.vmm,
-        data.host.accelerator,
-        data.backend,
-        idle_text(data.awake),
-        data.command
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))
+impl Experiment for ReservationData {
+    const FILE: &str = "cpu-reservation.json";
+    const TITLE: &str = "rtvirtio: CPU contracts";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{} ({} under {}), their contracts held by {}, {}; {}.",
+            self.host.device,
+            self.host.vmm,
+            self.host.accelerator,
+            self.backend,
+            idle_text(self.awake),
+            self.command
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections(self))
+    }
 }
 
 /// Sections of all figures.

@@ -18,7 +18,7 @@ mod video;
 
 pub use cell::{APPS, App, Cell, Choice, GUEST_LOADS, HOST_LOADS, Plane, SCHEDULERS};
 pub use measure::{ResponsivenessOptions, measure};
-pub use page::{report, report_of_video, svg};
+pub use page::{report_of_video, svg};
 pub use video::{Frames, Video};
 
 use rtvirtio_learn::statistic::median;
@@ -29,8 +29,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "responsiveness.json";
 /// File name of videos, with the few start-ups that go before them.
 pub const VIDEO_FILE: &str = "responsiveness-video.json";
 /// Start-up time under BFQ over the idle one from which on the kernel's plane must help.
@@ -85,7 +83,7 @@ impl RunOfStarts {
     }
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`ResponsivenessData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponsivenessData {
     /// [`ResponsivenessData::SCHEMA`], checked on reading.

@@ -1,5 +1,6 @@
 //! The matrix as figures and tables, like the paper's Figs. 1 to 3.
 
+use crate::experiment::{Experiment, report};
 use std::path::Path;
 
 use rtvirtio_report::svg::{TimeBar, TimePlot, TimeRow};
@@ -8,22 +9,22 @@ use super::{Cell, GUEST_LOADS, HOST_LOADS, Plane, ResponsivenessData, claims};
 use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: ResponsivenessData = read(path)?;
-    let lead = format!(
-        "Start-ups in a guest ({} under {}) with cold caches; over {} s is a failure; {}.",
-        data.host.vmm, data.host.accelerator, data.limit, data.command
-    );
-    let mut sections: Vec<Section> =
-        groups(&data).iter().map(|(of, cells)| section(&data, of, cells)).collect();
-    if !data.videos.is_empty() {
-        sections.push(videos(&data));
+impl Experiment for ResponsivenessData {
+    const FILE: &str = "responsiveness.json";
+    const TITLE: &str = "rtvirtio: responsiveness";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "Start-ups in a guest ({} under {}) with cold caches; over {} s is a failure; {}.",
+            self.host.vmm, self.host.accelerator, self.limit, self.command
+        );
+        let mut sections: Vec<Section> =
+            groups(self).iter().map(|(of, cells)| section(self, of, cells)).collect();
+        if !self.videos.is_empty() {
+            sections.push(videos(self));
+        }
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, sections)
     }
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections)
 }
 
 /// Report of [`VIDEO_FILE`](super::VIDEO_FILE): late frames, and claims on its start-ups with ids
@@ -32,7 +33,7 @@ pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// # Errors
 /// As [`report`].
 pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let mut report = report(path)?;
+    let mut report = report::<ResponsivenessData>(path)?;
     let (late, mut starts): (Vec<_>, Vec<_>) =
         report.claims.into_iter().partition(|claim| claim.id.starts_with("startup.late_frames"));
     starts.iter_mut().for_each(|claim| claim.id.push_str("@video"));

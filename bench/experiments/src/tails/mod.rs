@@ -5,7 +5,6 @@ mod measure;
 mod page;
 
 pub use measure::{TailsOptions, measure};
-pub use page::report;
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::noise::Noise;
@@ -21,9 +20,6 @@ use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM, Neighbour};
 use rtvirtio_learn::load::{Knobs, Stream};
 use rtvirtio_learn::statistic::median;
-
-/// File name of the result.
-pub const FILE: &str = "tails.json";
 
 /// The estimated percentile, as a share.
 const P: f64 = 0.9999;
@@ -145,7 +141,7 @@ pub struct LongRun {
     pub left_out: usize,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`TailsData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailsData {

@@ -1,13 +1,12 @@
 //! Tails estimated from few samples, compared with those of long runs.
 
+use crate::experiment::Experiment;
 use std::fmt::Write as _;
-
-use std::path::Path;
 
 use super::{LongRun, Summary, TailsData, TaskTails, claims, summary};
 use crate::page::Section;
 use crate::page::claims::text as claims_text;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 use rtvirtio_report::svg::Spread;
 
 use crate::page::xy::{axis, plot, series, table};
@@ -87,21 +86,21 @@ pub fn tails(data: &TailsData) -> Section {
     }
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: TailsData = read(path)?;
-    let lead = format!(
-        "{}: runs of {} s in pieces of {}, process VMs; {}.",
-        data.host.device, data.seconds, data.piece_ns, data.command
-    );
-    let claims = claims(&data);
-    let text = tails_text(&data) + &claims_text(&claims);
-    let sections = vec![tails(&data)];
-    Ok(ExperimentReport {
-        text,
-        ..ExperimentReport::of_data(&data, data.host.clone(), claims, lead, sections)?
-    })
+impl Experiment for TailsData {
+    const FILE: &str = "tails.json";
+    const TITLE: &str = "rtvirtio: tails from few samples";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: runs of {} s in pieces of {}, process VMs; {}.",
+            self.host.device, self.seconds, self.piece_ns, self.command
+        );
+        let claims = claims(self);
+        let text = tails_text(self) + &claims_text(&claims);
+        let sections = vec![tails(self)];
+        Ok(ExperimentReport {
+            text,
+            ..ExperimentReport::of_data(self, self.host.clone(), claims, lead, sections)?
+        })
+    }
 }

@@ -4,6 +4,7 @@
 mod run;
 mod setup;
 
+use crate::experiment::Experiment;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,8 +20,7 @@ use crate::page::{Plot, Section};
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 
-/// File names of the result, and of its picture.
-pub const FILE: &str = "daemon-day.json";
+/// File name of the picture.
 const PICTURE: &str = "daemon-day.svg";
 
 /// Fault at the beginning of an hour.
@@ -139,7 +139,7 @@ impl Course {
     }
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`DayData::FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayData {
@@ -217,57 +217,57 @@ pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
     Ok((PICTURE, picture(&read(path)?).standalone_svg()))
 }
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: DayData = read(path)?;
-    let find = |service: bool| data.courses.iter().find(|c| c.service == service);
-    let of = |course: Option<&Course>, hour: usize| {
-        let Some(course) = course else { return ["-".to_owned(), "-".to_owned()] };
-        let windows = || course.windows.iter().filter(move |w| w.hour == hour);
-        let missed: usize = windows().map(|w| w.missed).sum();
-        let all: usize = windows().map(|w| w.missed + w.met + w.unproven).sum();
-        let worst = windows().map(|w| w.p99_ms).fold(0.0, f64::max);
-        [format!("{missed} of {all}"), format!("{worst:.1}")]
-    };
-    let seconds = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{s:.1}"));
-    let row = |(hour, mishap): (usize, &Fault)| {
-        let reaction = find(true).and_then(|c| c.reactions.iter().find(|r| r.hour == hour));
-        let reaction = [reaction.and_then(|r| r.set_s), reaction.and_then(|r| r.verified_s)].map(seconds);
-        [
-            vec![mishap.description().to_owned()],
-            of(find(false), hour).into(),
-            of(find(true), hour).into(),
-            reaction.into(),
-        ]
-        .concat()
-    };
-    let head = [
-        "hour",
-        "static: missed",
-        "worst p99, ms",
-        "service: missed",
-        "worst p99, ms",
-        "set after, s",
-        "verified after, s",
-    ];
-    let lead = format!(
-        "{}; {}. Three emulated guests on an emulated eMMC; windows of {:.0} s. A controller reads 4 KiB, its p99 is to be below {} ms; a historian reads \
-             64 KiB, and more than it declares in the flood; a batch VM reads as fast as it can.",
-        data.host.device,
-        data.command,
-        data.window_s,
-        setup::TARGET_MS
-    );
-    let section = Section {
-        title: "A scripted day".to_owned(),
-        plots: vec![("p99 of the controller's reads".to_owned(), picture(&data))],
-        tables: vec![table("By hour", &head, DAY.iter().enumerate().map(row).collect())],
-        ..Section::default()
-    };
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+impl Experiment for DayData {
+    const FILE: &str = "daemon-day.json";
+    const TITLE: &str = "rtvirtio: a day of the service";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let find = |service: bool| self.courses.iter().find(|c| c.service == service);
+        let of = |course: Option<&Course>, hour: usize| {
+            let Some(course) = course else { return ["-".to_owned(), "-".to_owned()] };
+            let windows = || course.windows.iter().filter(move |w| w.hour == hour);
+            let missed: usize = windows().map(|w| w.missed).sum();
+            let all: usize = windows().map(|w| w.missed + w.met + w.unproven).sum();
+            let worst = windows().map(|w| w.p99_ms).fold(0.0, f64::max);
+            [format!("{missed} of {all}"), format!("{worst:.1}")]
+        };
+        let seconds = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{s:.1}"));
+        let row = |(hour, mishap): (usize, &Fault)| {
+            let reaction = find(true).and_then(|c| c.reactions.iter().find(|r| r.hour == hour));
+            let reaction = [reaction.and_then(|r| r.set_s), reaction.and_then(|r| r.verified_s)].map(seconds);
+            [
+                vec![mishap.description().to_owned()],
+                of(find(false), hour).into(),
+                of(find(true), hour).into(),
+                reaction.into(),
+            ]
+            .concat()
+        };
+        let head = [
+            "hour",
+            "static: missed",
+            "worst p99, ms",
+            "service: missed",
+            "worst p99, ms",
+            "set after, s",
+            "verified after, s",
+        ];
+        let lead = format!(
+            "{}; {}. Three emulated guests on an emulated eMMC; windows of {:.0} s. A controller reads 4 KiB, its p99 is to be below {} ms; a historian reads \
+                 64 KiB, and more than it declares in the flood; a batch VM reads as fast as it can.",
+            self.host.device,
+            self.command,
+            self.window_s,
+            setup::TARGET_MS
+        );
+        let section = Section {
+            title: "A scripted day".to_owned(),
+            plots: vec![("p99 of the controller's reads".to_owned(), picture(self))],
+            tables: vec![table("By hour", &head, DAY.iter().enumerate().map(row).collect())],
+            ..Section::default()
+        };
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
+    }
 }
 
 /// A time in seconds, to the millisecond.

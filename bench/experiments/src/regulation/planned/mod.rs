@@ -13,7 +13,6 @@ mod page;
 
 pub use claims::claims;
 pub use measure::{PlannedOptions, measure};
-pub use page::report;
 
 use rtvirtio_measure::HostFacts;
 use rtvirtio_units::{Bytes, Nanos};
@@ -21,8 +20,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::saved::Saved;
 
-/// File name of the result.
-pub const FILE: &str = "regulation-plan.json";
 /// Requests per second of the victim, of 4 KiB each.
 const RATE: f64 = 200.0;
 /// Targets of the victim over the device's longest stall in the profile.
@@ -129,7 +126,7 @@ pub struct RefusedLimit {
     pub why: String,
 }
 
-/// Measurements and their conditions, as saved in [`FILE`].
+/// Measurements and their conditions, as saved in [`PlannedData::FILE`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlannedData {
     /// [`PlannedData::SCHEMA`], checked on reading.

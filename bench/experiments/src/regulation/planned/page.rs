@@ -1,26 +1,26 @@
 //! The runs as a page.
 
-use std::path::Path;
+use crate::experiment::Experiment;
 
 use super::{PlannedData, PlannedPoint, claims};
 use crate::page::Section;
 use crate::page::xy::table;
-use crate::report::{ExperimentReport, read};
+use crate::report::ExperimentReport;
 
-/// The report of a saved result.
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
-    let data: PlannedData = read(path)?;
-    let lead = format!(
-        "{}: {} runs of {} s next to limits of `plan --traffic`; {}.",
-        data.host.device,
-        data.points.len(),
-        data.seconds,
-        data.command
-    );
-    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section(&data)])
+impl Experiment for PlannedData {
+    const FILE: &str = "regulation-plan.json";
+    const TITLE: &str = "rtvirtio: planned limits";
+
+    fn report(&self) -> anyhow::Result<ExperimentReport> {
+        let lead = format!(
+            "{}: {} runs of {} s next to limits of `plan --traffic`; {}.",
+            self.host.device,
+            self.points.len(),
+            self.seconds,
+            self.command
+        );
+        ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section(self)])
+    }
 }
 
 fn section(data: &PlannedData) -> Section {

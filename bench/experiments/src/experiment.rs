@@ -1,0 +1,31 @@
+//! Form of an experiment whose result is one saved file.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+
+/// Result of an experiment: its file, and what follows from it. What is measured, and how, is each
+/// experiment's own.
+pub trait Experiment: Saved + Serialize {
+    /// File name of the result.
+    const FILE: &str;
+    /// Title of the page.
+    const TITLE: &str;
+
+    /// Claims with their limits, and the page with its figures.
+    ///
+    /// # Errors
+    /// When the data cannot be written as JSON.
+    fn report(&self) -> anyhow::Result<ExperimentReport>;
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read, or is of another form or version.
+pub fn report<E: Experiment>(path: &Path) -> anyhow::Result<ExperimentReport> {
+    read::<E>(path)?.report()
+}
