@@ -129,8 +129,9 @@ end_background() {
         rm -r "$directory"
     done
 }
+# What a shell runs in its background ignores Ctrl-C, and tests end programs by that signal.
 cargo_test() {
-    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$output"
+    { env --default-signal=INT,QUIT cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$output"
 }
 tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share CPU budgets, libvirt and network names
     step "$1"
