@@ -17,7 +17,7 @@ trap 'rm -f "$again" "$log.new"' EXIT
 printf '%s\n' "$targets" | while IFS= read -r target; do
     printf '\n== once more, alone: %s\n' "$target"
     # shellcheck disable=SC2086 # words of a command line
-    if cargo test --locked $target -- --test-threads=2 >"$again" 2>&1 </dev/null; then passed=1; else passed=; fi
+    if env --default-signal=INT,QUIT cargo test --locked $target -- --test-threads=2 >"$again" 2>&1 </dev/null; then passed=1; else passed=; fi
     cat "$again"
     [ -n "$passed" ] || continue
     # The program's lines in the log: from its `Running` to the line that names it. A `SKIP` of the second run counts.

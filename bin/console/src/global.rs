@@ -19,7 +19,7 @@ pub struct Global {
     /// No progress on standard error
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Journal, lock and measured profiles
+    /// Journal, lock, contracts in force, measured profiles: what must outlast a restart
     #[arg(
         long,
         global = true,
@@ -28,7 +28,7 @@ pub struct Global {
         default_value = "/var/lib/rtvirtio"
     )]
     pub state_dir: PathBuf,
-    /// Sockets and state of a running lab
+    /// Sockets and locks of the service and the I/O domain; state of a running lab
     #[arg(
         long,
         global = true,
@@ -59,9 +59,10 @@ impl Global {
 /// The goal of a search beyond meeting the targets.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarginArg {
-    /// Hold VMs without targets down until predictions are this far below the targets, %; more is
-    /// not worth it. Less leaves these VMs more. The slice model always keeps 20; without the
-    /// option it is 75, 25 for upper bounds, and 50 for VMs whose own targets are given up
+    /// Limit VMs without targets until each prediction is this much below its target, % of the
+    /// target, and no further; a smaller margin leaves these VMs more. Without it 75; 25 where the
+    /// model gives upper bounds; 50 for VMs whose own targets cannot be met. With the slice model
+    /// at least 20
     #[arg(id = "margin", long = "margin", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     percent: Option<u8>,
 }
@@ -85,7 +86,7 @@ impl MarginArg {
 pub enum ModelArg {
     /// The model learned on this host, if any, else slice
     Auto,
-    /// Ours: BFQ's slices and queueing at the device
+    /// Computed from the profile: BFQ's slices and queueing at the device
     Slice,
     /// Learned on this host by `profile --sweep`, with an upper bound
     Bound,

@@ -18,6 +18,7 @@ use rtvirtio_domain_resources::handover::Passed;
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
 use rtvirtio_engine::log::write_line;
+use rustix::mm::MlockAllFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -102,9 +103,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let confine = sandbox.confine()?;
     // Threads inherit the mask, so that this thread gets all signals.
     mask_signals(libc::SIG_BLOCK).context("signals")?;
+    // What is there is read in; later memory when it is first used, since that of guests that have
+    // connected by then is not ours to fill.
+    let locked = rustix::mm::mlockall(MlockAllFlags::CURRENT);
     let domain = opened.start(&confine)?;
     // All memory that depends on guests' requests is allocated by now.
-    if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
+    let all = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
+    if let Err(e) = locked.and(all) {
         write_line(format_args!("memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK"));
     }
     let running = domain.running();

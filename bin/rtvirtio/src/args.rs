@@ -166,11 +166,12 @@ docs/guide/start-up.md has the steps. Needs BFQ on the device, a cgroup for the 
 org.rtvirtio.start.0. Both weights are journaled before anything is changed, so `rtvirtio revert` puts the first one
 back, also after a crash of this command.")]
     Starts(StartsArgs),
-    /// Contracts that rtvirtiod keeps: set, show, remove, accept
+    /// Give a VM's part of a spec to rtvirtiod, which keeps it in force at every start of the VM;
+    /// show, accept and remove such contracts
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract set plc plant.toml   the VM plc of the spec, from now on and at every start of it
-  sudo rtvirtio contract show all, with their state
+  sudo rtvirtio contract show                 all, with their state
   sudo rtvirtio contract accept plc           where rtvirtiod asks first (`mode = \"ask\"`)
   sudo rtvirtio contract plan                 the plan of their disks that the service holds
   sudo rtvirtio contract remove plc
@@ -274,7 +275,8 @@ EXAMPLES
 docs/reference/fleet-toml.md has the file's keys. Capacity is what the I/O domain and the CPU contracts of a host can promise. Where contracts are placed is
 the cluster engine's decision; this shows what it can do. Exit code 2 when a contract fits on no host, or would not survive a single loss.")]
     Fleet(FleetArgs),
-    /// The I/O domain: a process that serves and schedules the disks of VMs
+    /// The I/O domain, the process that serves and schedules the disks and network cards of VMs:
+    /// look at it, change it, stop it
     #[command(
         subcommand,
         after_help = "\
@@ -289,8 +291,8 @@ EXAMPLES
 /// `check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for
-    /// each guest
+    /// Socket of a guest's agent (qemu-guest-agent): also checks whether the guest's kernel passes
+    /// the I/O priorities of its programs to the I/O domain. Once for each guest
     #[arg(long = "guest", value_name = "SOCKET")]
     pub guests: Vec<PathBuf>,
 }

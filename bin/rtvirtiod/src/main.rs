@@ -26,6 +26,9 @@ use journal::Journal;
 /// for no more than some seconds.
 const LAST_STEP: Duration = Duration::from_millis(1500);
 
+/// Time for the line that says so.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 fn main() -> ExitCode {
     let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
         Ok(cli) => cli,
@@ -81,11 +84,13 @@ fn end_in_time() -> anyhow::Result<()> {
     let wait = move || {
         if signals.forever().next().is_some() {
             std::thread::sleep(LAST_STEP);
-            let _ = writeln!(
-                stderr(),
-                "ended in the middle of a step: the next start, or `rtvirtio revert`, finishes it"
-            );
-            let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+            // The log may be full and block its writers.
+            std::thread::spawn(|| {
+                let text = "ended in the middle of a step: the next start, or `rtvirtio revert`, finishes it";
+                let _ = writeln!(stderr(), "{text}");
+                let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+            });
+            std::thread::sleep(LAST_WORDS);
             std::process::exit(0);
         }
     };

@@ -16,11 +16,26 @@ pub fn cpu_room(room: &CpuRoom) -> String {
     if !room.is_short() {
         return sum;
     }
-    let most = room.most();
+    let lower = match room.most() {
+        most if most >= 1.0 => format!("lower the rates to {most:.0}/s in sum"),
+        _ => "lower the rates".to_owned(),
+    };
+    if room.is_too_much() {
+        return format!(
+            "{sum}: they wait without end, whatever the disk and its settings do. {lower}",
+            lower = capital(&lower)
+        );
+    }
     format!(
-        "{sum}: they wait for a CPU, whatever the disk and its settings do. End other programs, lower the rates to {most:.0}/s in sum, or \
-         give the VMs CPU contracts (`cpu` in the spec)"
+        "{sum}: they wait while others use the CPUs, whatever the disk and its settings do. End other programs, {lower}, or give the VMs CPU \
+         contracts (`cpu` in the spec)"
     )
+}
+
+/// With a first letter that begins a sentence.
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// That of the tasks, which have the same one where they have any.
@@ -40,6 +55,14 @@ mod tests {
         let said = cpu_room(&room(1.2));
         assert!(said.contains("need 1.03 of 2 CPUs") && said.ends_with("1.20 are free now"), "{said}");
         let said = cpu_room(&room(0.4));
-        assert!(said.contains("0.40 are free now: they wait") && said.contains("to 699/s in sum"), "{said}");
+        assert!(said.contains("0.40 are free now: they wait while others"), "{said}");
+        assert!(said.contains("to 699/s in sum"), "{said}");
+        let said = cpu_room(&room(0.0));
+        assert!(said.contains("End other programs, lower the rates, or"), "{said}");
+        let said = cpu_room(&CpuRoom { needed: 2.5, ..room(2.0) });
+        assert!(
+            said.contains("without end") && said.ends_with(". Lower the rates to 1440/s in sum"),
+            "{said}"
+        );
     }
 }

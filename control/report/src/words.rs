@@ -18,7 +18,8 @@ pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
         None => ("no target", None),
         Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
         Some(_) if t.forecast.rate_kept < RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
-        Some(_) if t.lacks_cpu() => ("does not hold: CPU", Some(Paint::Bad)),
+        Some(_) if t.exceeds_cpus() => ("does not hold: CPU", Some(Paint::Bad)),
+        Some(_) if t.lacks_cpu() => ("may not hold: CPU", Some(Paint::Open)),
         Some(_) if t.target_ns.is_some_and(but_for_host) => ("holds but for the host", Some(Paint::Open)),
         Some(_) => ("holds", Some(Paint::Good)),
     }

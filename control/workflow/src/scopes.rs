@@ -89,7 +89,7 @@ impl<'a> Scopes<'a> {
     /// Takes the lock of the state directory.
     ///
     /// # Errors
-    /// [`Kind::InForce`] while another rtvirtio holds it: try again.
+    /// [`Kind::InForce`](crate::Kind::InForce) while another rtvirtio holds it: try again.
     pub fn lock(dirs: &'a Dirs) -> Result<Self> {
         Ok(Self { session: Session::open(&dirs.state)?, dirs })
     }
@@ -102,7 +102,7 @@ impl<'a> Scopes<'a> {
     /// Puts a contract in force.
     ///
     /// # Errors
-    /// [`Kind::InForce`] when another program holds settings of the VM, or the scope has a journal;
+    /// [`Kind::InForce`](crate::Kind::InForce) when another program holds settings of the VM, or the scope has a journal;
     /// as [`Session::apply`], after everything was put back.
     pub fn apply(&self, new: &NewContract) -> Result<Applied> {
         let vm = &new.in_force.vm;
@@ -176,7 +176,7 @@ impl<'a> Scopes<'a> {
     /// those that agents of a cluster's resources hold. With none they are put back.
     ///
     /// # Errors
-    /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`]
+    /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`](crate::Kind::NotPutBack)
     /// when a budget remains: the kernel counts that of a VM's group for a moment after the group
     /// is gone.
     pub fn make_room(&self, probe: &Probe, contracts: &[InForce]) -> Result<()> {

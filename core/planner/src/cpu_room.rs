@@ -45,10 +45,16 @@ impl CpuRoom {
         (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns })
     }
 
-    /// Whether requests will wait for a CPU without end.
+    /// Whether requests wait for CPUs that others use, as long as these do.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.needed > self.free
+    }
+
+    /// Whether requests would wait without end even on CPUs that nobody else uses.
+    #[must_use]
+    pub fn is_too_much(&self) -> bool {
+        self.needed > f64::from(self.cpus)
     }
 
     /// Largest sum of rates that fits, 1/s.
@@ -82,7 +88,9 @@ mod tests {
         profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 500e-6 });
         let room = sum(&spec, &profile).unwrap();
         assert!((room.needed - 0.9).abs() < 1e-9 && room.each_ns == Nanos(500_000), "{room:?}");
-        assert!(room.is_short() && (room.most() - 800.0).abs() < 1e-6, "{room:?}");
+        assert!(room.is_short() && !room.is_too_much());
+        assert!(CpuRoom { needed: 2.1, ..room }.is_too_much());
+        assert!((room.most() - 800.0).abs() < 1e-6, "{room:?}");
         spec.vms[0].cpu.need =
             Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
         let left = sum(&spec, &profile).unwrap();

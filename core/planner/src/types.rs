@@ -163,10 +163,16 @@ pub struct TaskOutlook {
 }
 
 impl TaskOutlook {
-    /// Whether the requests wait for a CPU, whatever the disk and its settings do.
+    /// Whether the requests need more CPU time than others leave.
     #[must_use]
     pub fn lacks_cpu(&self) -> bool {
         self.cpu.is_some_and(|room| room.is_short())
+    }
+
+    /// Whether they need more than the host has.
+    #[must_use]
+    pub fn exceeds_cpus(&self) -> bool {
+        self.cpu.is_some_and(|room| room.is_too_much())
     }
 }
 

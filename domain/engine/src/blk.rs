@@ -12,6 +12,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 /// Largest number of data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
+/// Parts of the guest's memory that a request's data may consist of: a segment may lie across the
+/// border of two regions.
+pub const SLICES: usize = 2 * SEGMENTS;
 /// Length of the serial number.
 pub const ID_LEN: usize = 20;
 /// Largest number of sectors of one discard or write-zeroes, offered to the guest.
@@ -190,20 +193,33 @@ pub fn parse<M: GuestMemory>(
         return Err(Malformed::Header);
     }
     // An invalid request needs no device time, so it must not reach the scheduler.
-    let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
-    if !inside(&Segment { addr: status, len: 1 }) {
+    if !mem.check_range(status, 1, Permissions::ReadWrite) {
         return Err(Malformed::Memory);
     }
     if !fits {
         return Ok(Parsed::Refused { status, why: Refused::Invalid });
     }
-    if !segments.iter().all(inside) {
-        return Ok(Parsed::Refused { status, why: Refused::OutsideMemory });
+    if let Err(why) = check_segments(mem, segments) {
+        return Ok(Parsed::Refused { status, why });
     }
     let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
     let request = RequestHeader { kind: word(0), priority: word(4), sector, readable, status };
     Ok(request.check(mem, limits, segments))
+}
+
+/// Checks that data lies in the guest's memory, in at most [`SLICES`] parts: a walk over hundreds of
+/// regions for each segment would take the time of the other VMs.
+fn check_segments<M: GuestMemory>(mem: &M, segments: &[Segment]) -> Result<(), Refused> {
+    let mut left = SLICES;
+    for segment in segments {
+        let slices = mem.get_slices(segment.addr, segment.len as usize, Permissions::ReadWrite);
+        for slice in slices.map_err(|_| Refused::OutsideMemory)? {
+            slice.map_err(|_| Refused::OutsideMemory)?;
+            left = left.checked_sub(1).ok_or(Refused::Invalid)?;
+        }
+    }
+    Ok(())
 }
 
 /// The chain of a head that was in flight in the previous process: it is not in the available ring

@@ -248,3 +248,18 @@ proptest! {
         }
     }
 }
+
+/// Hundreds of adjacent regions, as memory slots allow: each segment of a request could walk all.
+#[test]
+fn data_over_more_regions_than_a_request_needs_is_refused() {
+    let page = |i: u64| (GuestAddress(i * 4096), 4096);
+    let pages: Vec<_> = (0..SLICES as u64 + 1).map(page).collect();
+    let mem = GuestMemoryMmap::<()>::from_ranges(&pages).unwrap();
+    let segment = |pages: usize| Segment { addr: GuestAddress(0), len: pages as u32 * 4096 };
+    assert_eq!(check_segments(&mem, &[segment(SLICES)]), Ok(()));
+    assert_eq!(check_segments(&mem, &[segment(SLICES + 1)]), Err(Refused::Invalid));
+    assert_eq!(check_segments(&mem, &[segment(SLICES / 2 + 1); 2]), Err(Refused::Invalid));
+    assert_eq!(check_segments(&mem, &[segment(SLICES + 2)]), Err(Refused::Invalid));
+    let beyond = Segment { addr: GuestAddress((SLICES as u64 + 1) * 4096), len: 1 };
+    assert_eq!(check_segments(&mem, &[beyond]), Err(Refused::OutsideMemory));
+}

@@ -12,7 +12,7 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestRegionCollection};
 
 pub use self::region::Region;
-use self::region::{Extent, SharedMapping};
+use self::region::{Claims, Extent, SharedBytes, SharedMapping};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
@@ -28,6 +28,8 @@ pub const MEMORY_SLOTS: usize = 509;
 
 /// Regions that each connection may have, whatever the others have.
 const OWN_SLOTS: usize = 32;
+/// Bytes of each VM's memory that are mapped whatever others have.
+const OWN_BYTES: u64 = 1 << 40;
 
 /// Largest region that is left out, in bytes: devices such as `ivshmem` have memory of this size,
 /// and a guest's RAM does not.
@@ -245,22 +247,35 @@ impl GuestMem {
         };
         let fail = |source: std::io::Error| MemoryError::Map { size, source };
         check_extent(file, (base, size, user, offset), trust).map_err(fail)?;
-        let shared = (slots >= OWN_SLOTS).then(SharedMapping::take);
-        let shared = match shared {
-            Some(None) => {
-                let text = "the I/O domain has as many memory regions of all VMs as it may map";
-                return Err(MemoryError::Slots(format!("{text}; each VM has {OWN_SLOTS} in any case")));
-            }
-            Some(taken) => taken,
-            None => None,
-        };
+        let claims = self.claims(size)?;
         let is_watched = trust != Trust::None;
         let extent = Extent { base, size, offset, page };
-        let mapped = Region::map(Some(file), extent, is_watched, shared).map_err(fail)?;
+        let mapped = Region::map(Some(file), extent, is_watched, claims).map_err(fail)?;
         let mem = self.mem.insert_region(Arc::new(mapped));
         let mem = mem.map_err(|e| MemoryError::Regions(e.to_string()))?;
         table.push((user, size, base));
         Ok(Self { mem, table, left_out, is_watched: self.is_watched | is_watched })
+    }
+
+    /// Claims of one more region of this size, in bytes, on what all VMs share.
+    fn claims(&self, size: u64) -> Result<Claims, MemoryError> {
+        let mut claims = Claims::default();
+        if self.table.len() + self.left_out.len() >= OWN_SLOTS {
+            claims.mapping = Some(SharedMapping::take().ok_or_else(|| {
+                let text = "the I/O domain has as many memory regions of all VMs as it may map";
+                MemoryError::Slots(format!("{text}; each VM has {OWN_SLOTS} in any case"))
+            })?);
+        }
+        let before = self.table.iter().fold(0, |sum: u64, (_, size, _)| sum.saturating_add(*size));
+        let beyond = |sum: u64| sum.saturating_sub(OWN_BYTES);
+        let bytes = beyond(before.saturating_add(size)) - beyond(before);
+        if bytes > 0 {
+            claims.bytes = Some(SharedBytes::take(bytes).ok_or_else(|| {
+                let text = "the I/O domain has as much memory of all VMs as it may map";
+                MemoryError::Slots(format!("{text}; each VM has 1 TiB in any case"))
+            })?);
+        }
+        Ok(claims)
     }
 
     /// These regions without one of them.
@@ -296,7 +311,8 @@ impl GuestMem {
         let map = |(base, len): &(GuestAddress, usize)| {
             let size = *len as u64;
             let extent = Extent { base: base.0, size, offset: 0, page: PAGE };
-            Region::map(None, extent, false, None).map_err(|source| MemoryError::Map { size, source })
+            Region::map(None, extent, false, Claims::default())
+                .map_err(|source| MemoryError::Map { size, source })
         };
         let regions: Vec<Region> = ranges.iter().map(map).collect::<Result<_, _>>()?;
         Memory::from_regions(regions).map_err(|e| MemoryError::Regions(e.to_string()))

@@ -21,6 +21,9 @@ use crate::{Root, atomic_write, trusted};
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest time for the kernel to accept a write.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Time after which a write that has not ended is noted for other processes: this one may end
+/// before it does.
+const NOTED: Duration = Duration::from_millis(200);
 /// Longest pause between two looks at the disk's counters, or at the writing process.
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
@@ -68,11 +71,18 @@ pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
 /// Writes in a child process, which is abandoned after `limit`.
 fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Result<()> {
     let pid = spawn(&root.at(path), value.as_bytes())?;
-    let end = Instant::now() + limit;
-    let mut pause = SHORT;
-    while Instant::now() < end {
+    let begin = Instant::now();
+    let (mut pause, mut is_noted) = (SHORT, false);
+    while begin.elapsed() < limit {
         if let Some(result) = ended(pid) {
+            if let Some(note) = note_of(path).filter(|_| is_noted) {
+                let _ = std::fs::remove_file(root.at(note));
+            }
             return result;
+        }
+        if !is_noted && begin.elapsed() >= NOTED {
+            note(root, path, pid);
+            is_noted = true;
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE);
@@ -90,6 +100,11 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
 /// any that they write now.
 fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
+    note(root, path, pid);
+}
+
+/// Notes it for others alone.
+fn note(root: &Root, path: &Path, pid: libc::pid_t) {
     let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::find(pid).ok().flatten());
     if let (Some(process), Some(note)) = (process, note_of(path)) {
         let text = format!("{} {}\n", process.pid, process.start_time);

@@ -25,6 +25,19 @@ pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
     Ok(TICK * u32::try_from(times(root, &format!("cpu{cpu}"))?[STEAL]).unwrap_or(u32::MAX))
 }
 
+/// Number of CPUs that are online, whichever of them this process may use.
+///
+/// # Errors
+/// When `/proc/stat` cannot be read.
+pub fn cpus_online(root: &Root) -> Result<u32, HostError> {
+    let text = root.read(&PathBuf::from("/proc/stat"))?;
+    let is_cpu = |line: &&str| {
+        let number = line.strip_prefix(ALL).and_then(|rest| rest.split(' ').next());
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    Ok(u32::try_from(text.lines().filter(is_cpu).count()).unwrap_or(u32::MAX))
+}
+
 /// Steal time of all CPUs, from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub struct StealWatch {
@@ -107,6 +120,7 @@ mod tests {
         let text =
             "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 4 5 6 7 8 9 10\ncpu10 0 0 0 0 0 0 0 300 0 0\nintr 5\n";
         std::fs::write(root.at("/proc/stat"), text).unwrap();
+        assert_eq!(cpus_online(&root).unwrap(), 2);
         assert_eq!(stolen(&root, 1).unwrap(), Duration::from_millis(80));
         assert_eq!(stolen(&root, 10).unwrap(), Duration::from_secs(3));
         assert!(stolen(&root, 0).is_err());

@@ -175,7 +175,7 @@ impl Stage<'_> {
         // The guests are up and idle.
         let free = cpu_room::free(&[], ui);
         let free = free.inspect_err(|e| ui.warn(&format!("free CPU time is not known: {e:#}"))).ok();
-        let room = free.and_then(|free| CpuRoom::sum([(spec, &profile)].into_iter(), profile.cpus, free));
+        let room = free.and_then(|(cpus, free)| CpuRoom::sum([(spec, &profile)].into_iter(), cpus, free));
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
         print(&text::run(&default, &style()), ui);
 

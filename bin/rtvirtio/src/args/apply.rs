@@ -9,7 +9,8 @@ use rtvirtio_units::Nanos;
 /// `apply`.
 #[derive(Args, Debug)]
 pub struct ApplyArgs {
-    /// A plan file, or a spec to plan first
+    /// A plan file; or a spec, planned first; or an I/O domain's file (`plan --domain`), which
+    /// starts it
     #[arg(value_name = "SPEC|PLAN")]
     pub source: PathBuf,
     /// The spec, when it is not where it was when the plan was made

@@ -24,7 +24,7 @@ EXAMPLES
   sudo rtvirtio contract set plc plant.toml
   sudo rtvirtio contract set plc plant.toml --dry-run            says whether it fits, and writes nothing
   sudo rtvirtio contract set plc plant.toml --contracts /srv/contracts
-  sudo rtvirtio contract set plc plant.toml --libvirt            into the metadata of its domain, which carries it along")]
+  sudo rtvirtio contract set plc plant.toml --libvirt            into the metadata of libvirt's VM, which carries it along")]
     /// Make a VM's part of a spec its contract, in place of the one it has; one that does not fit
     /// changes nothing
     Set {
@@ -32,7 +32,7 @@ EXAMPLES
         vm: String,
         /// The spec with the VM
         spec: PathBuf,
-        /// Write it into the metadata of the VM's domain instead of a file
+        /// Write it into the metadata of libvirt's VM of this name instead of a file
         #[arg(long)]
         libvirt: bool,
         /// Say whether it fits beside the others, and write nothing
@@ -52,12 +52,12 @@ EXAMPLES
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio contract remove plc
-  sudo rtvirtio contract remove plc --libvirt                     from the metadata of the domain of this name")]
+  sudo rtvirtio contract remove plc --libvirt                     from the metadata of libvirt's VM of this name")]
     /// Remove a VM's contract; the service puts back what is in force for it
     Remove {
         /// The VM
         vm: String,
-        /// Remove it from the metadata of the domain of this name or UUID instead of a file
+        /// Remove it from the metadata of libvirt's VM of this name or UUID instead of a file
         #[arg(long, value_name = "URI", num_args = 0..=1, default_missing_value = "qemu:///system")]
         libvirt: Option<String>,
     },

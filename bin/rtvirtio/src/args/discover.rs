@@ -8,7 +8,8 @@ use rtvirtio_units::Nanos;
 /// `discover`.
 #[derive(Args, Debug)]
 pub struct DiscoverArgs {
-    /// Count what each VM does with its disks for this long: rates, sizes, latencies
+    /// Count what each VM does with its disks for this long: rates, sizes, latencies. libvirt marks
+    /// its VMs as tainted (`custom-monitor`) by that, until they end
     #[arg(long, value_name = "TIME")]
     pub observe: Option<Nanos>,
     /// libvirt's daemon [default: qemu:///system]

@@ -90,7 +90,7 @@ One listener at a time. With --json one object a line. What came faster than thi
 /// `iod status`.
 #[derive(Args, Debug)]
 pub struct IodStatusArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
@@ -103,7 +103,7 @@ pub struct IodStatusArgs {
 /// `iod reload`.
 #[derive(Args, Debug)]
 pub struct IodReloadArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
@@ -121,7 +121,7 @@ pub struct IodAttachArgs {
     /// The disk's table under its device, the port's under its network; `-` for standard input
     #[arg(value_name = "FILE")]
     pub tables: PathBuf,
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
@@ -133,7 +133,7 @@ pub struct IodDetachArgs {
     /// Names of disks and ports, as in `iod status`
     #[arg(value_name = "[disk:|port:]NAME", required = true)]
     pub names: Vec<String>,
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
@@ -145,7 +145,7 @@ pub struct IodDetachArgs {
 /// `iod stop`.
 #[derive(Args, Debug)]
 pub struct IodStopArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
@@ -157,7 +157,7 @@ pub struct IodStopArgs {
 /// `iod trace`.
 #[derive(Args, Debug)]
 pub struct IodTraceArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// The I/O domain's control socket, as in its configuration [default: iod.sock in the run
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,

@@ -181,7 +181,8 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     one_profile(args.profile.as_deref(), &devices.host)?;
     let with =
         PlanWith { profile: args.profile.as_deref(), model: args.model.into(), enough: args.margin.enough() };
-    let room = apply::cpu_room(devices, &with, dirs, ui)?;
+    let is_shown = !ui.json && !args.dry_run;
+    let room = if is_shown { apply::cpu_room(devices, &with, dirs, ui)? } else { None };
     let mut plans = Vec::new();
     for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
@@ -190,7 +191,7 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
             add_cpu_room(&mut shown.tasks, &site.spec, room);
         }
         let notes = site.stack.notes_on_settings();
-        if !ui.json && !args.dry_run {
+        if is_shown {
             print(&title(part.name.as_deref(), devices.sites.len()))?;
             print(&text::plan(&shown, &old_values(&site.spec, &found, &plan), &style()))?;
             print(&text::notes(&notes, &style()))?;

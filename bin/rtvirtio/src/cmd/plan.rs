@@ -45,7 +45,7 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         Ok(outlook(&basis.spec, &basis.profile, &basis.choice, start, placements)?)
     };
     let mut tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
-    if let Some(room) = room(&host, &bases, &global.dirs(), ui)? {
+    if let Some(room) = room(&args.model, &host, &bases, &global.dirs(), ui)? {
         bases.iter().zip(&mut tasks).for_each(|((_, basis), tasks)| add_cpu_room(tasks, &basis.spec, &room));
     }
     let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
@@ -61,11 +61,16 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
 
 /// CPU time that is free for the requests of the host's guests now.
 fn room(
+    args: &ModelArgs,
     host: &HostSpec,
     bases: &[(Option<String>, Basis)],
     dirs: &Dirs,
     ui: &Ui,
 ) -> anyhow::Result<Option<CpuRoom>> {
+    if args.defaults {
+        // For a host as it is after its start, not as it is now.
+        return Ok(None);
+    }
     let parts = bases.iter().map(|(_, basis)| (&basis.spec, &basis.profile));
     Ok(cpu_room::look(host, parts, dirs, ui)?)
 }
@@ -111,7 +116,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), shell_path(out)));
     }
     // Of this moment, so it stands in no file.
-    if let Some(room) = room(&host, &bases, dirs, ui)? {
+    if let Some(room) = room(&args.model, &host, &bases, dirs, ui)? {
         let of = plan.devices.iter_mut().zip(&bases);
         of.for_each(|(of, (_, basis))| add_cpu_room(&mut of.plan.tasks, &basis.spec, &room));
     }

@@ -45,8 +45,11 @@ fn of_length(u: &Upper) -> String {
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
     let verdict = if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
         style.paint("no task has a target, so nothing is promised", Paint::Open)
-    } else if plan.feasible && plan.tasks.iter().any(TaskOutlook::lacks_cpu) {
-        style.paint("every target is predicted to be met, but not while CPU time is short", Paint::Bad)
+    } else if plan.feasible && plan.tasks.iter().any(|t| t.target_ns.is_some() && t.lacks_cpu()) {
+        style.paint(
+            "every target is predicted to be met where CPU time is not short, as it is now",
+            Paint::Open,
+        )
     } else if plan.feasible {
         style.paint("every target is predicted to be met", Paint::Good)
     } else {

@@ -73,8 +73,12 @@ pub fn set(
     let at = place(dirs);
     let wanted = Wanted::All { plan: made.plan.clone(), devices };
     if before.is_some() {
-        // What cannot be resolved changes nothing.
-        resolve(&wanted, &[], Room::Own, &at, progress)?;
+        // What cannot be resolved changes nothing. A setting that cannot act yet may be one of the
+        // elevator that is put back.
+        match resolve(&wanted, &[], Room::Own, &at, progress) {
+            Err(e) if !cannot_act(&e) => return Err(e),
+            _ => {}
+        }
         let reverted = put_back(lock, dirs, OnConflict::Accept)?;
         if let Some(reverted) = reverted.filter(|r| !r.done) {
             bail!(NotPutBack, "{}", reverted.summary());

@@ -6,7 +6,7 @@ use rtvirtio_sched::{Op, Piece};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
-use crate::blk::{SEGMENTS, Segment};
+use crate::blk::{SEGMENTS, SLICES, Segment};
 use crate::memory::GuestMem;
 
 /// A request of a VM between fetch and completion.
@@ -167,7 +167,7 @@ impl PieceSlot {
     pub fn new(largest: u64) -> std::io::Result<Self> {
         Ok(Self {
             piece: None,
-            iovecs: Vec::with_capacity(SEGMENTS),
+            iovecs: Vec::with_capacity(SLICES),
             bounce: BounceBuffer::new(largest as usize)?,
             bounced: false,
             refused_since: None,

@@ -9,19 +9,30 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Mappings that can be watched at a time.
-pub(super) const MOST_WATCHED: usize = 4_096;
+/// Mappings that can be watched at a time: more than the kernel gives a process.
+pub(super) const MOST_WATCHED: usize = 65_536;
 
 /// A place of a mapping. The length is 0 while it is free.
 struct Place {
     start: AtomicUsize,
     len: AtomicUsize,
+    /// Size of its pages, in bytes.
+    page: AtomicUsize,
     lost: AtomicBool,
 }
 
-static PLACES: [Place; MOST_WATCHED] =
-    [const { Place { start: AtomicUsize::new(0), len: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
-        MOST_WATCHED];
+impl Place {
+    const fn free() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+}
+
+static PLACES: [Place; MOST_WATCHED] = [const { Place::free() }; MOST_WATCHED];
 
 /// Serializes changes of the places; the handler only reads them.
 static CHANGES: Mutex<()> = Mutex::new(());
@@ -42,12 +53,13 @@ pub(super) struct Watched {
 
 impl Watched {
     /// Watches a mapping of whole pages; `None` when too many are watched.
-    pub(super) fn new(start: usize, len: usize) -> Option<Self> {
+    pub(super) fn new(start: usize, len: usize, page: usize) -> Option<Self> {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
         let _guard = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         let (place, free) = PLACES.iter().enumerate().find(|(_, p)| p.len.load(Ordering::Relaxed) == 0)?;
         free.lost.store(false, Ordering::Relaxed);
+        free.page.store(page, Ordering::Release);
         free.start.store(start, Ordering::Release);
         free.len.store(len, Ordering::Release);
         Some(Self { place })
@@ -96,12 +108,9 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let found = if code == libc::BUS_ADRERR { find(address) } else { None };
     if let Some((place, start, len)) = found {
-        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the whole of a mapping of guest memory, which is accessed by volatile accesses
-        // only; it stays mapped.
-        let at = unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
-        if at != libc::MAP_FAILED {
+        let page = place.page.load(Ordering::Acquire).max(1);
+        // A host that commits no more memory may refuse the whole.
+        if replace(start, len) || replace(address - (address - start) % page, page) {
             place.lost.store(true, Ordering::Relaxed);
             LOSSES.fetch_add(1, Ordering::Relaxed);
             return;
@@ -112,5 +121,20 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+        // Sent by a process, or for memory that nobody reads now: no access follows.
+        if code <= 0 || code == libc::BUS_MCEERR_AO {
+            libc::raise(libc::SIGBUS);
+        }
     }
+}
+
+/// Puts anonymous memory in place of a part of a mapping; makes only calls that a signal handler
+/// may make.
+fn replace(start: usize, len: usize) -> bool {
+    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: whole pages of a mapping of guest memory, which is accessed by volatile accesses
+    // only; they stay mapped.
+    let at = unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
+    at != libc::MAP_FAILED
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use vm_memory::guest_memory::{Error, Result};
@@ -37,6 +37,37 @@ impl Drop for SharedMapping {
     }
 }
 
+/// Bytes beyond the first ones of each VM that the process may have mapped: a process has 128 TiB
+/// of addresses, and a sparse file may be as large as it likes.
+const SHARED_BYTES: u64 = 32 << 40;
+
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Claim on a part of [`SHARED_BYTES`], given back when dropped.
+#[derive(Debug)]
+pub(super) struct SharedBytes(u64);
+
+impl SharedBytes {
+    /// Takes so many; `None` when there are not as many left.
+    pub(super) fn take(bytes: u64) -> Option<Self> {
+        let take = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= SHARED_BYTES);
+        BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(bytes))
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Claims of a region on what all VMs share.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    pub(super) mapping: Option<SharedMapping>,
+    pub(super) bytes: Option<SharedBytes>,
+}
+
 /// The part of a file that a region consists of, and where a guest sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
@@ -62,7 +93,7 @@ pub struct Region {
     base: GuestAddress,
     /// Known to the handler of SIGBUS; `None` for memory that cannot be taken away.
     watched: Option<Watched>,
-    _shared: Option<SharedMapping>,
+    _claims: Claims,
 }
 
 // SAFETY: the mapping is plain memory, reached by volatile and atomic accesses only.
@@ -77,7 +108,7 @@ impl Region {
         file: Option<&File>,
         extent: Extent,
         watched: bool,
-        shared: Option<SharedMapping>,
+        claims: Claims,
     ) -> io::Result<Self> {
         let Extent { base, size, offset, page } = extent;
         let too_large = || io::Error::other("it ends beyond the address space");
@@ -114,10 +145,10 @@ impl Region {
             len,
             base: GuestAddress(base),
             watched: None,
-            _shared: shared,
+            _claims: claims,
         };
         if watched {
-            let watched = Watched::new(mapped as usize, whole).ok_or_else(|| {
+            let watched = Watched::new(mapped as usize, whole, page as usize).ok_or_else(|| {
                 let text = format!("{MOST_WATCHED} regions of trusted front ends are mapped already");
                 io::Error::other(text)
             });

@@ -236,3 +236,21 @@ fn memory_that_is_taken_away_is_noticed_and_ends_nothing() {
     let next = GuestMem::map(&[region(1 << 20)], vec![memfd(false)], Trust::Full).unwrap();
     assert!(!next.is_lost());
 }
+
+/// A sparse file may be larger than the addresses of a process, which all VMs share.
+#[test]
+fn the_addresses_that_one_vm_may_take_have_a_limit() {
+    const TIB: u64 = 1 << 40;
+    let file = memfd(true);
+    file.set_len(24 * TIB).unwrap();
+    let map = |size: u64| GuestMem::empty().with_region(&at(0, size, 0), &file, Trust::None);
+    let first = map(24 * TIB).unwrap();
+    // Each has its own TiB, whatever the others have.
+    let refused = map(24 * TIB).unwrap_err();
+    assert!(matches!(&refused, MemoryError::Slots(text) if text.contains("1 TiB in any case")), "{refused}");
+    let second = map(TIB).unwrap();
+    assert!(second.with_region(&at(TIB, 16 * TIB, 0), &file, Trust::None).is_err());
+    drop(first);
+    drop(second.with_region(&at(TIB, 16 * TIB, 0), &file, Trust::None).unwrap());
+    drop(map(24 * TIB).unwrap());
+}

@@ -331,6 +331,11 @@ impl Port {
         if !gather_buffers(&mem.mem, &mut vring.queue, len, mergeable, segments, chains) {
             // The chains go back to the VM: a frame takes all of its buffers or none.
             vring.queue.set_next_avail(before);
+            if mem.is_lost() {
+                vring.broken = true;
+                vring.log_loss(name);
+                *broken_queues += 1;
+            }
             return Delivered::NoBuffer;
         }
         if header == HEADER {

@@ -167,8 +167,15 @@ impl<C: From<QueueCommand>> Connection<C> {
             setup.base = engine
                 .ask(|reply| QueueCommand::Stop { vm, index: index as u16, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
-            self.publish_use();
         }
+        Ok(())
+    }
+
+    /// Stops a queue at the front end's wish. A stop before a change, which a start follows, is not
+    /// published: meanwhile the guest uses the device.
+    fn stop_for_good(&mut self, index: u32) -> Result<()> {
+        self.stop(index)?;
+        self.publish_use();
         Ok(())
     }
 
@@ -201,11 +208,14 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn reset_owner(&mut self) -> Result<()> {
-        self.stop_all()
+        self.stop_all()?;
+        self.publish_use();
+        Ok(())
     }
 
     fn reset_device(&mut self) -> Result<()> {
         self.stop_all()?;
+        self.publish_use();
         for q in &mut self.queues {
             *q = VringSetup::default();
         }
@@ -245,7 +255,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         let was_running = setup.running;
         // The front end uses the size that it asked for, whatever the reply.
         setup.size = None;
-        self.stop(index)?;
+        self.stop_for_good(index)?;
         let size = accepted?;
         if was_running {
             let what = format!("queue {index} of {size} descriptors");
@@ -275,7 +285,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        self.stop(index)?;
+        self.stop_for_good(index)?;
         let q = self.queue(index)?;
         // By the specification, the ring stays stopped until the next kick descriptor.
         q.kick = None;
@@ -336,7 +346,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
         self.queue(index)?.enabled = enable;
-        if enable { self.try_start(index) } else { self.stop(index) }
+        if enable { self.try_start(index) } else { self.stop_for_good(index) }
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {

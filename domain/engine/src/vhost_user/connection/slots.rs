@@ -19,7 +19,9 @@ impl<C: From<QueueCommand>> Connection<C> {
         let mem = self.accepted(GuestMem::map(regions, files, self.device.trust))?;
         self.stop_all()?;
         self.mem = Some(mem);
-        self.start_all()
+        let started = self.start_all();
+        self.publish_use();
+        started
     }
 
     /// Adds a region.
@@ -45,7 +47,9 @@ impl<C: From<QueueCommand>> Connection<C> {
         self.mem = Some(mem);
         // A queue whose rings are in no slot goes on when they are: QEMU removes and adds regions
         // one by one when they change.
-        self.start_placed()
+        let started = self.start_placed();
+        self.publish_use();
+        started
     }
 
     /// Logs regions that are left out, or why there are none.
