@@ -102,8 +102,8 @@ impl<'a> Scopes<'a> {
     /// Puts a contract in force.
     ///
     /// # Errors
-    /// [`Kind::InForce`](crate::Kind::InForce) when another program holds settings of the VM, or the scope has a journal;
-    /// as [`Session::apply`], after everything was put back.
+    /// [`Kind::InForce`](crate::Kind::InForce) when another program holds settings of the VM, or
+    /// the scope has a journal; as [`Session::apply`], after everything was put back.
     pub fn apply(&self, new: &NewContract) -> Result<Applied> {
         let vm = &new.in_force.vm;
         let start = StartedVm { vm: vm.clone(), processes: new.in_force.processes.clone() };

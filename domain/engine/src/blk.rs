@@ -208,8 +208,8 @@ pub fn parse<M: GuestMemory>(
     Ok(request.check(mem, limits, segments))
 }
 
-/// Checks that data lies in the guest's memory, in at most [`SLICES`] parts: a walk over hundreds of
-/// regions for each segment would take the time of the other VMs.
+/// Checks that data lies in the guest's memory, in at most [`SLICES`] parts: a walk over hundreds
+/// of regions for each segment would take the time of the other VMs.
 fn check_segments<M: GuestMemory>(mem: &M, segments: &[Segment]) -> Result<(), Refused> {
     let mut left = SLICES;
     for segment in segments {

@@ -30,7 +30,7 @@ pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
 /// # Errors
 /// When `/proc/stat` cannot be read.
 pub fn cpus_online(root: &Root) -> Result<u32, HostError> {
-    let text = root.read(&PathBuf::from("/proc/stat"))?;
+    let text = root.read("/proc/stat")?;
     let is_cpu = |line: &&str| {
         let number = line.strip_prefix(ALL).and_then(|rest| rest.split(' ').next());
         number.is_some_and(|number| number.parse::<u32>().is_ok())
