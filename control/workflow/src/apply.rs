@@ -108,7 +108,7 @@ pub fn cpu_room(
     let of = |site: &Site| load_profile(&site.spec, with.profile, dirs);
     let profiles = devices.sites.iter().map(of).collect::<Result<Vec<Profile>>>()?;
     let parts = devices.sites.iter().map(|site| &site.spec).zip(&profiles);
-    cpu_room::look(&devices.host, parts, dirs, progress)
+    cpu_room::measure(&devices.host, parts, dirs, progress)
 }
 
 /// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.

@@ -15,8 +15,8 @@ use crate::find;
 use crate::progress::Progress;
 use crate::started::StartedVm;
 
-/// Length of the look.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time over which the CPUs are watched.
+const WINDOW: Duration = Duration::from_secs(1);
 
 /// CPUs of the host, and how many of them are free for a second from now on. What these processes
 /// use counts as free.
@@ -29,7 +29,7 @@ pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
     let watch = StealWatch::start(&root)?;
     let used = || own.iter().map(|pid| used(&root, *pid)).collect::<Result<Vec<Duration>, HostError>>();
     let (begin, before) = (Instant::now(), used()?);
-    progress.pause(LOOK)?;
+    progress.pause(WINDOW)?;
     let passed = begin.elapsed().as_secs_f64();
     let idle = watch.idle(&root)?.unwrap_or(0.0) * f64::from(cpus);
     let more: Duration = used()?.iter().zip(&before).map(|(now, then)| now.saturating_sub(*then)).sum();
@@ -44,13 +44,13 @@ fn used(root: &Root, pid: u32) -> Result<Duration, HostError> {
     }
 }
 
-/// CPU time for the guests of a host with these parts, looked at for a second; `None` without any
+/// CPU time for the guests of a host with these parts, measured for a second; `None` without any
 /// that declare rates, where none of the devices was measured in a VM, and for a device or a
 /// measurement of another machine. What cannot be read is a warning.
 ///
 /// # Errors
 /// Cancellation.
-pub fn look<'a>(
+pub fn measure<'a>(
     host: &HostSpec,
     parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
     dirs: &Dirs,

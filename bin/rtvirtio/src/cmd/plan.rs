@@ -72,7 +72,7 @@ fn room(
         return Ok(None);
     }
     let parts = bases.iter().map(|(_, basis)| (&basis.spec, &basis.profile));
-    Ok(cpu_room::look(host, parts, dirs, ui)?)
+    Ok(cpu_room::measure(host, parts, dirs, ui)?)
 }
 
 /// `rtvirtio plan --tc`: prints or saves the script.
