@@ -106,7 +106,7 @@ pub struct Round {
     pub after: Outcome,
 }
 
-/// Measurements and their conditions, as saved in [`BeforeAfterData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeforeAfterData {

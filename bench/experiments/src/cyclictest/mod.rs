@@ -121,7 +121,7 @@ impl Series {
     }
 }
 
-/// Measurements and their conditions, as saved in [`CyclictestData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CyclictestData {
     /// [`CyclictestData::SCHEMA`], checked on reading.

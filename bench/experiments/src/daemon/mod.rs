@@ -37,7 +37,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Measurements and their conditions, as saved in [`DaemonData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonData {
     /// [`DaemonData::SCHEMA`], checked on reading.

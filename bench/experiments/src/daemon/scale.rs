@@ -61,7 +61,7 @@ pub struct Round {
     pub large: Large,
 }
 
-/// Measurements and their conditions, as saved in [`ScaleData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleData {

@@ -39,7 +39,7 @@ pub struct FleetOptions {
     pub seed: u64,
 }
 
-/// Measurements and their conditions, as saved in [`FleetData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {

@@ -43,7 +43,7 @@ const REASON: &str = "times as long as when it was measured";
 /// Interval of the nodes' publications.
 const EVERY: &str = "1s";
 
-/// Contents of [`SlowData::FILE`].
+/// Contents of [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowData {

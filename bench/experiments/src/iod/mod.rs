@@ -362,7 +362,7 @@ fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
     claims
 }
 
-/// Measurements and their conditions, as saved in [`IodData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
     /// [`IodData::SCHEMA`], checked on reading.

@@ -56,7 +56,7 @@ pub struct Turn {
     pub detach_ms: f64,
 }
 
-/// Measurements and their conditions, as saved in [`AttachData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
     /// [`AttachData::SCHEMA`], checked on reading.

@@ -119,7 +119,7 @@ pub struct Kill {
     pub away_ms: f64,
 }
 
-/// Measurements and their conditions, as saved in [`CrashData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
     /// [`CrashData::SCHEMA`], checked on reading.

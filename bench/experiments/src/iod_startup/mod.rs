@@ -231,7 +231,7 @@ pub struct Start {
     pub flood: f64,
 }
 
-/// Measurements and their conditions, as saved in [`StartupData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupData {
     /// [`StartupData::SCHEMA`], checked on reading.

@@ -156,7 +156,7 @@ pub struct CrashData {
     pub broken: u64,
 }
 
-/// Measurements and their conditions, as saved in [`NetData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
     /// [`NetData::SCHEMA`], checked on reading.

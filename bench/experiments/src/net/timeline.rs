@@ -50,7 +50,7 @@ pub struct Course {
     pub n: u64,
 }
 
-/// Measurements and their conditions, as saved in [`TimelineData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimelineData {
     /// [`TimelineData::SCHEMA`], checked on reading.

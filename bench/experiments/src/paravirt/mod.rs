@@ -166,7 +166,7 @@ pub struct Lie {
     pub panicked: bool,
 }
 
-/// Contents of [`ParavirtData::FILE`] and [`CHAIN_FILE`].
+/// Contents of [`FILE`](crate::experiment::Experiment::FILE) and [`CHAIN_FILE`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
     /// [`ParavirtData::SCHEMA`], checked on reading.

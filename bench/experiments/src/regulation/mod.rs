@@ -142,7 +142,7 @@ pub struct VictimPoint {
     pub round: u32,
 }
 
-/// Measurements and their conditions, as saved in [`RegulationData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
     /// [`RegulationData::SCHEMA`], checked on reading.

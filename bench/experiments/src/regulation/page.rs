@@ -33,7 +33,7 @@ impl Experiment for RegulationData {
 /// Reads a saved result.
 ///
 /// # Errors
-/// As [`report`].
+/// The file cannot be read.
 pub fn load(path: &Path) -> anyhow::Result<RegulationData> {
     read(path)
 }
@@ -41,7 +41,7 @@ pub fn load(path: &Path) -> anyhow::Result<RegulationData> {
 /// The figures of a saved result: name of the file and its text.
 ///
 /// # Errors
-/// As [`report`].
+/// The file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: RegulationData = read(path)?;
     let of = |name: String, (_, plot): (String, Plot)| (name, plot.standalone_svg());

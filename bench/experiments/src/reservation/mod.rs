@@ -100,7 +100,7 @@ pub struct Kills {
     pub differences: Vec<String>,
 }
 
-/// Measurements and their conditions, as saved in [`ReservationData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
     /// [`ReservationData::SCHEMA`], checked on reading.

@@ -83,7 +83,7 @@ impl RunOfStarts {
     }
 }
 
-/// Measurements and their conditions, as saved in [`ResponsivenessData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponsivenessData {
     /// [`ResponsivenessData::SCHEMA`], checked on reading.

@@ -31,7 +31,7 @@ impl Experiment for ResponsivenessData {
 /// of their own.
 ///
 /// # Errors
-/// As [`report`].
+/// The file cannot be read.
 pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
     let mut report = report::<ResponsivenessData>(path)?;
     let (late, mut starts): (Vec<_>, Vec<_>) =
@@ -45,7 +45,7 @@ pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// the file and its text.
 ///
 /// # Errors
-/// As [`report`].
+/// The file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: ResponsivenessData = read(path)?;
     let of = |(of, cells): &([String; 4], Vec<Cell>)| {

@@ -141,7 +141,7 @@ pub struct LongRun {
     pub left_out: usize,
 }
 
-/// Measurements and their conditions, as saved in [`TailsData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailsData {

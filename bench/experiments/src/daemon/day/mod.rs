@@ -139,7 +139,7 @@ impl Course {
     }
 }
 
-/// Measurements and their conditions, as saved in [`DayData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayData {

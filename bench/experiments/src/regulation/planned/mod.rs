@@ -126,7 +126,7 @@ pub struct RefusedLimit {
     pub why: String,
 }
 
-/// Measurements and their conditions, as saved in [`PlannedData::FILE`].
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlannedData {
     /// [`PlannedData::SCHEMA`], checked on reading.
