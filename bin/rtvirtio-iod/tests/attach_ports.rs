@@ -110,6 +110,15 @@ fn until_answered(client: &mut NetClient, name: char, number: u32) {
     }
 }
 
+/// Waits until the bridge passes a tap's frames, each of which is sent once and counted.
+fn wait_for_link(tap: &str) {
+    wait_for("the tap's link", || {
+        let out = std::process::Command::new("ip").args(["-o", "link", "show", "dev", tap]).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8_lossy(&out.stdout).contains("state UP")
+    });
+}
+
 /// A VM that counts its frames to the far end and back, one after the other.
 fn neighbour(socket: &Path) -> Running<u32> {
     let socket = socket.to_owned();
@@ -132,6 +141,9 @@ fn come_and_go(rounds: u32, network: &str, has_tap: bool) {
     let base = format!("[[network]]\nname = \"lan\"\n{network}\n{}", port(dir.path(), 'a', has_tap, ""));
     let mut iod = Iod::start(dir.path(), &base);
     let far = far_end(RawSocket::open("up1").unwrap());
+    if has_tap {
+        wait_for_link("tap-a");
+    }
     let counted = neighbour(&dir.path().join("a"));
     let turn = |iod: &Iod, i: u32| {
         let name = ['x', 'y'][i as usize % 2];
@@ -208,6 +220,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     let base = head.to_owned() + &port(dir.path(), 'a', true, reserve);
     let iod = Iod::start(dir.path(), &base);
     let far = far_end(RawSocket::open("up1").unwrap());
+    wait_for_link("tap-a");
     let counted = neighbour(&dir.path().join("a"));
     let x = port(dir.path(), 'x', true, "");
     wait_for("the neighbour", || {
