@@ -26,8 +26,8 @@ use journal::Journal;
 /// for no more than some seconds.
 const LAST_STEP: Duration = Duration::from_millis(1500);
 
-/// Time for the line that says so.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Time to log that a step was cut off.
+const LOG_TIME: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     let cli: Cli = match rtvirtio_arguments::parse(Section::Admin) {
@@ -90,7 +90,7 @@ fn end_in_time() -> anyhow::Result<()> {
                 let _ = writeln!(stderr(), "{text}");
                 let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
             });
-            std::thread::sleep(LAST_WORDS);
+            std::thread::sleep(LOG_TIME);
             std::process::exit(0);
         }
     };

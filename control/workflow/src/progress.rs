@@ -58,7 +58,7 @@ pub trait Bar {
     fn set_message(&mut self, text: &str);
 }
 
-/// Progress that nobody sees.
+/// Progress reports that are discarded.
 #[cfg(test)]
 #[derive(Default)]
 pub(crate) struct Quiet(AtomicBool);

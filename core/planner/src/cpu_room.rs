@@ -51,7 +51,7 @@ impl CpuRoom {
         self.needed > self.free
     }
 
-    /// Whether requests would wait without end even on CPUs that nobody else uses.
+    /// Whether requests would wait without end even with all CPUs of the host free.
     #[must_use]
     pub fn is_too_much(&self) -> bool {
         self.needed > f64::from(self.cpus)

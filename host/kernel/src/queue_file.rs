@@ -103,7 +103,7 @@ fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
     note(root, path, pid);
 }
 
-/// Notes it for others alone.
+/// Writes the note for other processes.
 fn note(root: &Root, path: &Path, pid: libc::pid_t) {
     let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::find(pid).ok().flatten());
     if let (Some(process), Some(note)) = (process, note_of(path)) {

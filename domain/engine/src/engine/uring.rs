@@ -103,7 +103,7 @@ pub struct Uring {
 /// The value written to call descriptors.
 static ONE: u64 = 1;
 
-/// Bytes of kicks that are read at once, and that nobody looks at.
+/// Size of the buffer into which bytes of stream kicks are read and discarded.
 const DISCARDED: usize = 256;
 
 /// Memory that bytes of kicks are read into.

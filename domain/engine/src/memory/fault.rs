@@ -121,7 +121,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
-        // Sent by a process, or for memory that nobody reads now: no access follows.
+        // From kill(2), or a memory error found without an access: no access would repeat it.
         if code <= 0 || code == libc::BUS_MCEERR_AO {
             libc::raise(libc::SIGBUS);
         }
