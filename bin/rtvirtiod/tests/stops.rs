@@ -171,12 +171,9 @@ fn sigterm_in_the_first_pass_ends_it_and_leaves_nothing_half_set() {
     assert!(journals(&rig).is_empty() && vms.iter().all(|vm| !vm.group().exists()));
 }
 
-#[test]
-fn sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on() {
-    let test = "sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on";
-    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::Program("python3")]) {
-        return;
-    }
+/// A service that has begun with the contract of a VM of thousands of threads: with the settings of
+/// these threads before, and the contract's file.
+fn vm_of_threads() -> (Rig, ProcessVm, BTreeMap<u32, (String, String)>, PathBuf) {
     let n = number("RTVIRTIO_THREADS", 2_000);
     let mut rig = Rig::new();
     let vm = ProcessVm::of_threads(&rig, n);
@@ -185,6 +182,16 @@ fn sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on() {
     let file = rig.contracts().join("threads.toml");
     fs::write(&file, format!("[device]\npath = \"/dev/sdz\"\n{}", vm.contract())).unwrap();
     rig.start(&[]);
+    (rig, vm, before, file)
+}
+
+#[test]
+fn sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on() {
+    let test = "sigterm_while_threads_are_taken_in_leaves_nothing_and_a_restart_goes_on";
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::Program("python3")]) {
+        return;
+    }
+    let (mut rig, vm, before, file) = vm_of_threads();
     let pid = rig.service.as_ref().unwrap().0.id();
     rtvirtio_testkit::site::wait_for("the first threads", || vm.threads_in_group() > 300);
     Process::open(pid).unwrap().unwrap().signal(Signal::TERM).unwrap();
@@ -214,13 +221,7 @@ fn sigterm_while_threads_are_put_back_loses_nothing() {
     if !has(test, &[Need::Root, Need::RT_GROUPS, Need::Program("python3")]) {
         return;
     }
-    let n = number("RTVIRTIO_THREADS", 2_000);
-    let mut rig = Rig::new();
-    let vm = ProcessVm::of_threads(&rig, n);
-    let before = vm.all_settings();
-    let file = rig.contracts().join("threads.toml");
-    fs::write(&file, format!("[device]\npath = \"/dev/sdz\"\n{}", vm.contract())).unwrap();
-    rig.start(&[]);
+    let (mut rig, vm, before, file) = vm_of_threads();
     rig.wait_state(&vm.0, "in_force");
     assert_eq!(vm.threads_in_group(), before.len());
     fs::remove_file(&file).unwrap();
