@@ -1,13 +1,15 @@
 //! Command line of the programs: parsing, with a separate exit code for mistakes; the manual; and
 //! printing.
 
+mod groups;
 mod manual;
 mod output;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Command, Parser};
 
+pub use groups::Group;
 pub use manual::{Section, write_manual};
 pub use output::{print, print_error};
 
@@ -20,7 +22,19 @@ pub const USAGE: u8 = 64;
 /// # Errors
 /// The exit code: 0 after `--help`, `--version` and the manual, [`USAGE`] for a mistake.
 pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
-    if let Some(written) = manual::requested(C::command(), section, std::env::args_os()) {
+    parse_command(C::command(), section)
+}
+
+/// As [`parse`], for a program whose help lists its commands under headings.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_grouped<C: Parser>(section: Section, groups: &[Group]) -> Result<C, ExitCode> {
+    parse_command(groups::grouped(C::command(), groups), section)
+}
+
+fn parse_command<C: Parser>(mut command: Command, section: Section) -> Result<C, ExitCode> {
+    if let Some(written) = manual::requested(&command, section, std::env::args_os()) {
         return Err(written.map_or_else(
             |e| {
                 print_error(&format!("the manual is not written: {e}"));
@@ -29,7 +43,10 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
             |()| ExitCode::SUCCESS,
         ));
     }
-    C::try_parse().map_err(|error| {
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = matches.and_then(|mut matches| C::from_arg_matches_mut(&mut matches));
+    parsed.map_err(|error| {
+        let error = error.format(&mut command);
         // The exit code is the same if standard output is closed.
         let _ = error.print();
         if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }

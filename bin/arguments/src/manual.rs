@@ -38,13 +38,13 @@ impl Section {
 /// Writes the manual of `command` when the arguments ask for it: `None` when they do not. `args`
 /// are those of the process, with its name.
 pub(crate) fn requested(
-    command: Command,
+    command: &Command,
     section: Section,
     args: impl IntoIterator<Item = OsString>,
 ) -> Option<io::Result<()>> {
     let args: Vec<OsString> = args.into_iter().skip(1).collect();
     let [option, dir] = args.as_slice() else { return None };
-    (option == OsStr::new(OPTION)).then(|| write_manual(command, section, Path::new(dir)))
+    (option == OsStr::new(OPTION)).then(|| write_manual(command.clone(), section, Path::new(dir)))
 }
 
 /// Writes pages and completions below `dir`.
@@ -89,7 +89,7 @@ mod tests {
     fn every_command_has_a_page_but_hidden_ones() {
         let dir = std::env::temp_dir().join(format!("rtvirtio-arguments-{}", std::process::id()));
         let args = ["tool", OPTION, dir.to_str().unwrap()].map(OsString::from);
-        requested(command(), Section::User, args).unwrap().unwrap();
+        requested(&command(), Section::User, args).unwrap().unwrap();
         let names = |of: &str| {
             let mut names: Vec<String> = fs::read_dir(dir.join(of))
                 .unwrap()
@@ -110,7 +110,7 @@ mod tests {
     fn other_arguments_are_the_programs_own() {
         for args in [&["tool"][..], &["tool", "run", "x"], &["tool", OPTION], &["tool", OPTION, "d", "e"]] {
             let args = args.iter().map(OsString::from);
-            assert!(requested(command(), Section::User, args).is_none());
+            assert!(requested(&command(), Section::User, args).is_none());
         }
     }
 }

@@ -19,6 +19,7 @@ mod tune;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use rtvirtio_arguments::Group;
 use rtvirtio_console::Global;
 
 pub use apply::*;
@@ -63,6 +64,15 @@ pub struct Cli {
     #[command(flatten)]
     pub global: Global,
 }
+
+/// Headings of the commands in the help.
+pub const GROUPS: &[Group] = &[
+    ("See what is there", &["check", "discover", "profile", "threads"]),
+    ("Plan, apply, put back", &["predict", "plan", "apply", "status", "verify", "tune", "revert"]),
+    ("Keep in force", &["contract", "keep"]),
+    ("I/O domain: disks and network cards served by a process", &["iod", "simulate"]),
+    ("Single uses", &["measure", "starts", "ivshmem", "regulator", "fleet"]),
+];
 
 /// The commands.
 #[derive(Subcommand, Debug)]

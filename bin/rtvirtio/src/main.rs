@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use rtvirtio_arguments::Section;
 use rtvirtio_console::{Ui, finish};
 
-use args::{Cli, Command};
+use args::{Cli, Command, GROUPS};
 
 fn main() -> ExitCode {
-    let cli: Cli = match rtvirtio_arguments::parse(Section::User) {
+    let cli: Cli = match rtvirtio_arguments::parse_grouped(Section::User, GROUPS) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

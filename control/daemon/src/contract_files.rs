@@ -252,7 +252,8 @@ fn remove_at(path: &Path, vm: &str) -> Result<()> {
     write(path, &cut(path, &text, |name| name != vm, &devices)?)
 }
 
-fn all(dir: &Path) -> Result<Vec<PathBuf>> {
+/// Contract files of a directory, none where it does not exist.
+pub(crate) fn all(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed("read", dir))?,

@@ -10,6 +10,7 @@ use rtvirtio_workflow::write_state;
 
 use crate::api::{self, Listeners};
 use crate::config::Config;
+use crate::contract_files;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::history::{Event, EventKind, History};
@@ -49,8 +50,12 @@ impl ServiceOptions {
     /// Text of the start event: mode, contracts and sockets.
     fn start_text(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
+        let files = match contract_files::all(&self.places.contracts) {
+            Ok(files) => format!("{} files", files.len()),
+            Err(e) => format!("not readable: {e}"),
+        };
         format!(
-            "service started: mode {}, contracts in {}, socket {}{http}",
+            "service started: mode {}, contracts in {} ({files}), socket {}{http}",
             crate::word(&self.config.mode),
             self.places.contracts.display(),
             self.listeners.socket.display()

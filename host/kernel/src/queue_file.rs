@@ -39,6 +39,8 @@ const NOTE_LIMIT: u64 = 64;
 
 /// Processes that have not returned from their write, by the directory of their disk.
 static UNDER_WAY: Mutex<BTreeMap<PathBuf, libc::pid_t>> = Mutex::new(BTreeMap::new());
+/// Noted processes that were waited for in vain, by the path of the note.
+static OUTLASTED: Mutex<BTreeMap<PathBuf, ProcessId>> = Mutex::new(BTreeMap::new());
 /// Disks that were found hung: time of that, and number of requests completed until then.
 static STOOD_STILL: Mutex<BTreeMap<PathBuf, (Instant, u64)>> = Mutex::new(BTreeMap::new());
 
@@ -124,7 +126,8 @@ fn note_of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Checks that a disk's queue files can be used: not while an earlier write to one of them, by
-/// whichever process, has not returned, because then even a read may wait for it.
+/// whichever process, has not returned, because then even a read may wait for it. A slow write of
+/// another process is waited for, [`LOOK`] at most, and once for each such process.
 ///
 /// # Errors
 /// Kind `TimedOut`; as the system calls report where the state is unknown.
@@ -133,23 +136,42 @@ pub fn may_use(root: &Root, path: &Path) -> io::Result<()> {
     under_way.retain(|_, pid| ended(*pid).is_none());
     let mut is_under_way = under_way.contains_key(disk_of(path));
     drop(under_way);
-    if let Some(note) = note_of(path).map(|note| root.at(note)) {
-        match trusted::read_own(&note, NOTE_LIMIT) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", note.display()))),
-            Ok(text) if noted(&text).is_some_and(|process| process.is_alive()) => is_under_way = true,
-            // Another process may have removed it already.
-            Ok(_) => drop(std::fs::remove_file(&note)),
+    if let Some(note) = note_of(path).map(|note| root.at(note)).filter(|_| !is_under_way) {
+        let begin = Instant::now();
+        while let Some(process) = noted(&note)? {
+            let outlasted = || OUTLASTED.lock().unwrap_or_else(PoisonError::into_inner);
+            if begin.elapsed() >= LOOK || outlasted().get(&note) == Some(&process) {
+                outlasted().insert(note, process);
+                is_under_way = true;
+                break;
+            }
+            std::thread::sleep(PAUSE);
         }
     }
     if is_under_way {
-        let text = "an earlier write to its queue still waits for the disk, which completes no requests";
+        let text = "an earlier write to its queue has not returned: the kernel waits for the disk to complete all its \
+                    requests";
         return Err(io::Error::new(io::ErrorKind::TimedOut, text));
     }
     Ok(())
 }
 
-fn noted(text: &[u8]) -> Option<ProcessId> {
+/// Process that a note names, if it still lives; the note of one that has ended is removed.
+fn noted(note: &Path) -> io::Result<Option<ProcessId>> {
+    let text = match trusted::read_own(note, NOTE_LIMIT) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", note.display()))),
+        Ok(text) => text,
+    };
+    let process = parse_note(&text).filter(ProcessId::is_alive);
+    if process.is_none() {
+        // Another process may have removed it already.
+        let _ = std::fs::remove_file(note);
+    }
+    Ok(process)
+}
+
+fn parse_note(text: &[u8]) -> Option<ProcessId> {
     let (pid, start_time) = std::str::from_utf8(text).ok()?.trim().split_once(' ')?;
     Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }

@@ -72,7 +72,10 @@ pub enum ClientError {
         patience: Duration,
     },
     /// The caller may not use the socket.
-    #[error("rtvirtiod on {socket} is for root and the members of its group (`rtvirtio`): run it with sudo")]
+    #[error(
+        "whether rtvirtiod runs is not known: only root and the members of its group (`rtvirtio`) may use {socket}: \
+         run it with sudo"
+    )]
     NotAllowed {
         /// Path of the socket.
         socket: PathBuf,

@@ -5,6 +5,9 @@ use std::path::Path;
 use super::Finding;
 use crate::{BlockDevice, Cgroups, Hierarchy, HostError, Root, text};
 
+/// Requests of an elevator below which it has hardly a choice.
+const FEW: u32 = 8;
+
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     privilege(root, found);
     let release = kernel(root, found);
@@ -132,10 +135,26 @@ fn elevators(root: &Root, found: &mut Vec<Finding>) {
             )),
             Ok(e) => {
                 let what = format!("{}: {} (offers {})", disk.name, e.current, e.available.join(", "));
-                found.push(Finding::ok(&id, what, WHY));
+                found.push(queued(root, &disk, &e.current, &id, what, WHY));
             }
             Err(e) => found.push(Finding::unknown(&id, &e, WHY)),
         }
+    }
+}
+
+/// Requests that an elevator can choose from: twice the slots of the disk (`block/blk-mq-sched.c`),
+/// so 2 for an SD card, among which I/O priorities and weights are without effect (measured on
+/// Linux 6.1: real-time against best-effort readers 84:90 requests with 2, 171:0 with 64).
+fn queued(root: &Root, disk: &BlockDevice, elevator: &str, id: &str, what: String, why: &str) -> Finding {
+    let path = disk.queue("nr_requests");
+    match root.read_optional(&path) {
+        Err(e) => Finding::unknown(id, &e, why),
+        Ok(Some(number)) if elevator != "none" && number.parse().is_ok_and(|n: u32| n < FEW) => {
+            let few = format!("{what}; it holds {number} requests, too few for I/O priorities and weights");
+            let remedy = format!("after each change of the elevator: echo 64 > {}", path.display());
+            Finding::warn(id, few, why, &remedy)
+        }
+        Ok(_) => Finding::ok(id, what, why),
     }
 }
 

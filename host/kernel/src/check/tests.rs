@@ -66,6 +66,13 @@ fn each_fault_is_found_with_its_level_and_remedy() {
         ("/proc/self/mountinfo", "1 1 0:1 / /p rw - proc proc rw\n", "cgroup.io", Level::Fail, "mount"),
         ("/sys/block/sda/queue/scheduler", "[none] mq-deadline\n", "bfq", Level::Fail, "CONFIG_IOSCHED_BFQ"),
         ("/sys/block/sda/queue/scheduler", "none bfq\n", "elevator.sda", Level::Warn, "root"),
+        (
+            "/sys/block/sda/queue/nr_requests",
+            "2\n",
+            "elevator.sda",
+            Level::Warn,
+            "64 > /sys/block/sda/queue/nr_requests",
+        ),
         ("/sys/fs/cgroup/io.cost.qos", "8:0 enable=1 ctrl=auto\n", "io.cost", Level::Warn, "8:0 enable=0"),
         ("/sys/fs/cgroup/a/io.latency", "8:0 target=100\n", "io.latency", Level::Warn, "target=0"),
         (

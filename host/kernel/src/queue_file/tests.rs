@@ -19,6 +19,38 @@ fn the_kernel_freezes_for_files_of_the_queue_itself() {
 }
 
 #[test]
+fn a_slow_write_of_another_process_is_waited_for_and_a_hung_one_once() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    std::fs::create_dir(root.at("/run")).unwrap();
+    let path = Path::new("/sys/block/sda/queue/scheduler");
+    let noted = |seconds: &str| {
+        let child = Command::new("sleep").arg(seconds).spawn().unwrap();
+        note(&root, path, child.id().cast_signed());
+        assert!(root.at("/run/rtvirtio-queue.sda").exists());
+        child
+    };
+    let mut slow = noted("0.3");
+    let waiter = std::thread::spawn(move || slow.wait());
+    let begin = Instant::now();
+    may_use(&root, path).unwrap();
+    assert!(begin.elapsed() >= Duration::from_millis(200));
+    assert!(!root.at("/run/rtvirtio-queue.sda").exists());
+    waiter.join().unwrap().unwrap();
+
+    let mut hung = noted("600");
+    let errors = [(); 2].map(|()| {
+        let begin = Instant::now();
+        (may_use(&root, path).unwrap_err().kind(), begin.elapsed())
+    });
+    hung.kill().unwrap();
+    hung.wait().unwrap();
+    assert_eq!(errors.map(|(kind, _)| kind), [io::ErrorKind::TimedOut; 2]);
+    assert!(errors[0].1 >= LOOK && errors[1].1 < errors[0].1, "{errors:?}");
+    may_use(&root, path).unwrap();
+}
+
+#[test]
 fn a_disk_stands_still_that_has_requests_and_completes_none() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let (root, path) = (Root::new(dir.path()), Path::new("/sys/block/sdz/queue/scheduler"));
