@@ -73,6 +73,7 @@ pub fn house() -> &'static Mutex<House> {
                 read_only: false,
                 direct: false,
                 shared: true,
+                block_size: None,
             };
             let backing = Backing::open(&config).expect("a disk");
             Disk { name: offset.to_string(), backing, serial: "fuzz".into(), queues: 2 }

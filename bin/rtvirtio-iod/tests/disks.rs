@@ -59,6 +59,65 @@ fn blocks_of_another_size_are_said() {
     }
 }
 
+/// Requests of whole sectors on a device with blocks of 4 KiB, many at once to the same blocks: no
+/// write is lost, whatever its neighbours in the block are.
+#[test]
+fn sectors_on_a_device_with_larger_blocks_keep_all_data() {
+    const SECTORS: usize = 256;
+    if !has("sectors_on_a_device_with_larger_blocks_keep_all_data", &LOOPS) {
+        return;
+    }
+    let dir = disk(64);
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let device = LoopDevice::with_blocks(&image, 4_096).unwrap();
+    let said = check(dir.path(), &one(dir.path(), &device.0, "block_size = \"512B\"")).unwrap();
+    assert!(said.contains("costs a read before it"), "{said}");
+    let shared = "block_size = \"512B\"\nshared = true";
+    let said = refused(dir.path(), &one(dir.path(), &device.0, shared));
+    assert!(said.contains("cannot be written in parts"), "{said}");
+    let more = "block_size = \"512B\"\n";
+    let config =
+        one(dir.path(), &device.0, more).replace("\"d\"\n", "\"d\"\nwindow = 16\nquantum = \"8KiB\"\n");
+    let iod = Iod::start(dir.path(), &config);
+    let mut client = common::connect(&dir.path().join("a"));
+    let mut model = vec![0; SECTORS * 512];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    for round in 0..100 {
+        // One beside the other from the first sector to the last, submitted at once.
+        let mut at = 0;
+        let mut pushed = 0;
+        while at < SECTORS {
+            let n = (1 + random(if round % 2 == 0 { 3 } else { 40 })).min(SECTORS - at);
+            if random(4) > 0 && client.queues[0].free_slots() > 0 {
+                let data: Vec<u8> = (0..n * 512).map(|_| random(256) as u8).collect();
+                model[at * 512..][..data.len()].copy_from_slice(&data);
+                let write = write(at as u64, data.len() as u32);
+                client.queues[0].push_with(&write, &data).expect("a free slot");
+                pushed += 1;
+            }
+            at += n;
+        }
+        client.queues[0].notify().unwrap();
+        for _ in 0..pushed {
+            assert_eq!(common::completion(&mut client.queues[0]).expect("an answer").status, 0);
+        }
+        let (first, n) = (random(SECTORS - 64), 1 + random(64));
+        let (status, got) = request(&mut client, &read(first as u64, n as u32 * 512), None);
+        assert!(status == 0 && got == model[first * 512..][..n * 512], "round {round}, sector {first}, {n}");
+    }
+    drop((client, iod));
+    let mut whole = vec![0; model.len()];
+    std::fs::File::open(&device.0).unwrap().read_exact_at(&mut whole, 0).unwrap();
+    assert!(whole == model);
+}
+
 /// A QEMU that listens is the user's VM: it is not to be stopped, but to connect.
 #[test]
 fn a_qemu_that_listens_is_told_apart() {

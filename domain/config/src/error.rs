@@ -53,6 +53,12 @@ pub enum FileError {
         /// The reason, with its numbers.
         source: Refusal,
     },
+    /// A block size that guests cannot use.
+    #[error("disk \"{disk}\": `block_size` must be 512B, 1KiB, 2KiB or 4KiB")]
+    BlockSize {
+        /// Name of the disk.
+        disk: String,
+    },
     /// A rate that cannot be counted exactly.
     #[error("{place}: {message}")]
     Rate {

@@ -28,6 +28,9 @@ pub use schema::{
     ReservationConfig, Sandbox, Window,
 };
 
+/// Block sizes that a guest may see, in bytes.
+const BLOCK_SIZES: [u64; 4] = [512, 1_024, 2_048, 4_096];
+
 impl File {
     /// Reads a file.
     ///
@@ -55,6 +58,9 @@ impl File {
             for disk in &device.disks {
                 require_unique(&mut seen, "disk", &disk.name)?;
                 require_unique(&mut seen, "socket", &disk.socket.to_string_lossy())?;
+                if disk.block_size.is_some_and(|size| !BLOCK_SIZES.contains(&size.0)) {
+                    return Err(FileError::BlockSize { disk: disk.name.clone() });
+                }
                 for (key, cap) in [("read_cap", disk.read_cap), ("write_cap", disk.write_cap)] {
                     let place = || format!("disk \"{}\": `{key}`", disk.name);
                     cap.check().map_err(|message| FileError::Rate { place: place(), message })?;

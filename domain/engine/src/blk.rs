@@ -383,9 +383,10 @@ impl RequestHeader {
     }
 }
 
-/// The configuration space of the disk (`struct virtio_blk_config`).
+/// The configuration space of the disk (`struct virtio_blk_config`); the blocks of guest and device
+/// are in bytes.
 #[must_use]
-pub fn config_space(limits: &Limits, queues: u16, block: u32) -> [u8; 60] {
+pub fn config_space(limits: &Limits, queues: u16, [block, physical]: [u32; 2]) -> [u8; 60] {
     let mut c = [0u8; 60];
     let sectors = limits.size / SECTOR;
     c[0..8].copy_from_slice(&sectors.to_le_bytes());
@@ -395,14 +396,17 @@ pub fn config_space(limits: &Limits, queues: u16, block: u32) -> [u8; 60] {
     c[16..18].copy_from_slice(&cylinders.to_le_bytes());
     (c[18], c[19]) = (16, 63);
     c[20..24].copy_from_slice(&block.to_le_bytes());
-    // Topology: no larger physical blocks, and a minimum I/O size of 1.
-    c[26..28].copy_from_slice(&1u16.to_le_bytes());
+    // Topology: blocks of the device as a power of two of the guest's, which begin with one, and
+    // which requests should be at least.
+    let ratio = (physical / block.max(1)).max(1);
+    c[24] = ratio.ilog2() as u8;
+    c[26..28].copy_from_slice(&u16::try_from(ratio).unwrap_or(1).to_le_bytes());
     // Write-back cache: the guest must flush.
     c[32] = 1;
     c[34..36].copy_from_slice(&queues.to_le_bytes());
     c[36..40].copy_from_slice(&MAX_DISCARD_SECTORS.to_le_bytes());
     c[40..44].copy_from_slice(&1u32.to_le_bytes());
-    c[44..48].copy_from_slice(&(block / SECTOR as u32).max(1).to_le_bytes());
+    c[44..48].copy_from_slice(&(block.max(physical) / SECTOR as u32).max(1).to_le_bytes());
     c[48..52].copy_from_slice(&MAX_DISCARD_SECTORS.to_le_bytes());
     c[52..56].copy_from_slice(&1u32.to_le_bytes());
     c[56] = 1;

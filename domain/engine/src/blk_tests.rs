@@ -212,11 +212,17 @@ fn discards_and_zeroes() {
 
 #[test]
 fn the_configuration_space_matches_the_disk() {
-    let c = config_space(&LIMITS, 4, 4096);
+    let c = config_space(&LIMITS, 4, [4096; 2]);
     assert_eq!(u64::from_le_bytes(c[0..8].try_into().unwrap()), 2048);
     assert_eq!(u32::from_le_bytes(c[12..16].try_into().unwrap()), 126);
     assert_eq!(u32::from_le_bytes(c[20..24].try_into().unwrap()), 4096);
     assert_eq!(u16::from_le_bytes(c[34..36].try_into().unwrap()), 4);
+    assert_eq!(c[24..28], [0, 0, 1, 0]);
+    // Blocks of 512 bytes on those of 4096: 8 of them, and discards of whole ones.
+    let c = config_space(&LIMITS, 4, [512, 4096]);
+    assert_eq!(u32::from_le_bytes(c[20..24].try_into().unwrap()), 512);
+    assert_eq!(c[24..28], [3, 0, 8, 0]);
+    assert_eq!(u32::from_le_bytes(c[44..48].try_into().unwrap()), 8);
 }
 
 proptest! {

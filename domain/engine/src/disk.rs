@@ -86,7 +86,8 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo
         name: disk.name.clone(),
         vm,
         features: crate::feature::blk::offered(&backing.limits),
-        config: crate::blk::config_space(&backing.limits, disk.queues, backing.block).to_vec(),
+        config: crate::blk::config_space(&backing.limits, disk.queues, [backing.guest_block, backing.block])
+            .to_vec(),
         queues: disk.queues,
         largest_queue: crate::inflight::MAX_QUEUE_SIZE,
         trust: Trust::new(disk.trust, disk.hugepages),

@@ -4,6 +4,7 @@
 //! next moment at which a regulator admits a piece. All memory that depends on guests' requests is
 //! allocated before the first guest connects, so a guest can exhaust its own share only.
 
+mod blocks;
 mod command;
 mod data;
 pub(crate) mod kick;

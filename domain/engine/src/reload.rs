@@ -130,6 +130,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         shared: _,
         hugepages: _,
         trust: _,
+        block_size: _,
         discard: _,
         serial: _,
         queues: _,
@@ -144,7 +145,8 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     push_differences!(
-        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages, trust
+        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages, trust,
+        block_size
     );
     push_differences!(
         list,

@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 
 pub use crate::backing_error::BackingError;
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
+use crate::partitions;
 
 /// Bytes in a sector of virtio-blk, whatever the device's sector size is.
 pub const SECTOR: u64 = 512;
+/// Largest alignment of direct I/O, in bytes.
+pub const LARGEST_BLOCK: u32 = 65_536;
 
 /// Size and operations of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,8 @@ pub struct BackingConfig {
     pub direct: bool,
     /// Expects other writers: the file is not locked exclusively.
     pub shared: bool,
+    /// Block size that the guest sees, in bytes; by the disk's contents when `None`.
+    pub block_size: Option<u32>,
 }
 
 impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
@@ -50,6 +55,7 @@ impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
             read_only: disk.read_only,
             direct: !disk.cached,
             shared: disk.shared,
+            block_size: disk.block_size.map(|size| size.0 as u32),
         }
     }
 }
@@ -65,6 +71,8 @@ pub struct Backing {
     pub limits: Limits,
     /// Alignment of memory, offsets and lengths, in bytes.
     pub block: u32,
+    /// Block size that the guest sees, in bytes: requests may be smaller than `block`.
+    pub guest_block: u32,
     /// Length of the whole file or device, in bytes.
     pub len: u64,
     /// Whether requests bypass the page cache.
@@ -83,6 +91,8 @@ pub(crate) struct Geometry {
     pub(crate) len: u64,
     /// Alignment of direct I/O, in bytes.
     pub(crate) block: u32,
+    /// Block size by the contents, for a guest without a configured one.
+    pub(crate) guest_block: u32,
     /// Whether it supports discards.
     pub(crate) discard: bool,
 }
@@ -127,7 +137,8 @@ impl Backing {
         };
         lock.extend(&file).map_err(io("cannot lock"))?;
         let discard = !config.read_only && can_discard(&file, &meta);
-        Self::with_geometry(config, file, Geometry { len, block, discard })
+        let found = block_of_contents(lock.file(), config, block).map_err(io("cannot read"))?;
+        Self::with_geometry(config, file, Geometry { len, block, guest_block: found, discard })
     }
 
     /// A disk on an open file with a known geometry.
@@ -139,7 +150,8 @@ impl Backing {
         let path = &config.path;
         let io = |what| move |source: io::Error| BackingError::Io { path: path.clone(), what, source };
         let meta = file.metadata().map_err(io("cannot read its size"))?;
-        let Geometry { len, block, discard } = geometry;
+        let Geometry { len, block, guest_block, discard } = geometry;
+        let guest_block = config.block_size.unwrap_or(guest_block);
         if !meta.is_file() && !meta.file_type().is_block_device() {
             return Err(BackingError::Kind { path: path.clone() });
         }
@@ -161,13 +173,23 @@ impl Backing {
         };
         aligned("offset", config.offset, block)?;
         aligned("size", size, block.max(SECTOR as u32))?;
+        aligned("size", size, guest_block.max(SECTOR as u32))?;
+        if config.shared && !config.read_only && config.direct && guest_block < block {
+            return Err(BackingError::SharedBlocks { path: path.clone(), block });
+        }
         let end = config.offset.saturating_add(size);
         if end > len || size == 0 {
             return Err(BackingError::Short { path: path.clone(), end, len });
         }
         let limits = Limits { size, read_only: config.read_only, discard: discard && !config.read_only };
         let (start, direct, identity) = (config.offset, config.direct, identity(&meta));
-        Ok(Self { file, start, limits, block, len, direct, identity, _lock: None })
+        Ok(Self { file, start, limits, block, guest_block, len, direct, identity, _lock: None })
+    }
+
+    /// Whether requests of whole sectors may be parts of the device's blocks.
+    #[must_use]
+    pub fn has_large_blocks(&self) -> bool {
+        u64::from(self.block) > SECTOR
     }
 
     /// Whether two disks lie on the same file or device and overlap there.
@@ -190,7 +212,7 @@ pub(crate) fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
         let get = rustix::ioctl::Getter::<BLKSSZGET, libc::c_int>::new();
         rustix::ioctl::ioctl(file, get)?
     };
-    Ok((size, u32::try_from(block).unwrap_or(512).max(512)))
+    Ok((size, u32::try_from(block).unwrap_or(512).clamp(512, LARGEST_BLOCK)))
 }
 
 /// Alignment of direct I/O on a regular file: as the file system reports, or 512.
@@ -215,7 +237,17 @@ pub(crate) fn direct_alignment(file: &File, direct: bool) -> u32 {
     if done != 0 || stat.stx_mask & libc::STATX_DIOALIGN == 0 {
         return SECTOR as u32;
     }
-    stat.stx_dio_offset_align.max(stat.stx_dio_mem_align).clamp(512, 65_536)
+    stat.stx_dio_offset_align.max(stat.stx_dio_mem_align).clamp(512, LARGEST_BLOCK)
+}
+
+/// Block size for which the contents of a disk were made: 512 bytes on a device with larger blocks
+/// is what most images have. Contents that do not tell, and other writers, keep the device's.
+pub(crate) fn block_of_contents(file: &File, config: &BackingConfig, block: u32) -> io::Result<u32> {
+    if u64::from(block) <= SECTOR || (config.shared && !config.read_only) {
+        return Ok(block);
+    }
+    let found = partitions::block_size(file, config.offset)?;
+    Ok(found.filter(|found| *found < block).unwrap_or(block))
 }
 
 fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
@@ -245,8 +277,15 @@ mod tests {
         let dir = rtvirtio_testkit::disk_dir().unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(size).unwrap();
-        let config =
-            BackingConfig { path, offset: 0, size: None, read_only: false, direct: false, shared: false };
+        let config = BackingConfig {
+            path,
+            offset: 0,
+            size: None,
+            read_only: false,
+            direct: false,
+            shared: false,
+            block_size: None,
+        };
         (dir, config)
     }
 

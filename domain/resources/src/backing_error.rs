@@ -41,6 +41,14 @@ pub enum BackingError {
         /// Block size in bytes.
         block: u32,
     },
+    /// Writes of parts of blocks beside those of other programs.
+    #[error("{}: other programs write it too (`shared`), so its blocks of {block} bytes cannot be written in parts: without `block_size`, or with `cached = true`", path.display())]
+    SharedBlocks {
+        /// Path of the disk's file.
+        path: PathBuf,
+        /// Block size of the device, in bytes.
+        block: u32,
+    },
     /// Neither a file nor a block device.
     #[error("{}: neither a regular file nor a block device", path.display())]
     Kind {

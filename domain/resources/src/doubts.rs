@@ -11,7 +11,7 @@ use rtvirtio_domain_config::{Disk, File, Network};
 use rtvirtio_units::Bytes;
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::backing::{SECTOR, block_geometry, direct_alignment};
+use crate::backing::{BackingConfig, SECTOR, block_geometry, block_of_contents, direct_alignment};
 
 /// All warnings, as sentences with a remedy. A failed check is one too.
 #[must_use]
@@ -67,14 +67,7 @@ fn of_disk(disk: &Disk, sparse: &mut BTreeMap<u64, FileSystem>, doubts: &mut Vec
     let meta = file.metadata()?;
     let is_device = meta.file_type().is_block_device();
     let block = if is_device { block_geometry(&file)?.1 } else { direct_alignment(&file, !disk.cached) };
-    if u64::from(block) > SECTOR {
-        let remedy = if is_device { "use a file on it" } else { "set `cached = true`" };
-        doubts.push(format!(
-            "disk \"{}\": its guest sees blocks of {block} bytes, as the device below has: SeaBIOS starts no guest from it, \
-             and the partitions of an image with blocks of 512 bytes are not found; {remedy} and make the bounds anew, or make the image for {block} bytes",
-            disk.name
-        ));
-    }
+    doubts.extend(of_blocks(disk, &file, block)?);
     let missing = meta.len().saturating_sub(meta.blocks() * 512);
     if is_device || disk.read_only || missing == 0 {
         return Ok(());
@@ -88,6 +81,30 @@ fn of_disk(disk: &Disk, sparse: &mut BTreeMap<u64, FileSystem>, doubts: &mut Vec
         of.missing = of.missing.saturating_add(missing);
     }
     Ok(())
+}
+
+/// Warning about a device whose blocks are larger than a sector.
+fn of_blocks(disk: &Disk, file: &OpenFile, block: u32) -> io::Result<Option<String>> {
+    if u64::from(block) <= SECTOR {
+        return Ok(None);
+    }
+    let config = BackingConfig::from(disk);
+    let guest = config.block_size.map_or_else(|| block_of_contents(file, &config, block), Ok)?;
+    let name = &disk.name;
+    Ok(if guest >= block {
+        Some(format!(
+            "disk \"{name}\": its guest sees blocks of {guest} bytes, as the device below has {block}: SeaBIOS starts no \
+             guest from it, and the partitions of an image with blocks of 512 bytes are not found; set `block_size = \"512B\"` \
+             for such an image, or make it for {guest} bytes"
+        ))
+    } else if config.direct && !config.read_only {
+        Some(format!(
+            "disk \"{name}\": its guest sees blocks of {guest} bytes, and the device below has {block}: a write that is no \
+             whole blocks of the device costs a read before it, which bounds do not count"
+        ))
+    } else {
+        None
+    })
 }
 
 fn of_network(network: &Network, doubts: &mut Vec<String>) {

@@ -16,6 +16,7 @@ pub mod handover;
 pub mod handover_port;
 mod image_format;
 pub mod listen;
+mod partitions;
 pub mod socket_group;
 pub mod uplink;
 

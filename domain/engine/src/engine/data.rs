@@ -8,7 +8,7 @@ use io_uring::{opcode, squeue};
 use rtvirtio_sched::{Class, Op, Piece, Priority};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::table::{BounceBuffer, InflightRequest, PieceSlot};
+use super::table::{InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
 use crate::memory::Memory;
 
@@ -45,7 +45,7 @@ fn guest_ranges<'a>(
 }
 
 /// Fills the iovecs of a piece: with guest memory, or with the bounce buffer when guest memory is
-/// not aligned to `align`.
+/// not aligned to `align`, or the piece is no whole blocks.
 pub fn map_iovecs(
     slot: &mut PieceSlot,
     request: &InflightRequest,
@@ -54,6 +54,11 @@ pub fn map_iovecs(
     align: Option<u32>,
 ) -> Result<(), i32> {
     slot.iovecs.clear();
+    slot.bounced = slot.blocks.is_some();
+    if let Some(blocks) = slot.blocks {
+        slot.map_bounce(blocks.len());
+        return Ok(());
+    }
     let mut aligned = true;
     for (at, part) in guest_ranges(&request.segments, piece) {
         for slice in GuestMemoryBackend::get_slices(mem, at, part) {
@@ -69,14 +74,11 @@ pub fn map_iovecs(
     if aligned {
         return Ok(());
     }
-    let len = piece.len as usize;
-    let bounce = &mut slot.bounce;
     slot.bounced = true;
     if piece.op == Op::Write {
-        copy_bounce(bounce, request, mem, piece, false)?;
+        copy_from_guest(slot, request, mem, piece)?;
     }
-    slot.iovecs.clear();
-    slot.iovecs.push(libc::iovec { iov_base: bounce.as_mut_ptr().cast(), iov_len: len });
+    slot.map_bounce(piece.len);
     Ok(())
 }
 
@@ -86,18 +88,29 @@ pub fn copy_to_guest(
     mem: &Memory,
     piece: &Piece,
 ) -> Result<(), i32> {
-    copy_bounce(&mut slot.bounce, request, mem, piece, true)
+    copy_bounce(slot, request, mem, piece, true)
+}
+
+pub fn copy_from_guest(
+    slot: &mut PieceSlot,
+    request: &InflightRequest,
+    mem: &Memory,
+    piece: &Piece,
+) -> Result<(), i32> {
+    copy_bounce(slot, request, mem, piece, false)
 }
 
 /// Copies a piece's data between guest memory and the bounce buffer.
 fn copy_bounce(
-    bounce: &mut BounceBuffer,
+    slot: &mut PieceSlot,
     request: &InflightRequest,
     mem: &Memory,
     piece: &Piece,
     to_guest: bool,
 ) -> Result<(), i32> {
-    let bytes = bounce.bytes(piece.len as usize);
+    let skip = slot.blocks.map_or(0, |blocks| blocks.skip);
+    let bytes = slot.bounce.bytes(skip + piece.len as usize);
+    let bytes = bytes.get_mut(skip..).ok_or(-libc::EFAULT)?;
     let mut done = 0;
     for (at, part) in guest_ranges(&request.segments, piece) {
         let ours = &mut bytes[done..done + part];
@@ -117,8 +130,8 @@ pub fn rw_sqe(
     priority: u16,
 ) -> squeue::Entry {
     let (fd, n) = (Fd(file.as_raw_fd()), slot.iovecs.len() as u32);
-    let at = offset + piece.offset;
-    if piece.op == Op::Read {
+    let at = slot.blocks.map_or(offset + piece.offset, |blocks| blocks.start);
+    if piece.op == Op::Read || slot.is_reading_first {
         return opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build();
     }
     let flags = if write_through { libc::RWF_DSYNC } else { 0 };

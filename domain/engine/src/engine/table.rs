@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use rtvirtio_domain_resources::backing::LARGEST_BLOCK;
 use rtvirtio_sched::{Op, Piece};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
+use super::blocks::BlockRange;
 use crate::blk::{SEGMENTS, SLICES, Segment};
 use crate::memory::GuestMem;
 
@@ -154,6 +156,10 @@ pub struct PieceSlot {
     /// Aligned memory, for guests whose buffers are not aligned.
     pub bounce: BounceBuffer,
     pub bounced: bool,
+    /// For a read or write that is no whole blocks of the device: these, in the bounce buffer.
+    pub blocks: Option<BlockRange>,
+    /// Their contents are read, to be written with the guest's bytes.
+    pub is_reading_first: bool,
     /// Time of the first refusal of the piece by the kernel, for want of memory.
     pub refused_since: Option<Nanos>,
 }
@@ -168,10 +174,27 @@ impl PieceSlot {
         Ok(Self {
             piece: None,
             iovecs: Vec::with_capacity(SLICES),
-            bounce: BounceBuffer::new(largest as usize)?,
+            bounce: BounceBuffer::new(largest as usize + 2 * LARGEST_BLOCK as usize)?,
             bounced: false,
+            blocks: None,
+            is_reading_first: false,
             refused_since: None,
         })
+    }
+}
+
+impl PieceSlot {
+    /// Whether this result of the kernel is that of all of the piece.
+    pub fn is_whole(&self, piece: &Piece, result: i32) -> bool {
+        let len = self.blocks.map_or(piece.len, |blocks| blocks.len());
+        if piece.op.moves_data() { i64::from(result) == len as i64 } else { result >= 0 }
+    }
+
+    /// Makes the first `len` bytes of the bounce buffer the only iovec.
+    pub fn map_bounce(&mut self, len: u64) {
+        self.iovecs.clear();
+        let base = self.bounce.as_mut_ptr().cast();
+        self.iovecs.push(libc::iovec { iov_base: base, iov_len: len as usize });
     }
 }
 

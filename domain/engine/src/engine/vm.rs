@@ -6,6 +6,7 @@ use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
 use super::Disk;
+use super::blocks::BlockWrites;
 use super::slot::QueueSlot;
 use super::table::RequestTable;
 use super::urgency_eventfd::UrgencyEventfd;
@@ -33,6 +34,8 @@ pub(super) struct Vm {
     /// Requests under a reservation: real-time ones, then the others.
     pub(super) promises: [PromiseCounters; 2],
     pub(super) urgency: UrgencyEventfd,
+    /// Writes, on a device with blocks larger than a sector.
+    pub(super) block_writes: BlockWrites,
     /// All requests of its depth are outstanding, and its queues may hold more.
     pub(super) depth_exhausted: bool,
     /// Answered when nothing of the VM is in flight after a disconnect.
@@ -64,6 +67,7 @@ impl Vm {
             faults: Faults::default(),
             promises: [PromiseCounters::default(); 2],
             urgency: UrgencyEventfd::default(),
+            block_writes: BlockWrites::default(),
             depth_exhausted: false,
             disconnect_reply: None,
         }

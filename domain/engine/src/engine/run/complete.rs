@@ -41,8 +41,24 @@ impl EventLoop {
         }
     }
 
-    /// A piece completes with the kernel's result.
+    /// The kernel completes an operation of a piece.
     pub(super) fn on_completion(&mut self, time: Nanos, index: u32, result: i32) -> io::Result<()> {
+        let Some(slot) = self.pieces.get(index as usize) else { return Ok(()) };
+        let Some(piece) = slot.piece else { return Ok(()) };
+        let mut result = result;
+        if slot.is_reading_first && slot.is_whole(&piece, result) {
+            match self.write_blocks(index, &piece)? {
+                Ok(()) => return Ok(()),
+                Err(code) => result = code,
+            }
+        }
+        self.vms[piece.vm].block_writes.end(index);
+        self.end_piece(time, index, result)?;
+        self.start_waiting(piece.vm)
+    }
+
+    /// A piece ends with the kernel's result.
+    fn end_piece(&mut self, time: Nanos, index: u32, result: i32) -> io::Result<()> {
         let Some(slot) = self.pieces.get_mut(index as usize) else { return Ok(()) };
         let Some(piece) = slot.piece.take() else { return Ok(()) };
         self.free_pieces.push(index);
@@ -63,7 +79,7 @@ impl EventLoop {
             return self.submit_piece(time, piece);
         }
         let vm = &mut self.vms[piece.vm];
-        let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
+        let whole = slot.is_whole(&piece, result);
         if let Some(request) = vm.requests.get(piece.tag as u32) {
             if !whole {
                 (request.failed, request.result) = (true, result);

@@ -9,7 +9,8 @@ use rtvirtio_sched::{Next, Op, Piece};
 use rtvirtio_units::Nanos;
 
 use super::{EventLoop, now};
-use crate::engine::data::{ioprio, map_iovecs, rw_sqe};
+use crate::engine::blocks::BlockRange;
+use crate::engine::data::{copy_from_guest, ioprio, map_iovecs, rw_sqe};
 use crate::engine::uring::CompletionToken;
 
 /// Pieces that fail before submission, in one round: they hold no slot, so only this bounds them.
@@ -54,11 +55,46 @@ impl EventLoop {
         let vm = &mut self.vms[piece.vm];
         let slot = &mut self.pieces[index as usize];
         slot.piece = Some(piece);
-        slot.bounced = false;
+        (slot.bounced, slot.blocks, slot.is_reading_first) = (false, None, false);
         let Some(request) = vm.requests.get(piece.tag as u32) else {
             return self.fail_submission(index, -libc::EIO);
         };
         request.mark_submitted(time, &piece);
+        if let Some(backing) =
+            vm.disk.as_ref().map(|disk| &disk.backing).filter(|b| b.direct && b.has_large_blocks())
+        {
+            let blocks = BlockRange::around(request.offset + piece.offset, piece.len, backing.block);
+            if piece.op.moves_data() && blocks.is_partial {
+                (slot.blocks, slot.is_reading_first) = (Some(blocks), piece.op == Op::Write);
+            }
+            if !matches!(piece.op, Op::Read | Op::Flush) && !vm.block_writes.begin(index, blocks) {
+                return Ok(());
+            }
+        }
+        self.start_piece(index)
+    }
+
+    /// Starts writes that have waited for others to their blocks.
+    pub(super) fn start_waiting(&mut self, vm: usize) -> io::Result<()> {
+        // A piece that fails at once comes here again.
+        if std::mem::replace(&mut self.vms[vm].block_writes.is_starting, true) {
+            return Ok(());
+        }
+        while let Some(index) = self.vms[vm].block_writes.next() {
+            self.start_piece(index)?;
+        }
+        self.vms[vm].block_writes.is_starting = false;
+        Ok(())
+    }
+
+    /// Submits a piece of which the slot knows all.
+    fn start_piece(&mut self, index: u32) -> io::Result<()> {
+        let slot = &mut self.pieces[index as usize];
+        let Some(piece) = slot.piece else { return Ok(()) };
+        let vm = &mut self.vms[piece.vm];
+        let Some(request) = vm.requests.get(piece.tag as u32) else {
+            return self.fail_submission(index, -libc::EIO);
+        };
         let (Some(mem), Some(disk)) = (request.mem.clone(), &vm.disk) else {
             return self.fail_submission(index, -libc::EIO);
         };
@@ -84,13 +120,52 @@ impl EventLoop {
             Op::Discard | Op::WriteZeroes => {
                 let zero = piece.op == Op::WriteZeroes && !request.unmap;
                 let mode = if zero { libc::FALLOC_FL_ZERO_RANGE } else { libc::FALLOC_FL_PUNCH_HOLE };
-                opcode::Fallocate::new(Fd(backing.file.as_raw_fd()), piece.len)
-                    .offset(request.offset + piece.offset)
+                let (mut offset, mut len) = (request.offset + piece.offset, piece.len);
+                if backing.has_large_blocks() {
+                    match BlockRange::within(offset, len, backing.block) {
+                        Some(blocks) if blocks.len() == len => {}
+                        // The guest writes the zeroes itself.
+                        _ if piece.op == Op::WriteZeroes => {
+                            drop(mem);
+                            return self.fail_submission(index, -libc::EOPNOTSUPP);
+                        }
+                        // What is no whole block is not deallocated.
+                        Some(blocks) => (offset, len) = (blocks.start, blocks.len()),
+                        None => {
+                            drop(mem);
+                            return self.fail_submission(index, 0);
+                        }
+                    }
+                }
+                opcode::Fallocate::new(Fd(backing.file.as_raw_fd()), len)
+                    .offset(offset)
                     .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
                     .build()
             }
         };
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))
+    }
+
+    /// Writes the blocks that were read for a piece, with the guest's bytes in them. `Err` with an
+    /// error number where these cannot be had.
+    pub(super) fn write_blocks(&mut self, index: u32, piece: &Piece) -> io::Result<Result<(), i32>> {
+        let vm = &mut self.vms[piece.vm];
+        let slot = &mut self.pieces[index as usize];
+        let (Some(request), Some(disk)) = (vm.requests.get(piece.tag as u32), &vm.disk) else {
+            return Ok(Err(-libc::EIO));
+        };
+        let Some(mem) = request.mem.clone() else { return Ok(Err(-libc::EIO)) };
+        let copied = copy_from_guest(slot, request, &mem.mem, piece);
+        let copied = if mem.is_lost() { Err(-libc::EFAULT) } else { copied };
+        if copied.is_err() {
+            return Ok(copied);
+        }
+        slot.is_reading_first = false;
+        let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
+        let file = &disk.backing.file;
+        let entry = rw_sqe(slot, piece, file, request.offset, request.write_through, priority);
+        self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))?;
+        Ok(Ok(()))
     }
 
     /// A piece fails before submission. Its VM caused work without device time.
