@@ -118,6 +118,60 @@ fn sectors_on_a_device_with_larger_blocks_keep_all_data() {
     assert!(whole == model);
 }
 
+/// A boot sector for BIOSes, of a disk with sectors of 512 bytes: reads the second sector, sends
+/// its first byte to the serial port, writes the sector to the third, sends `D`.
+fn boot_sector() -> Vec<u8> {
+    let mut sector = vec![0; 512];
+    // A jump to the code behind the parameters, of which FAT's bytes per sector are one.
+    sector[..3].copy_from_slice(&[0xeb, 0x3c, 0x90]);
+    sector[11..13].copy_from_slice(&512_u16.to_le_bytes());
+    let code: &[&[u8]] = &[
+        &[0x31, 0xc0, 0x8e, 0xc0, 0x8e, 0xd8],             // ax, es, ds = 0
+        &[0xbb, 0x00, 0x7e, 0xb6, 0x00, 0x52],             // bx = buffer, head 0; push the drive
+        &[0xb8, 0x01, 0x02, 0xb9, 0x02, 0x00, 0xcd, 0x13], // read one sector, the second
+        &[0xba, 0xf8, 0x03, 0xa0, 0x00, 0x7e, 0xee, 0x5a], // its byte to the port; pop the drive
+        &[0xb8, 0x01, 0x03, 0xb9, 0x03, 0x00, 0xcd, 0x13], // write one sector, the third
+        &[0xba, 0xf8, 0x03, 0xb0, b'D', 0xee, 0xf4, 0xeb, 0xfd],
+    ];
+    let code = code.concat();
+    sector[0x3e..][..code.len()].copy_from_slice(&code);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+/// An ordinary image on a device with blocks of 4 KiB: SeaBIOS starts it, reads and writes.
+#[test]
+fn seabios_starts_an_image_of_512_bytes_on_larger_blocks() {
+    let test = "seabios_starts_an_image_of_512_bytes_on_larger_blocks";
+    if !has(test, &[LOOPS[0], LOOPS[1], Need::QEMU]) {
+        return;
+    }
+    let dir = disk(64);
+    let image = dir.path().join("image");
+    let mut contents = boot_sector();
+    for sector in 1..8 {
+        contents.extend([b'a' + sector; 512]);
+    }
+    std::fs::write(&image, &contents).unwrap();
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(16 << 20).unwrap();
+    let device = LoopDevice::with_blocks(&image, 4_096).unwrap();
+    let iod = Iod::start(dir.path(), &one(dir.path(), &device.0, ""));
+    let vm = rtvirtio_testkit::tempdir().unwrap();
+    let chardev = format!("socket,id=c,path={}/a", dir.path().display());
+    let mut options = vec!["-machine", "memory-backend=mem", "-serial", "file:serial", "-chardev", &chardev];
+    options.extend(["-object", "memory-backend-memfd,id=mem,size=64M,share=on"]);
+    options.extend(["-device", "vhost-user-blk-pci,chardev=c,bootindex=1"]);
+    let machine = Machine::start(vm.path(), "bios", &options);
+    let serial = || std::fs::read(vm.path().join("serial")).unwrap_or_default();
+    rtvirtio_testkit::site::wait_for("the boot sector", || serial().ends_with(b"D"));
+    drop((machine, iod));
+    assert!(serial().ends_with(b"bD"), "{:?}", String::from_utf8_lossy(&serial()));
+    contents[1_024..][..512].fill(b'b');
+    let mut found = vec![0; contents.len()];
+    std::fs::File::open(&device.0).unwrap().read_exact_at(&mut found, 0).unwrap();
+    assert!(found == contents);
+}
+
 /// A QEMU that listens is the user's VM: it is not to be stopped, but to connect.
 #[test]
 fn a_qemu_that_listens_is_told_apart() {

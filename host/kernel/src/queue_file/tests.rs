@@ -26,7 +26,7 @@ fn a_slow_write_of_another_process_is_waited_for_and_a_hung_one_once() {
     let path = Path::new("/sys/block/sda/queue/scheduler");
     let noted = |seconds: &str| {
         let child = Command::new("sleep").arg(seconds).spawn().unwrap();
-        note(&root, path, child.id().cast_signed());
+        note(&root, path, libc::pid_t::try_from(child.id()).unwrap());
         assert!(root.at("/run/rtvirtio-queue.sda").exists());
         child
     };
