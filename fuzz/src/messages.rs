@@ -33,7 +33,7 @@ fn door() -> &'static Mutex<Door> {
             name: "fuzz".into(),
             vm: 0,
             features: rtvirtio_engine::feature::blk::offered(&limits),
-            config: rtvirtio_engine::blk::config_space(&limits, 2, [512; 2]).to_vec(),
+            config: rtvirtio_engine::blk::config_space(&limits, 2, [512; 2]).to_vec().into(),
             queues: 2,
             largest_queue: 1_024,
             trust: Trust::None,

@@ -4,9 +4,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Iod, disk, two_disks};
+use common::{Iod, configure, disk, two_disks};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testkit::site::wait_for;
 
 const KILLS: u32 = 3;
 
@@ -20,8 +21,10 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::QEMU]) {
         return;
     }
-    let dir = disk(128);
-    let config = two_disks(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
+    let dir = disk(192);
+    let config = two_disks(dir.path(), 128, "")
+        .replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n")
+        .replace("offset = \"64MiB\"", "offset = \"128MiB\"");
     let mut iod = Iod::start(dir.path(), &config);
     let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 2 };
     let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
@@ -78,5 +81,22 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     assert!(!kernel.contains("I/O error"), "{kernel}");
     // The last process served it too, with the requests in flight of its predecessors.
     assert!(iod.status().contains("\"attached\":true"), "{}", iod.status());
+    // It grows, and the guest sees that at once, also where that is after a restart.
+    let size = |guest: &mut QemuGuest| {
+        let seen = guest.exec(&["cat", "/sys/block/vda/size"], patience).unwrap();
+        String::from_utf8_lossy(&seen.stdout).trim().to_owned()
+    };
+    let sized = |mib: u32| config.replacen("size = \"64MiB\"", &format!("size = \"{mib}MiB\""), 1);
+    configure(dir.path(), &sized(96));
+    let changed = iod.reload(false);
+    assert_eq!(changed["changed"], serde_json::json!(["disk \"a\": size 64MiB -> 96MiB"]), "{changed}");
+    wait_for("the new size", || size(&mut guest) == "196608");
+    iod.kill();
+    iod = Iod::start(dir.path(), &sized(128));
+    wait_for("the size after a restart", || size(&mut guest) == "262144");
+    let write = "dd if=/dev/urandom of=/dev/vda bs=1M seek=127 count=1 oflag=direct 2>&1";
+    let wrote = guest.exec(&["sh", "-c", write], patience).unwrap();
+    assert!(wrote.success(), "{}", String::from_utf8_lossy(&wrote.stdout));
+    drop(iod);
     guest.stop().unwrap();
 }

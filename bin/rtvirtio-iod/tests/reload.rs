@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Iod, configure, disk, read, request, two_disks};
+use common::{Iod, configure, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_testkit::site::wait_for;
@@ -127,4 +127,48 @@ fn an_invalid_reload_is_refused_as_a_whole() {
     iod.signal(Signal::HUP);
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert!(iod.is_alive());
+}
+
+/// A disk grows under a guest that is connected: it is notified, and uses the new end at once. No
+/// disk shrinks, or grows into another or beyond its file.
+#[test]
+fn a_disk_grows_under_its_guest() {
+    let dir = disk(8);
+    let (socket, config) = (dir.path().join("b"), two_disks(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &config);
+    let mut b = Client::connect(&socket, Options::default()).unwrap();
+    assert_eq!(b.capacity, 4 << 20);
+    let end = 4 << 11;
+    assert_eq!(request(&mut b, &read(end, 4_096), None).0, 1, "beyond the end");
+    let sized = |a: &str, b: &str| {
+        let text = config.replacen("size = \"4MiB\"", &format!("size = \"{a}\""), 1);
+        let (first, last) = text.rsplit_once("size = \"4MiB\"").unwrap();
+        format!("{first}size = \"{b}\"{last}")
+    };
+    for (a, b, why) in [
+        ("2MiB", "4MiB", "disk \"a\": size needs a restart"),
+        ("5MiB", "4MiB", "lie on the same part of one file"),
+        ("4MiB", "12MiB", "the disk would end at byte 16777216, and the file has 8388608"),
+    ] {
+        configure(dir.path(), &sized(a, b));
+        let refused = iod.reload(false);
+        let text = refused["error"].as_str().unwrap_or_default();
+        assert!(text.starts_with("nothing is changed") && text.contains(why), "{a}, {b}: {refused}");
+    }
+    let file = std::fs::File::options().write(true).open(dir.path().join("disk")).unwrap();
+    file.set_len(16 << 20).unwrap();
+    configure(dir.path(), &sized("4MiB", "12MiB"));
+    let changed = iod.reload(false);
+    assert_eq!(changed["changed"], serde_json::json!(["disk \"b\": size 4MiB -> 12MiB"]), "{changed}");
+    assert_eq!(b.changed_capacity(rtvirtio_testkit::HANG).unwrap(), 12 << 20);
+    let data = [7; 4_096];
+    assert_eq!(request(&mut b, &write((12 << 11) - 8, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut b, &read((12 << 11) - 8, 4_096), None), (0, data.to_vec()));
+    assert_eq!(request(&mut b, &read(12 << 11, 4_096), None).0, 1);
+    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    assert_eq!(status["vms"][1]["size"], 12 << 20);
+    assert_eq!(iod.reload(false)["changed"], serde_json::json!([]));
+    // The next connection has the size too.
+    drop(b);
+    assert_eq!(Client::connect(&socket, Options::default()).unwrap().capacity, 12 << 20);
 }

@@ -1,8 +1,10 @@
 //! A vhost-user connection to the back end of a disk.
 
-use std::io;
+use std::io::{self, Read as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -77,6 +79,8 @@ pub struct Client {
     pub queues: Vec<ClientQueue>,
     /// Size of the disk in bytes; 0 from a back end without protocol features.
     pub capacity: u64,
+    /// Channel for notices of the back end; `None` where it sends none.
+    pub notices: Option<UnixStream>,
 }
 
 impl std::fmt::Debug for Client {
@@ -104,12 +108,13 @@ impl Client {
         let known = (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | FIRMWARE) & options.features;
         let features = offered & (known | protocol);
         frontend.set_features(features).map_err(backend("set features"))?;
-        let mut capacity = 0;
+        let (mut capacity, mut notices) = (0, None);
         if features & protocol != 0 {
             let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
             let mut wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
+            wanted |= VhostUserProtocolFeatures::BACKEND_REQ;
             if options.slot > 0 {
                 wanted |= VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
             }
@@ -118,12 +123,12 @@ impl Client {
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
             }
-            let (_, config) = frontend
-                .get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])
-                .map_err(backend("get config"))?;
-            if let Some(sectors) = config.get(0..8).and_then(|b| b.try_into().ok()) {
-                capacity = u64::from_le_bytes(sectors) * 512;
+            if there.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
+                let (ours, theirs) = UnixStream::pair().map_err(io("channel"))?;
+                frontend.set_backend_request_fd(&theirs).map_err(backend("set the channel"))?;
+                notices = Some(ours);
             }
+            capacity = read_capacity(&mut frontend).map_err(backend("get config"))?;
         }
         if options.slot == 0 {
             share_memory(&frontend, &mem).map_err(backend("set memory table"))?;
@@ -143,7 +148,23 @@ impl Client {
             }
             queues.push(queue);
         }
-        Ok(Self { frontend, mem, queues, capacity })
+        Ok(Self { frontend, mem, queues, capacity, notices })
+    }
+
+    /// Waits for a notice that the configuration has changed, and reads the size of the disk again.
+    ///
+    /// # Errors
+    /// No notice comes within a time, or it is another one; the back end refuses.
+    pub fn changed_capacity(&mut self, timeout: Duration) -> io::Result<u64> {
+        let channel = self.notices.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        channel.set_read_timeout(Some(timeout))?;
+        let mut notice = [0; 12];
+        channel.read_exact(&mut notice)?;
+        if notice[..] != [2u32, 1, 0].map(u32::to_ne_bytes).concat() {
+            return Err(io::Error::other("another message than that of a change"));
+        }
+        self.capacity = read_capacity(&mut self.frontend).map_err(io::Error::other)?;
+        Ok(self.capacity)
     }
 
     /// Ring addresses of a queue, for `set_vring_addr`.
@@ -233,4 +254,11 @@ pub(crate) fn start_queue(
     frontend.set_vring_call(index, &queue.call)?;
     frontend.set_vring_kick(index, &queue.kick)?;
     if enable { frontend.set_vring_enable(index, true) } else { Ok(()) }
+}
+
+/// Size of the disk, in bytes.
+fn read_capacity(frontend: &mut Frontend) -> vhost::Result<u64> {
+    let (_, config) = frontend.get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])?;
+    let sectors = config.get(0..8).and_then(|bytes| bytes.try_into().ok());
+    Ok(sectors.map_or(0, |bytes| u64::from_le_bytes(bytes) * 512))
 }

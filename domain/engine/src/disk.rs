@@ -1,8 +1,13 @@
 //! A disk of a running I/O domain: its part of a file, its configuration for the engine and the
 //! control thread, and its server.
 
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::sync::Arc;
+
 use rtvirtio_domain_config::Disk;
-use rtvirtio_domain_resources::backing::Backing;
+use rtvirtio_domain_resources::OpenError;
+use rtvirtio_domain_resources::backing::{Backing, BackingError};
 use rtvirtio_domain_resources::disk_lock::Identity;
 use rtvirtio_domain_resources::listen::SocketListener;
 
@@ -19,20 +24,50 @@ pub(crate) struct Part {
     pub(crate) identity: Identity,
     start: u64,
     size: u64,
+    /// Block size, in bytes: the size is a multiple of it.
+    pub(crate) block: u32,
     pub(crate) shared: bool,
     pub(crate) read_only: bool,
+    /// The file, for its length.
+    file: Arc<File>,
 }
 
 impl Part {
-    pub(crate) fn new(disk: &Disk, backing: &Backing) -> Self {
-        Self {
+    /// Part of a disk that is open.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub(crate) fn new(disk: &Disk, backing: &Backing) -> Result<Self, OpenError> {
+        let file = backing.file.try_clone().map_err(|source| {
+            let source = BackingError::Io { path: disk.path.clone(), what: "cannot inspect it", source };
+            OpenError::Disk { disk: disk.name.clone(), source }
+        })?;
+        Ok(Self {
             name: disk.name.clone(),
             identity: backing.identity,
             start: backing.start,
             size: backing.limits.size,
+            block: backing.block.max(backing.guest_block),
             shared: disk.shared,
             read_only: disk.read_only,
-        }
+            file: Arc::new(file),
+        })
+    }
+
+    /// The same part with another size.
+    pub(crate) fn with_size(&self, size: u64) -> Self {
+        Self { size, ..self.clone() }
+    }
+
+    /// Size that the disk may have by now: up to the end of its file, in whole blocks.
+    ///
+    /// # Errors
+    /// The length of the file or device cannot be read.
+    pub(crate) fn room(&self) -> io::Result<u64> {
+        // The offset is of no use to others: all I/O names its own.
+        let len = (&*self.file).seek(SeekFrom::End(0))?;
+        let block = u64::from(self.block);
+        Ok(len.saturating_sub(self.start) / block * block)
     }
 
     /// Size of the part, in bytes.
@@ -65,6 +100,17 @@ impl Member {
         &self.part.name
     }
 
+    /// Gives the disk a larger size, and its front end notice of it. `false` where none is
+    /// connected that takes notices.
+    ///
+    /// # Errors
+    /// The front end does not take the notice.
+    pub(crate) fn grow(&mut self, size: u64) -> io::Result<bool> {
+        self.part = self.part.with_size(size);
+        self.server.config().set_size(size);
+        self.server.config().notify()
+    }
+
     pub(crate) fn server(&self) -> &VhostUserServer {
         &self.server
     }
@@ -87,7 +133,8 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo
         vm,
         features: crate::feature::blk::offered(&backing.limits),
         config: crate::blk::config_space(&backing.limits, disk.queues, [backing.guest_block, backing.block])
-            .to_vec(),
+            .to_vec()
+            .into(),
         queues: disk.queues,
         largest_queue: crate::inflight::MAX_QUEUE_SIZE,
         trust: Trust::new(disk.trust, disk.hugepages),

@@ -73,7 +73,7 @@ impl OpenedDomain {
             let mut members = Vec::new();
             let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
             for (vm, ((disk, backing), socket)) in parts {
-                members.push((Part::new(disk, backing), disk_info(disk, backing, vm), socket));
+                members.push((Part::new(disk, backing)?, disk_info(disk, backing, vm), socket));
             }
             let disks = device.disks.iter().zip(backings).map(|(disk, b)| engine_disk(disk, b));
             let config = EngineConfig {

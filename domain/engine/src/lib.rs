@@ -23,6 +23,7 @@ pub mod domain;
 pub mod engine;
 pub mod error;
 pub mod feature;
+mod growth;
 mod histograms;
 pub mod inflight;
 pub mod line_server;

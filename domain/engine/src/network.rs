@@ -75,7 +75,7 @@ pub(crate) fn serve_port(
         name: port.name.clone(),
         vm: place,
         features: feature::net::offered(port.offload),
-        config: Vec::new(),
+        config: Vec::new().into(),
         queues: QUEUES,
         largest_queue: crate::net::LARGEST_QUEUE,
         trust: Trust::new(port.trust, port.hugepages),

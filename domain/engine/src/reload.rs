@@ -124,6 +124,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         path: _,
         format: _,
         offset: _,
+        // Live, where it grows.
         size: _,
         read_only: _,
         cached: _,
@@ -145,8 +146,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     push_differences!(
-        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages, trust,
-        block_size
+        list, place, old, new, socket, path, offset, read_only, cached, shared, hugepages, trust, block_size
     );
     push_differences!(
         list,

@@ -17,6 +17,7 @@ use crate::confine::StartThread;
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
+use crate::growth;
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -152,7 +153,7 @@ impl Running {
     /// Reads the file again, validates it including admission, and puts it in force. Returns the
     /// changes, each with its place.
     ///
-    /// Live: disks and ports to attach (which `passed` has) and detach; of a device `policy`,
+    /// Live: disks and ports to attach (which `passed` has) and detach; disks that grow; of a device `policy`,
     /// `window` (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`,
     /// `discard_share`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`,
     /// `guest_priority`; of networks and ports the same where they have it. The buckets of a
@@ -173,6 +174,7 @@ impl Running {
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
         }
+        let growths = growth::find(&state, &new)?;
         let ready = self.prepare(&state, &new, &membership, passed.disks)?;
         let ready_ports = network_membership::adopt(&new, &membership, passed.ports)?;
         if let Some(port) = ready_ports.iter().find(|port| !is_below(&self.0.directories, port.socket())) {
@@ -191,6 +193,9 @@ impl Running {
             changes.push(format!("port \"{name}\": detached"));
         }
         self.reconfigure(&mut state, &new, &mut changes)?;
+        for disk in growths {
+            changes.extend(disk.carry_out(&mut state, &self.0.engines)?);
+        }
         // In force from here on, except for the disks and ports to attach.
         state.file = new.clone();
         for (device, name) in &membership.attach {
@@ -249,7 +254,7 @@ impl Running {
                 let directories = self.0.directories.clone();
                 return Err(ReloadError::Directory { what: named("disk", &disk.name), directories });
             }
-            let part = Part::new(disk, &adopted.backing);
+            let part = Part::new(disk, &adopted.backing)?;
             let others = stays.iter().copied().chain(ready.iter().map(|r| &r.part));
             if let Some(other) = others.clone().find(|other| other.overlaps(&part)) {
                 let first = other.name.clone();
@@ -275,7 +280,7 @@ impl Running {
         adopted: AdoptedDisk,
     ) -> Result<Ready, ReloadError> {
         let AdoptedDisk { backing, lock, socket } = adopted;
-        let part = Part::new(disk, &backing);
+        let part = Part::new(disk, &backing)?;
         let info = disk_info(disk, &backing, place);
         let sched = new.devices[device].sched();
         let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();

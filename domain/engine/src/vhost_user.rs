@@ -3,6 +3,7 @@
 //! A connection is between one QEMU and this process: whatever a QEMU sends, or delays, concerns
 //! its own device.
 
+mod config_space;
 mod connection;
 mod descriptors;
 mod early;
@@ -18,7 +19,9 @@ use std::thread::JoinHandle;
 use rtvirtio_domain_resources::listen::SocketListener;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
+pub use self::config_space::ConfigSpace;
 use self::connection::Connection;
+use self::early::Early;
 use crate::confine::{Role, StartThread};
 use crate::engine::{Command, EngineHandle, QueueCommand};
 use crate::log::Refusals;
@@ -34,7 +37,7 @@ pub struct DeviceInfo {
     /// Offered features of virtio.
     pub features: u64,
     /// The configuration space; empty where the VMM provides it, as for network devices.
-    pub config: Vec<u8>,
+    pub config: ConfigSpace,
     /// Virtqueues offered to the guest.
     pub queues: u16,
     /// Largest number of descriptors of a queue.
@@ -57,6 +60,7 @@ pub struct VhostUserServer<C: From<QueueCommand> = Command> {
     engine: EngineHandle<C>,
     vm: usize,
     refusals: Arc<Refusals>,
+    config: ConfigSpace,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -76,7 +80,7 @@ impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
         let connection = Arc::new(Mutex::new(None));
         let in_use = Arc::new(AtomicBool::new(false));
         let (stopped, current, used) = (Arc::clone(&stop), Arc::clone(&connection), Arc::clone(&in_use));
-        let (vm, handle) = (device.vm, engine.clone());
+        let (vm, handle, config) = (device.vm, engine.clone(), device.config.clone());
         let name: String = format!("vm-{}", device.name).chars().take(15).collect();
         let refusals = Arc::new(Refusals::default());
         let seen = Arc::clone(&refusals);
@@ -114,7 +118,17 @@ impl<C: From<QueueCommand> + Send + 'static> VhostUserServer<C> {
             }
         };
         let thread = threads.start_thread(&name, Role::VhostUser, Box::new(body))?;
-        Ok(Self { stop, connection, in_use, socket, engine: handle, vm, refusals, thread: Some(thread) })
+        Ok(Self {
+            stop,
+            connection,
+            in_use,
+            socket,
+            engine: handle,
+            vm,
+            refusals,
+            config,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -139,6 +153,12 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
         let current = self.connection.lock().ok()?;
         let peer = rustix::net::sockopt::socket_peercred(current.as_ref()?).ok()?;
         u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+
+    /// Configuration space of the device.
+    #[must_use]
+    pub fn config(&self) -> &ConfigSpace {
+        &self.config
     }
 
     /// Messages and connections that were refused.
@@ -186,18 +206,18 @@ where
     }
 }
 
-/// Serves a message that comes before features are set; `false` for any other.
+/// Serves a message that the crate does not handle; `false` for any other.
 fn serve_early<C: From<QueueCommand>>(
     stream: &UnixStream,
     connection: &Mutex<Connection<C>>,
 ) -> io::Result<bool> {
     let Ok(mut connection) = connection.lock() else { return Ok(false) };
-    if connection.has_features() {
-        return Ok(false);
-    }
-    let Some(message) = early::take_enable(stream)? else { return Ok(false) };
-    let done = connection.set_vring_enable(message.index, message.enable);
-    message.reply(stream, done.is_ok())?;
+    let Some(message) = early::take(stream, !connection.has_features())? else { return Ok(false) };
+    let is_done = match message.what {
+        Early::Enable { index, enable } => connection.set_vring_enable(index, enable).is_ok(),
+        Early::Channel(fd) => connection.set_channel(fd),
+    };
+    message.reply.send(stream, is_done)?;
     Ok(true)
 }
 

@@ -155,7 +155,8 @@ fn other_sizes(control: &Path, config: &Path) -> Result<Vec<String>> {
                 continue;
             }
         };
-        if room != seen {
+        // A larger one is a change of the reload.
+        if room < seen {
             notes.push(format!(
                 "disk \"{name}\": {} has {} for it by now, and its guest sees {}: shut the VM down, `rtvirtio iod detach {name}`, `rtvirtio iod attach` its table again, and start the VM",
                 disk.path.display(),

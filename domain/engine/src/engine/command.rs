@@ -141,6 +141,15 @@ pub enum Command {
         /// Memory and files of the VM, so that the engine's thread frees nothing.
         reply: SyncSender<Result<Box<DetachedDisk>, MembershipError>>,
     },
+    /// Gives a VM's disk a new, larger size.
+    Grow {
+        /// Index of the VM.
+        vm: usize,
+        /// The size, in bytes.
+        size: u64,
+        /// Sent when requests up to this size are accepted.
+        reply: SyncSender<()>,
+    },
     /// Snapshot of what the device's VMs share. The VMs' snapshots are commands of their own: each
     /// copies two histograms, and guests wait meanwhile.
     Status {

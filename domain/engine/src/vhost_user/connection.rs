@@ -4,6 +4,7 @@ mod slots;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,6 +53,8 @@ pub(super) struct Connection<C: From<QueueCommand>> {
     queues: Vec<VringSetup>,
     /// Whether one of the queues is served.
     in_use: Arc<AtomicBool>,
+    /// Version of the configuration space that the front end has read, or notice of which it has.
+    config_version: Option<u64>,
 }
 
 fn log_and_reject(device: &str, what: &str, e: impl std::fmt::Display) -> Error {
@@ -67,7 +70,27 @@ fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
 impl<C: From<QueueCommand>> Connection<C> {
     pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>, in_use: Arc<AtomicBool>) -> Self {
         let queues = (0..device.queues).map(|_| VringSetup::default()).collect();
-        Self { device, engine, features: 0, mem: None, left_out: Vec::new(), inflight: None, queues, in_use }
+        let (mem, inflight, left_out) = (None, None, Vec::new());
+        Self { device, engine, features: 0, mem, left_out, inflight, queues, in_use, config_version: None }
+    }
+
+    /// Takes the channel to the front end. Returns whether there is one.
+    pub(super) fn set_channel(&mut self, channel: Option<OwnedFd>) -> bool {
+        let is_there = channel.is_some();
+        self.device.config.set_channel(channel);
+        is_there
+    }
+
+    /// Notifies the front end of contents that it has not read: QEMU ignores a notification before
+    /// it starts a queue, and reads nothing again when it reconnects to another process.
+    fn notify_unread(&mut self) {
+        let version = Some(self.device.config.version());
+        if std::mem::replace(&mut self.config_version, version) == version {
+            return;
+        }
+        if let Err(e) = self.device.config.notify() {
+            crate::log::line(&self.device.name, format_args!("it is not notified of its disk's size: {e}"));
+        }
     }
 
     /// Whether the features are set that make a message per queue valid.
@@ -156,6 +179,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         done.map_err(|e| log_and_reject(&name, "queue", e))?;
         setup.running = true;
         self.publish_use();
+        self.notify_unread();
         Ok(())
     }
 
@@ -199,6 +223,7 @@ impl<C: From<QueueCommand>> Drop for Connection<C> {
         let vm = self.device.vm;
         let _ = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply });
         self.in_use.store(false, Ordering::Relaxed);
+        self.device.config.set_channel(None);
     }
 }
 
@@ -328,7 +353,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if !self.device.config.is_empty() {
-            offered |= VhostUserProtocolFeatures::CONFIG;
+            offered |= VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ;
         }
         if self.device.has_inflight {
             offered |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
@@ -351,11 +376,12 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // Fields that newer QEMUs ask for read as zero.
-        let mut space = self.device.config.clone();
+        let (mut space, version) = self.device.config.read();
         let (from, to) = (offset as usize, offset as usize + size as usize);
         if to > CONFIG_SPACE as usize {
             return reject(&self.device, "configuration space", &format!("{to} bytes of {CONFIG_SPACE}"));
         }
+        self.config_version = Some(version);
         space.resize(CONFIG_SPACE as usize, 0);
         Ok(space[from..to].to_vec())
     }

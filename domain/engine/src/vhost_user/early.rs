@@ -1,17 +1,22 @@
-//! A message that comes earlier than the `vhost` crate expects.
+//! Messages that the `vhost` crate does not handle.
 //!
 //! QEMU enables the queues of a network when its device is made, long before it sets features. The
 //! specification makes the message valid as soon as protocol features are negotiated; the crate
-//! (0.18) refuses it until features are set, without the reply for which QEMU 10 waits.
+//! (0.18) refuses it until features are set, without the reply for which QEMU 10 waits. And the
+//! crate keeps the channel to the front end to itself, by which it is notified of a new size of its
+//! disk.
 
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::RecvFlags;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 /// Request `VHOST_USER_SET_VRING_ENABLE`.
 const SET_VRING_ENABLE: u32 = 18;
+/// Request `VHOST_USER_SET_BACKEND_REQ_FD`.
+const SET_CHANNEL: u32 = 21;
 /// Flags of a message: version 1, that it is a reply, that the sender waits for one.
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
@@ -21,42 +26,86 @@ const HEADER: usize = 12;
 /// Bytes of the body: index and state.
 const BODY: usize = 8;
 
-/// A message that enables or disables a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Enable {
-    /// Index of the queue.
-    pub(super) index: u32,
-    /// Whether the queue is enabled, or disabled.
-    pub(super) enable: bool,
-    needs_reply: bool,
+/// A message that is handled here.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) what: Early,
+    pub(super) reply: Reply,
+}
+
+/// Content of a message that is handled here.
+#[derive(Debug)]
+pub(super) enum Early {
+    /// Enables or disables a queue.
+    Enable {
+        /// Index of the queue.
+        index: u32,
+        /// Whether the queue is enabled, or disabled.
+        enable: bool,
+    },
+    /// Hands over the channel to the front end; `None` where no descriptor came.
+    Channel(Option<OwnedFd>),
+}
+
+/// A reply, if the sender waits for one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reply {
+    request: u32,
+    is_needed: bool,
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }
 
-/// Waits for the next message, and takes it if it enables or disables a queue; else leaves it.
-pub(super) fn take_enable(stream: &UnixStream) -> io::Result<Option<Enable>> {
+/// Waits for the next message, and takes it if it is handled here; else leaves it. Before features
+/// are set, `is_early`, that is so of more of them.
+pub(super) fn take(stream: &UnixStream, is_early: bool) -> io::Result<Option<Message>> {
     let mut header = [0; HEADER];
     let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
     let (len, _) = rustix::net::recv(stream.as_fd(), &mut header, flags)?;
-    let is_enable = len == HEADER && word(&header, 0) == SET_VRING_ENABLE && word(&header, 8) == BODY as u32;
-    if !is_enable {
+    if len < HEADER {
         return Ok(None);
     }
-    let mut message = [0; HEADER + BODY];
-    (&mut &*stream).read_exact(&mut message)?;
-    let needs_reply = word(&message, 4) & NEED_REPLY != 0;
-    Ok(Some(Enable { index: word(&message, 12), enable: word(&message, 16) == 1, needs_reply }))
+    let (request, size) = (word(&header, 0), word(&header, 8) as usize);
+    let reply = Reply { request, is_needed: word(&header, 4) & NEED_REPLY != 0 };
+    let what = match (request, size) {
+        (SET_VRING_ENABLE, BODY) if is_early => {
+            let mut message = [0; HEADER + BODY];
+            (&mut &*stream).read_exact(&mut message)?;
+            Early::Enable { index: word(&message, 12), enable: word(&message, 16) == 1 }
+        }
+        (SET_CHANNEL, 0) => Early::Channel(take_descriptor(stream)?),
+        _ => return Ok(None),
+    };
+    Ok(Some(Message { what, reply }))
 }
 
-impl Enable {
-    /// Replies, if the sender waits for it.
-    pub(super) fn reply(self, stream: &UnixStream, done: bool) -> io::Result<()> {
-        if !self.needs_reply {
+/// Takes a header with its descriptor. Others are closed.
+fn take_descriptor(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut header = [0; HEADER];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut header)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let received = rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut ancillary, flags)?;
+    if received.bytes != HEADER {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let descriptors = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(descriptors.flatten().next())
+}
+
+impl Reply {
+    /// Sends the reply, if one is needed.
+    pub(super) fn send(self, stream: &UnixStream, done: bool) -> io::Result<()> {
+        if !self.is_needed {
             return Ok(());
         }
-        let words = [SET_VRING_ENABLE, VERSION | REPLY, 8, u32::from(!done), 0];
+        let words = [self.request, VERSION | REPLY, 8, u32::from(!done), 0];
         let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
         (&mut &*stream).write_all(&bytes)
     }
@@ -72,27 +121,53 @@ mod tests {
     }
 
     #[test]
-    fn only_this_message_is_taken() {
+    fn a_channel_is_taken_with_its_descriptor() {
+        let (qemu, ours) = UnixStream::pair().unwrap();
+        let (there, mut here) = UnixStream::pair().unwrap();
+        let header = message(SET_CHANNEL, VERSION, &[]);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let fds = [there.as_fd()];
+        assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+        let part = [io::IoSlice::new(&header)];
+        rustix::net::sendmsg(&qemu, &part, &mut ancillary, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        let Some(Message { what: Early::Channel(Some(fd)), reply }) = take(&ours, true).unwrap() else {
+            panic!("no channel");
+        };
+        reply.send(&ours, true).unwrap();
+        UnixStream::from(fd).write_all(b"x").unwrap();
+        drop(there);
+        let mut got = Vec::new();
+        here.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"x");
+        // Without a descriptor there is none.
+        (&qemu).write_all(&message(SET_CHANNEL, VERSION | NEED_REPLY, &[])).unwrap();
+        let message = take(&ours, true).unwrap().unwrap();
+        assert!(matches!(message.what, Early::Channel(None)));
+    }
+
+    #[test]
+    fn only_these_messages_are_taken() {
         let (qemu, ours) = UnixStream::pair().unwrap();
         (&qemu).write_all(&message(SET_VRING_ENABLE, VERSION | NEED_REPLY, &[1, 1])).unwrap();
-        let enable = take_enable(&ours).unwrap().unwrap();
-        assert_eq!((enable.index, enable.enable), (1, true));
-        enable.reply(&ours, true).unwrap();
+        let enable = take(&ours, true).unwrap().unwrap();
+        assert!(matches!(enable.what, Early::Enable { index: 1, enable: true }));
+        enable.reply.send(&ours, true).unwrap();
         let mut reply = [0; 20];
         (&qemu).read_exact(&mut reply).unwrap();
         assert_eq!(reply[..], message(SET_VRING_ENABLE, VERSION | REPLY, &[0, 0]));
         // Another one stays where it is.
         let other = message(1, VERSION, &[]);
         (&qemu).write_all(&other).unwrap();
-        assert_eq!(take_enable(&ours).unwrap(), None);
+        assert!(take(&ours, true).unwrap().is_none());
         let mut there = [0; HEADER];
         (&ours).read_exact(&mut there).unwrap();
         assert_eq!(there[..], other);
         // A wrong size is the crate's to refuse; so is the end.
         (&qemu).write_all(&message(SET_VRING_ENABLE, VERSION, &[1])).unwrap();
-        assert_eq!(take_enable(&ours).unwrap(), None);
+        assert!(take(&ours, true).unwrap().is_none());
         (&ours).read_exact(&mut [0; 16]).unwrap();
         drop(qemu);
-        assert_eq!(take_enable(&ours).unwrap(), None);
+        assert!(take(&ours, true).unwrap().is_none());
     }
 }

@@ -62,6 +62,12 @@ impl EventLoop {
             Command::Detach { vm, reply } => {
                 let _ = reply.send(self.detach(vm));
             }
+            Command::Grow { vm, size, reply } => {
+                if let Some(disk) = self.vms.get_mut(vm).and_then(|vm| vm.disk.as_mut()) {
+                    disk.backing.limits.size = disk.backing.limits.size.max(size);
+                }
+                let _ = reply.send(());
+            }
             Command::SignalUrgent { vm, eventfd, reply } => {
                 let _ = reply.send(match self.vms.get_mut(vm) {
                     Some(vm) => vm.urgency.replace(eventfd),
