@@ -54,7 +54,7 @@ impl Part {
         })
     }
 
-    /// The same part with another size.
+    /// Copy with another size.
     pub(crate) fn with_size(&self, size: u64) -> Self {
         Self { size, ..self.clone() }
     }

@@ -111,11 +111,10 @@ pub(crate) fn named(kind: &str, name: &str) -> String {
     format!("{kind} \"{name}\"")
 }
 
-/// Hint for a changed size of a disk, which a guest sees only after it is attached again; else
-/// empty.
+/// Hint for a smaller size of a disk; else empty.
 fn of_size(list: &[String]) -> &'static str {
     if list.iter().any(|change| change.starts_with("disk ") && change.ends_with(": size")) {
-        ". A QEMU reads the size of a disk when it starts, or when the disk is added: detach and attach it while its VM is off"
+        ". A disk does not shrink under its guest: detach and attach it while its VM is off"
     } else {
         ""
     }

@@ -153,9 +153,9 @@ impl Running {
     /// Reads the file again, validates it including admission, and puts it in force. Returns the
     /// changes, each with its place.
     ///
-    /// Live: disks and ports to attach (which `passed` has) and detach; disks that grow; of a device `policy`,
-    /// `window` (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`,
-    /// `discard_share`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`,
+    /// Live: disks and ports to attach (which `passed` has) and detach; disks that grow; of a
+    /// device `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`,
+    /// `stall`, `discard_share`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`,
     /// `guest_priority`; of networks and ports the same where they have it. The buckets of a
     /// changed one start full; all others continue. With `force`, disks and ports in use by a guest
     /// are detached too.
