@@ -2,7 +2,7 @@
 
 use rtvirtio_measure::{HostFacts, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{ModelKind, Side};
-use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, TaskOutlook};
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, TaskOutlook};
 use rtvirtio_units::{Nanos, Percentile};
 
 use crate::num;
@@ -85,15 +85,6 @@ fn limit_name(l: LimitKind) -> &'static str {
         LimitKind::WriteBps => "write bandwidth",
         LimitKind::ReadIops => "read rate",
         LimitKind::WriteIops => "write rate",
-    }
-}
-
-/// Enforcement of a setting, in one word.
-pub(crate) fn strength(s: Enforcement) -> &'static str {
-    match s {
-        Enforcement::Guarantee => "guarantee",
-        Enforcement::Cap => "cap",
-        Enforcement::Hint => "hint",
     }
 }
 

@@ -29,6 +29,7 @@ pub use error::PlanError;
 pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};
 pub use plan::{Quality, add_cpu_room, outlook, plan, quality};
+pub use rtvirtio_units::Enforcement;
 pub use scheme::{scheme_name, scheme_of};
 pub use throttled::{Throttled, throttled};
 pub use types::*;

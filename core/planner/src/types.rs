@@ -1,7 +1,7 @@
 //! A plan as data: ordered knob settings, each with its reason, and the predictions.
 
 use rtvirtio_model::{Forecast, ModelKind};
-use rtvirtio_units::{Nanos, Percentile};
+use rtvirtio_units::{Enforcement, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_room::CpuRoom;
@@ -125,18 +125,6 @@ pub enum LimitKind {
     ReadIops,
     /// Write requests per second.
     WriteIops,
-}
-
-/// Kind of enforcement by a mechanism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Enforcement {
-    /// Holds by construction whatever other VMs do.
-    Guarantee,
-    /// An upper limit that the kernel enforces.
-    Cap,
-    /// Shifts shares or order; no bound by itself.
-    Hint,
 }
 
 /// Prediction for one target, or for a task without one.

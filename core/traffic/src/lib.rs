@@ -28,6 +28,7 @@ pub use curve::{Arrival, Service};
 pub use error::CompileError;
 pub use held_back::{Stream, held_back};
 pub use qos400::AxiPort;
-pub use settings::{Actuator, Compiled, Enforcement, Part, Setting};
+pub use rtvirtio_units::Enforcement;
+pub use settings::{Actuator, Compiled, Part, Setting};
 pub use tspec::{Direction, Tspec, TspecError, Unit};
 pub use victim::{CURVE_SCHEMA, Outstanding, VictimCurve, VictimModel, VictimRun};

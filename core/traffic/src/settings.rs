@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
 use crate::curve::Arrival;
@@ -65,30 +66,6 @@ impl Actuator {
 impl fmt::Display for Actuator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-/// Enforcement of a specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Enforcement {
-    /// No interval exceeds the enforced limit, by construction.
-    Guarantee,
-    /// Enforced upper limit, with the stated excess.
-    Cap,
-    /// Slows traffic down, without a bound.
-    Hint,
-}
-
-impl Enforcement {
-    /// Name in texts and JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Guarantee => "guarantee",
-            Self::Cap => "cap",
-            Self::Hint => "hint",
-        }
     }
 }
 

@@ -4,9 +4,11 @@
 //! from text ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
 
 pub mod as_text;
+mod enforcement;
 mod ethernet;
 mod parse;
 
+pub use enforcement::Enforcement;
 pub use ethernet::{MAX_INTERFACE_NAME, Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use parse::UnitError;
 

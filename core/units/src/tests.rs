@@ -49,3 +49,14 @@ fn printed_values_read_back() {
     }
     assert_eq!(serde_json::to_string(&Ratio(-0.0)).unwrap(), "0.0");
 }
+
+#[test]
+fn an_enforcement_has_one_name_in_text_and_json() {
+    let all = [Enforcement::Guarantee, Enforcement::Cap, Enforcement::Hint];
+    for (kind, name) in all.into_iter().zip(["guarantee", "cap", "hint"]) {
+        assert_eq!((kind.to_string(), kind.name()), (name.to_owned(), name));
+        assert_eq!(serde_json::to_value(kind).unwrap(), name);
+        assert_eq!(serde_json::from_value::<Enforcement>(name.into()).unwrap(), kind);
+    }
+    assert!(serde_json::from_str::<Enforcement>("\"bound\"").is_err());
+}

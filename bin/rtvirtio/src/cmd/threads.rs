@@ -85,9 +85,8 @@ fn line(root: &Root, cpu: Option<&Cgroups>, thread: Thread) -> anyhow::Result<Li
 
 fn held(control: &Control) -> (&'static str, Paint) {
     match control.strength {
-        Some(Enforcement::Guarantee) => ("guarantee", Paint::Good),
-        Some(Enforcement::Cap) => ("cap", Paint::Open),
-        Some(Enforcement::Hint) => ("hint", Paint::Open),
+        Some(kind @ Enforcement::Guarantee) => (kind.name(), Paint::Good),
+        Some(kind @ (Enforcement::Cap | Enforcement::Hint)) => (kind.name(), Paint::Open),
         None => ("not under control", Paint::Bad),
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn settings(plan: &Plan) -> String {
                     ((i + 1).to_string(), "num"),
                     (words::knob(&s.knob), "knob"),
                     (words::knob_value(&s.knob, &s.value), "name"),
-                    (words::strength(s.strength).to_owned(), ""),
+                    (s.strength.to_string(), ""),
                     (s.reason.clone(), "wrap"),
                 ],
             );

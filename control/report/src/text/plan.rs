@@ -94,11 +94,7 @@ fn settings(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String 
         };
         let knob = style.clean(&words::knob(&s.knob));
         let change = style.paint(&change, Paint::Strong);
-        out.push_str(&format!(
-            "{:>number_width$}. {knob}: {change}  [{}]\n",
-            i + 1,
-            words::strength(s.strength)
-        ));
+        out.push_str(&format!("{:>number_width$}. {knob}: {change}  [{}]\n", i + 1, s.strength));
         out.push_str(&style.wrap(&s.reason, number_width + 2));
     }
     out

@@ -1,9 +1,11 @@
 //! The I/O domain's caps, and the kernel's throttling of block devices.
 
+use rtvirtio_units::Enforcement;
+
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Enforcement, Setting};
+use crate::settings::{Actuator, Compiled, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 /// Longest accounting slice of blk-throttle: `DFL_THROTL_SLICE` of `block/blk-throttle.c`, 100 ms.

@@ -4,12 +4,13 @@
 //! service", and its `virnetdevbandwidth.c`.
 
 use rtvirtio_text::shell_argument;
+use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
 use super::{bytes_only, networks_only};
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Enforcement, Setting};
+use crate::settings::{Actuator, Compiled, Setting};
 use crate::tspec::{Direction, Tspec};
 
 const FRAMES: &str = "use io-domain, which counts frames";

@@ -10,11 +10,12 @@
 //! detected here.
 
 use rtvirtio_text::shell_argument;
+use rtvirtio_units::Enforcement;
 
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Enforcement, Setting};
+use crate::settings::{Actuator, Compiled, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 /// Largest value of `bps-total` and the like: `THROTTLE_VALUE_MAX`.

@@ -4,11 +4,12 @@
 //! devices is not tagged and not limited, so of a VM's I/O only the copies made by its threads
 //! count. Accuracy of Intel's throttle: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
 
+use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
 use super::bytes_only;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Enforcement, Part, Setting};
+use crate::settings::{Actuator, Compiled, Part, Setting};
 use crate::tspec::{Direction, Tspec};
 
 /// Unit of AMD's memory bandwidth, in bytes per second: 1/8 GB/s.

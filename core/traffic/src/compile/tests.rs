@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 use rtvirtio_sched::{Charge, Regulator};
+use rtvirtio_units::Enforcement;
 
 use super::*;
-use crate::settings::{Enforcement, Setting};
+use crate::settings::Setting;
 
 const MIB: u64 = 1 << 20;
 

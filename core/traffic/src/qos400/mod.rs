@@ -16,11 +16,12 @@ mod soc;
 use std::fmt;
 use std::str::FromStr;
 
+use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
 use crate::curve::Arrival;
 use crate::error::CompileError;
-use crate::settings::{Actuator, Compiled, Enforcement, Setting};
+use crate::settings::{Actuator, Compiled, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
 
 pub use soc::{Master, Soc};
