@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_domain_resources::backing::{Backing, BackingConfig};
 use rtvirtio_engine::engine::{
-    Command, Disk, Engine, EngineConfig, EngineHandle, QueueCommand, VmStatus, VringStart,
+    Command, Disk, Engine, EngineConfig, EngineHandle, QueueCommand, QueueId, VmStatus, VringStart,
 };
 use rtvirtio_engine::inflight::Region;
 use rtvirtio_engine::memory::{GuestMem, Memory};
@@ -132,7 +132,8 @@ pub fn play(data: &[u8]) {
         call: (flags & 8 != 0).then(eventfd),
         inflight,
     };
-    let started = handle.ask(|reply| QueueCommand::Start { vm: 0, index: 0, start: Box::new(start), reply });
+    let started =
+        handle.ask(|reply| QueueCommand::Start { vm: 0, queue: QueueId(0), start: Box::new(start), reply });
     if started.expect("the engine lives").is_ok() {
         if flags & 16 != 0 {
             // Memory changes while the engine reads it.
@@ -146,7 +147,9 @@ pub fn play(data: &[u8]) {
         if flags & 64 != 0 {
             handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
         } else {
-            handle.ask(|reply| QueueCommand::Stop { vm: 0, index: 0, reply }).expect("the engine lives");
+            handle
+                .ask(|reply| QueueCommand::Stop { vm: 0, queue: QueueId(0), reply })
+                .expect("the engine lives");
         }
     }
     let status = vm_status(handle, 0);
@@ -207,7 +210,7 @@ impl Neighbour {
             inflight: None,
         };
         let start = Box::new(start);
-        let started = handle.ask(|reply| QueueCommand::Start { vm: 1, index: 0, start, reply });
+        let started = handle.ask(|reply| QueueCommand::Start { vm: 1, queue: QueueId(0), start, reply });
         started.expect("the engine lives").expect("a queue as Linux makes it");
         Self { mem, kick, asked: 0 }
     }

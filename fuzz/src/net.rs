@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_engine::confine::Confine;
-use rtvirtio_engine::engine::{QueueCommand, VringStart};
+use rtvirtio_engine::engine::{QueueCommand, QueueId, VringStart};
 use rtvirtio_engine::feature::{self, VERSION_1};
 use rtvirtio_engine::memory::GuestMem;
 use rtvirtio_engine::net::{NetCommand, NetEngine, NetHandle, PortStatus};
@@ -73,7 +73,7 @@ fn lan() -> &'static Mutex<Lan> {
         let handle = engine.handle();
         let neighbour = Arc::new(GuestMem::from_mapped(memory()));
         let kick = eventfd();
-        start(&handle, 1, 1, &neighbour, 16, VERSION_1, kick.try_clone().expect("a descriptor"))
+        start(&handle, 1, QueueId(1), &neighbour, 16, VERSION_1, kick.try_clone().expect("a descriptor"))
             .expect("a queue as Linux makes it");
         let attacker = Arc::new(GuestMem::from_mapped(memory()));
         Mutex::new(Lan { handle, attacker, ends, neighbour, kick, sent: 0, _engine: engine })
@@ -83,7 +83,7 @@ fn lan() -> &'static Mutex<Lan> {
 fn start(
     handle: &NetHandle,
     vm: usize,
-    index: u16,
+    queue: QueueId,
     mem: &Arc<GuestMem>,
     size: u16,
     features: u64,
@@ -103,7 +103,7 @@ fn start(
         inflight: None,
     };
     let start = Box::new(start);
-    handle.ask(|reply| QueueCommand::Start { vm, index, start, reply }).expect("the engine lives")
+    handle.ask(|reply| QueueCommand::Start { vm, queue, start, reply }).expect("the engine lives")
 }
 
 impl Lan {
@@ -147,9 +147,9 @@ pub fn play(data: &[u8]) {
     for (bit, feature) in [(2, feature::EVENT_IDX), (8, VERSION_1), (16, feature::net::MRG_RXBUF)] {
         features &= if flags & bit != 0 { u64::MAX } else { !feature };
     }
-    let index = u16::from(flags & 1 == 0);
+    let queue = QueueId(u16::from(flags & 1 == 0));
     let kick = eventfd();
-    if start(&lan.handle, 0, index, &mem, 1 << (size % 5), features, kick.try_clone().expect("a descriptor"))
+    if start(&lan.handle, 0, queue, &mem, 1 << (size % 5), features, kick.try_clone().expect("a descriptor"))
         .is_ok()
     {
         if flags & 32 != 0 {
@@ -168,7 +168,7 @@ pub fn play(data: &[u8]) {
         if flags & 64 != 0 {
             lan.handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
         } else {
-            lan.handle.ask(|reply| QueueCommand::Stop { vm: 0, index, reply }).expect("the engine lives");
+            lan.handle.ask(|reply| QueueCommand::Stop { vm: 0, queue, reply }).expect("the engine lives");
         }
     }
     // What the attacker was allowed to send.

@@ -16,7 +16,7 @@ use crate::reload::{network_changes, port_changes};
 use crate::vhost_user::{DeviceInfo, VhostUserServer};
 
 /// Queues of a port: receive and transmit.
-const QUEUES: u16 = crate::net::QUEUES;
+const QUEUES: u16 = crate::net::QUEUES as u16;
 
 /// The uplinks and sockets of a network, open.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, Membersh
 use rtvirtio_stats::Latencies;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
+use super::queue_id::QueueId;
 use super::thread::{EngineGone, Quit};
 use super::trace::{TraceCommand, TraceEvent, TraceReply, TraceWriter};
 use super::vm::{Faults, PromiseCounters};
@@ -45,8 +46,8 @@ pub enum QueueCommand {
     Start {
         /// Index of the VM.
         vm: usize,
-        /// Index of the queue.
-        index: u16,
+        /// Queue of the VM.
+        queue: QueueId,
         /// Rings and descriptors of the queue.
         start: Box<VringStart>,
         /// Result, with the reason of a refusal.
@@ -56,8 +57,8 @@ pub enum QueueCommand {
     Stop {
         /// Index of the VM.
         vm: usize,
-        /// Index of the queue.
-        index: u16,
+        /// Queue of the VM.
+        queue: QueueId,
         /// Next index in the available ring.
         reply: SyncSender<VringBase>,
     },
@@ -65,8 +66,8 @@ pub enum QueueCommand {
     Call {
         /// Index of the VM.
         vm: usize,
-        /// Index of the queue.
-        index: u16,
+        /// Queue of the VM.
+        queue: QueueId,
         /// New descriptor, as in [`VringStart::call`].
         call: Option<File>,
         /// Sent when done. A QEMU has one command under way at a time, which bounds the engine's

@@ -8,6 +8,7 @@ use std::sync::mpsc::SyncSender;
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
+use super::queue_id::{QueueId, QueueToken};
 use super::slot::{Draining, QueueSlot};
 use super::uring::{Completion, CompletionToken, Uring};
 use super::vring::{StartError, Vring, VringStart};
@@ -18,7 +19,7 @@ pub trait QueueHost {
     fn ring(&mut self) -> &mut Uring;
 
     /// The slot of a queue.
-    fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot>;
+    fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot>;
 
     /// A number that no recent queue of the loop had.
     fn next_generation(&mut self) -> u32;
@@ -30,7 +31,7 @@ pub trait QueueHost {
     fn start(
         &mut self,
         vm: usize,
-        index: u16,
+        queue: QueueId,
         start: Box<VringStart>,
         reply: SyncSender<Result<(), StartError>>,
     ) -> io::Result<()> {
@@ -38,17 +39,17 @@ pub trait QueueHost {
             let _ = reply.send(Err(why));
             Ok(())
         };
-        let Some(slot) = self.queue_slot(vm, index) else {
-            return refuse(StartError::NoQueue(index));
+        let Some(slot) = self.queue_slot(vm, queue) else {
+            return refuse(StartError::NoQueue(queue));
         };
         if slot.vring.is_some() || slot.pending.is_some() {
-            return refuse(StartError::Running(index));
+            return refuse(StartError::Running(queue));
         }
         if slot.draining.is_some() {
             slot.pending = Some((start, reply));
-            return self.cancel_call_write(vm, usize::from(index));
+            return self.cancel_call_write(vm, queue);
         }
-        let done = self.start_vring(vm, index, *start)?;
+        let done = self.start_vring(vm, queue, *start)?;
         let _ = reply.send(done);
         Ok(())
     }
@@ -58,7 +59,7 @@ pub trait QueueHost {
     fn start_vring(
         &mut self,
         vm: usize,
-        index: u16,
+        queue: QueueId,
         start: VringStart,
     ) -> io::Result<Result<(), StartError>> {
         let mut vring = match Vring::new(start, self.next_generation()) {
@@ -66,20 +67,20 @@ pub trait QueueHost {
             Err(why) => return Ok(Err(why)),
         };
         // Polled before it is stored: every served queue is polled.
-        let token = CompletionToken::Kick(vm as u16, index, vring.generation as u16);
+        let token = CompletionToken::Kick(QueueToken::new(vm, queue, vring.generation));
         self.ring().arm_kick(vring.kick.fd(), token)?;
         vring.kick_armed = true;
-        if let Some(slot) = self.queue_slot(vm, index) {
+        if let Some(slot) = self.queue_slot(vm, queue) {
             slot.vring = Some(vring);
         }
         Ok(Ok(()))
     }
 
     /// Stops serving a queue: its slot drains.
-    fn retire_vring(&mut self, vm: usize, q: usize) -> io::Result<()> {
-        let slot = self.queue_slot(vm, q as u16);
+    fn retire_vring(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+        let slot = self.queue_slot(vm, queue);
         let Some(mut vring) = slot.and_then(|slot| slot.vring.take()) else { return Ok(()) };
-        let generation = vring.generation as u16;
+        let token = QueueToken::new(vm, queue, vring.generation);
         let stopped = vring.stopping.take().map(|reply| (reply, vring.queue.next_avail()));
         let mut draining = Draining {
             generation: vring.generation,
@@ -93,19 +94,16 @@ pub trait QueueHost {
             match (&draining.call, vring.call) {
                 (Some(_), call) => draining.final_call = call,
                 (None, Some(call)) => {
-                    self.ring().signal_eventfd(
-                        call.as_raw_fd(),
-                        CompletionToken::Call(vm as u16, q as u16, generation),
-                    )?;
+                    self.ring().signal_eventfd(call.as_raw_fd(), CompletionToken::Call(token))?;
                     draining.call = Some(call);
                 }
                 (None, None) => {}
             }
         }
         if draining.kick.is_some() {
-            self.ring().cancel(CompletionToken::Kick(vm as u16, q as u16, generation))?;
+            self.ring().cancel(CompletionToken::Kick(token))?;
         }
-        if let Some(slot) = self.queue_slot(vm, q as u16).filter(|_| !draining.is_done()) {
+        if let Some(slot) = self.queue_slot(vm, queue).filter(|_| !draining.is_done()) {
             slot.draining = Some(draining);
         }
         // Submitted at once: the write to a non-blocking eventfd is done when QEMU learns of the
@@ -121,26 +119,26 @@ pub trait QueueHost {
     }
 
     /// Cancels a call write, which may wait for ever on a full eventfd.
-    fn cancel_call_write(&mut self, vm: usize, q: usize) -> io::Result<()> {
-        let slot = self.queue_slot(vm, q as u16);
+    fn cancel_call_write(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+        let slot = self.queue_slot(vm, queue);
         let Some(draining) = slot.and_then(|slot| slot.draining.as_mut()) else { return Ok(()) };
         draining.final_call = None;
         if draining.call.is_none() {
             return Ok(());
         }
-        let token = CompletionToken::Call(vm as u16, q as u16, draining.generation as u16);
+        let token = CompletionToken::Call(QueueToken::new(vm, queue, draining.generation));
         self.ring().cancel(token)
     }
 
     /// An operation of a draining slot has completed; the last one lets a pending start go on.
-    fn finish_draining(&mut self, vm: usize, q: usize) -> io::Result<()> {
-        let Some(slot) = self.queue_slot(vm, q as u16) else { return Ok(()) };
+    fn finish_draining(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(vm, queue) else { return Ok(()) };
         if slot.draining.as_ref().is_some_and(|d| !d.is_done()) {
             return Ok(());
         }
         slot.draining = None;
         if let Some((start, reply)) = slot.pending.take() {
-            let done = self.start_vring(vm, q as u16, *start)?;
+            let done = self.start_vring(vm, queue, *start)?;
             let _ = reply.send(done);
         }
         self.on_drained(vm);
@@ -148,9 +146,9 @@ pub trait QueueHost {
     }
 
     /// The poll of a kick descriptor completes: the guest kicked, or the poll has ended.
-    fn on_kick(&mut self, (vm, q, generation): (u16, u16, u16), completion: Completion) -> io::Result<()> {
-        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
-        if let Some(vring) = slot.serving(generation) {
+    fn on_kick(&mut self, token: QueueToken, completion: Completion) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(token.vm(), token.queue()) else { return Ok(()) };
+        if let Some(vring) = slot.serving(token) {
             vring.kick_armed = completion.more;
             if !completion.more && completion.result < 0 && completion.result != -libc::ECANCELED {
                 // The descriptor cannot be polled.
@@ -167,48 +165,48 @@ pub trait QueueHost {
                 let kick = vring.kick.fd();
                 return self.ring().arm_kick(kick, completion.token);
             }
-        } else if let Some(draining) = slot.draining(generation) {
+        } else if let Some(draining) = slot.draining(token) {
             if !completion.more {
                 draining.kick = None;
-                return self.finish_draining(vm.into(), q.into());
+                return self.finish_draining(token.vm(), token.queue());
             }
         }
         Ok(())
     }
 
     /// The write to a call descriptor completes.
-    fn on_call(&mut self, (vm, q, generation): (u16, u16, u16)) -> io::Result<()> {
-        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
-        if let Some(vring) = slot.serving(generation) {
+    fn on_call(&mut self, token: QueueToken) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(token.vm(), token.queue()) else { return Ok(()) };
+        if let Some(vring) = slot.serving(token) {
             vring.call_write = None;
             vring.force_notify |= std::mem::take(&mut vring.call_again);
-        } else if let Some(draining) = slot.draining(generation) {
+        } else if let Some(draining) = slot.draining(token) {
             draining.call = draining.final_call.take();
             if let Some(call) = &draining.call {
                 let fd = call.as_raw_fd();
-                return self.ring().signal_eventfd(fd, CompletionToken::Call(vm, q, generation));
+                return self.ring().signal_eventfd(fd, CompletionToken::Call(token));
             }
-            return self.finish_draining(vm.into(), q.into());
+            return self.finish_draining(token.vm(), token.queue());
         }
         Ok(())
     }
 
     /// Replaces the call descriptor of a served queue.
-    fn set_call(&mut self, vm: usize, index: u16, call: Option<std::fs::File>) -> io::Result<()> {
-        let Some(vring) = self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) else {
+    fn set_call(&mut self, vm: usize, queue: QueueId, call: Option<std::fs::File>) -> io::Result<()> {
+        let Some(vring) = self.queue_slot(vm, queue).and_then(|slot| slot.vring.as_mut()) else {
             return Ok(());
         };
         vring.call = call.map(Arc::new);
         vring.force_notify = true;
         // The write to the old descriptor may wait for ever; the new one must not wait for it.
         let waits = vring.call_write.is_some();
-        let token = CompletionToken::Call(vm as u16, index, vring.generation as u16);
+        let token = CompletionToken::Call(QueueToken::new(vm, queue, vring.generation));
         if waits { self.ring().cancel(token) } else { Ok(()) }
     }
 }
 
 /// Signals the call descriptor of a queue, if its guest wants to be notified of completions.
-pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot) -> io::Result<bool> {
+pub fn notify_guest(ring: &mut Uring, vm: usize, queue: QueueId, slot: &mut QueueSlot) -> io::Result<bool> {
     let Some(vring) = slot.vring.as_mut() else { return Ok(false) };
     let pending = std::mem::take(&mut vring.notify_pending);
     // Checked only when the used ring has new entries: each check resets the event index.
@@ -221,7 +219,7 @@ pub fn notify_guest(ring: &mut Uring, vm: usize, q: usize, slot: &mut QueueSlot)
         return Ok(true);
     }
     vring.call_write = Some(Arc::clone(call));
-    let token = CompletionToken::Call(vm as u16, q as u16, vring.generation as u16);
+    let token = CompletionToken::Call(QueueToken::new(vm, queue, vring.generation));
     ring.signal_eventfd(call.as_raw_fd(), token)?;
     Ok(true)
 }

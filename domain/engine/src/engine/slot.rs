@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use super::kick::Kick;
+use super::queue_id::QueueToken;
 use super::vring::{StartError, Vring, VringStart};
 
 /// A stopped queue with operations in flight in the kernel.
@@ -48,13 +49,13 @@ pub struct QueueSlot {
 }
 
 impl QueueSlot {
-    /// The served queue, if this is its generation.
-    pub fn serving(&mut self, generation: u16) -> Option<&mut Vring> {
-        self.vring.as_mut().filter(|v| v.generation as u16 == generation)
+    /// The served queue, if this is its start.
+    pub fn serving(&mut self, token: QueueToken) -> Option<&mut Vring> {
+        self.vring.as_mut().filter(|v| token.is_of(v.generation))
     }
 
-    /// The draining queue, if this is its generation.
-    pub fn draining(&mut self, generation: u16) -> Option<&mut Draining> {
-        self.draining.as_mut().filter(|d| d.generation as u16 == generation)
+    /// The draining queue, if this is its start.
+    pub fn draining(&mut self, token: QueueToken) -> Option<&mut Draining> {
+        self.draining.as_mut().filter(|d| token.is_of(d.generation))
     }
 }

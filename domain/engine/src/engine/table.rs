@@ -8,6 +8,7 @@ use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
 use super::blocks::BlockRange;
+use super::queue_id::QueueId;
 use crate::blk::{SEGMENTS, SLICES, Segment};
 use crate::memory::GuestMem;
 
@@ -15,7 +16,7 @@ use crate::memory::GuestMem;
 #[derive(Debug)]
 pub struct InflightRequest {
     /// Queue and generation: completions for a stopped queue are dropped.
-    pub vring: u16,
+    pub queue: QueueId,
     pub generation: u32,
     pub head: u16,
     pub op: Op,
@@ -46,7 +47,7 @@ pub struct InflightRequest {
 impl InflightRequest {
     fn new() -> Self {
         Self {
-            vring: 0,
+            queue: QueueId(0),
             generation: 0,
             head: 0,
             op: Op::Flush,

@@ -59,7 +59,7 @@ impl TraceEvent {
         Self {
             vm: completed.vm,
             member,
-            queue: request.vring,
+            queue: request.queue.0,
             op: Some(request.op),
             len: request.len,
             priority: completed.request.priority,

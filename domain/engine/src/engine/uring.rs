@@ -11,16 +11,17 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
 use super::kick::KickFd;
+use super::queue_id::QueueToken;
 
 /// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionToken {
     /// The eventfd of commands.
     Doorbell,
-    /// The kick descriptor of a queue: VM, queue, low bits of the generation.
-    Kick(u16, u16, u16),
+    /// The kick descriptor of a queue.
+    Kick(QueueToken),
     /// A write to the call descriptor of a queue.
-    Call(u16, u16, u16),
+    Call(QueueToken),
     /// The piece in this slot.
     Piece(u32),
     /// The poll of a network port's uplink.
@@ -31,13 +32,10 @@ pub enum CompletionToken {
 
 impl CompletionToken {
     pub fn to_user_data(self) -> u64 {
-        let queue = |kind: u64, vm: u16, q: u16, generation: u16| {
-            kind << 56 | u64::from(vm) << 32 | u64::from(q) << 16 | u64::from(generation)
-        };
         match self {
             Self::Doorbell => 1 << 56,
-            Self::Kick(vm, q, g) => queue(2, vm, q, g),
-            Self::Call(vm, q, g) => queue(3, vm, q, g),
+            Self::Kick(token) => 2 << 56 | token.to_bits(),
+            Self::Call(token) => 3 << 56 | token.to_bits(),
             Self::Piece(i) => 4 << 56 | u64::from(i),
             Self::Uplink(port) => 5 << 56 | u64::from(port),
             Self::Ignored => 0,
@@ -45,11 +43,10 @@ impl CompletionToken {
     }
 
     pub fn from_user_data(v: u64) -> Self {
-        let (vm, q, g) = ((v >> 32) as u16, (v >> 16) as u16, v as u16);
         match v >> 56 {
             1 => Self::Doorbell,
-            2 => Self::Kick(vm, q, g),
-            3 => Self::Call(vm, q, g),
+            2 => Self::Kick(QueueToken::from_bits(v)),
+            3 => Self::Call(QueueToken::from_bits(v)),
             4 => Self::Piece(v as u32),
             5 => Self::Uplink(v as u16),
             _ => Self::Ignored,
@@ -316,6 +313,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::engine::QueueId;
 
     /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
@@ -362,13 +360,13 @@ mod tests {
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
         let mut uring = Uring::new(64).unwrap();
-        let call = CompletionToken::Call(0, 0, 1);
+        let call = CompletionToken::Call(QueueToken::new(0, QueueId(0), 1));
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
         uring.cancel(call).unwrap();
         assert!(wait_for_completion(&mut uring, call) < 0);
         let kick = rustix::event::eventfd(0, flags).unwrap();
-        let token = CompletionToken::Kick(0, 0, 1);
+        let token = CompletionToken::Kick(QueueToken::new(0, QueueId(0), 1));
         for _ in 0..1_000 {
             uring.arm_poll(kick.as_raw_fd(), token).unwrap();
             uring.enter(false, Nanos(0), Nanos(0)).unwrap();
@@ -439,8 +437,8 @@ mod tests {
     fn tokens_round_trip() {
         for token in [
             CompletionToken::Doorbell,
-            CompletionToken::Kick(7, 3, 65_535),
-            CompletionToken::Call(65_535, 0, 1),
+            CompletionToken::Kick(QueueToken::new(7, QueueId(3), 65_535)),
+            CompletionToken::Call(QueueToken::new(65_535, QueueId(0), 1)),
             CompletionToken::Piece(u32::MAX),
             CompletionToken::Uplink(u16::MAX),
             CompletionToken::Ignored,

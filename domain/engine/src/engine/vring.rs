@@ -9,6 +9,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::kick::Kick;
+use super::queue_id::QueueId;
 use crate::blk::{self, Limits, Malformed, Parsed, Segment};
 use crate::inflight::Inflight;
 use crate::memory::{GuestMem, LOST};
@@ -53,10 +54,10 @@ pub type VringBase = u16;
 pub enum StartError {
     /// The disk has no such queue.
     #[error("there is no queue {0}")]
-    NoQueue(u16),
+    NoQueue(QueueId),
     /// The queue is served already.
     #[error("queue {0} runs already")]
-    Running(u16),
+    Running(QueueId),
     /// An invalid number of descriptors.
     #[error("queue of {size} descriptors: {source}")]
     Size {

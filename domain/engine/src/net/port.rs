@@ -20,6 +20,7 @@ use super::settings::{Drops, PortSettings};
 use super::uplink;
 use crate::blk::Segment;
 use crate::engine::PromiseCounters;
+use crate::engine::queue_id::QueueId;
 use crate::engine::slot::QueueSlot;
 use crate::engine::urgency_eventfd::UrgencyEventfd;
 use crate::engine::vring::Vring;
@@ -27,11 +28,11 @@ use crate::feature::{VERSION_1, net as feature};
 use crate::memory::Memory;
 
 /// Index of the queue of frames to the VM.
-pub const RX: u16 = 0;
+pub const RX: QueueId = QueueId(0);
 /// Index of the queue of frames from the VM.
-pub const TX: u16 = 1;
+pub const TX: QueueId = QueueId(1);
 /// Queues of a port.
-pub const QUEUES: u16 = 2;
+pub const QUEUES: usize = 2;
 /// Frames to a VM that were read and wait for tokens: few, so that the kernel drops what a flood
 /// has beyond the cap.
 const RX_FRAMES: u32 = 16;
@@ -77,7 +78,7 @@ pub struct Port {
     pub rules: PortRules,
     /// Tap or packet socket; `None` for a vacant place.
     pub uplink: Option<Uplink>,
-    pub slots: [QueueSlot; QUEUES as usize],
+    pub slots: [QueueSlot; QUEUES],
     /// Frames from the VM that wait for the link.
     pub tx: FramePool,
     /// Frames to the VM that wait for its tokens.
@@ -186,7 +187,7 @@ impl Port {
         }
     }
 
-    fn vring(&mut self, queue: u16) -> Option<&mut Vring> {
+    fn vring(&mut self, queue: QueueId) -> Option<&mut Vring> {
         self.slots[usize::from(queue)].vring.as_mut().filter(|v| !v.broken && v.stopping.is_none())
     }
 

@@ -23,6 +23,7 @@ use super::port::{Port, RX, TX};
 use super::trace::FrameEvent;
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::{QueueHost, notify_guest};
+use crate::engine::queue_id::QueueId;
 use crate::engine::slot::QueueSlot;
 use crate::engine::thread::Serve;
 use crate::engine::uring::{Completion, CompletionToken, Uring};
@@ -152,13 +153,13 @@ impl NetLoop {
     fn handle_cqe(&mut self, completion: Completion) -> io::Result<()> {
         match completion.token {
             CompletionToken::Ignored | CompletionToken::Piece(_) => Ok(()),
-            CompletionToken::Kick(port, q, generation) => {
-                if let Some(port) = self.ports.get_mut(usize::from(port)) {
+            CompletionToken::Kick(token) => {
+                if let Some(port) = self.ports.get_mut(token.vm()) {
                     port.hold.kicks += u32::from(completion.result >= 0);
                 }
-                self.on_kick((port, q, generation), completion)
+                self.on_kick(token, completion)
             }
-            CompletionToken::Call(port, q, generation) => self.on_call((port, q, generation)),
+            CompletionToken::Call(token) => self.on_call(token),
             CompletionToken::Uplink(port) => {
                 if let Some(port) = self.ports.get_mut(usize::from(port)) {
                     (port.poll_armed, port.readable) = (false, true);
@@ -216,7 +217,7 @@ impl NetLoop {
         let mut next = Nanos(u64::MAX);
         for (i, port) in self.ports.iter_mut().enumerate() {
             port.urgency.signal(&mut self.ring)?;
-            notify_guest(&mut self.ring, i, usize::from(TX), &mut port.slots[usize::from(TX)])?;
+            notify_guest(&mut self.ring, i, TX, &mut port.slots[usize::from(TX)])?;
             let slot = &mut port.slots[usize::from(RX)];
             let Some(vring) = slot.vring.as_ref().filter(|vring| vring.may_notify()) else { continue };
             let interval = port.settings.notify_interval;
@@ -226,7 +227,7 @@ impl NetLoop {
                 next = next.min(until);
                 continue;
             }
-            let notified = notify_guest(&mut self.ring, i, usize::from(RX), slot)?;
+            let notified = notify_guest(&mut self.ring, i, RX, slot)?;
             port.moderation.on_due(now, interval, notified);
         }
         Ok(next)
@@ -254,8 +255,8 @@ impl QueueHost for NetLoop {
         &mut self.ring
     }
 
-    fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot> {
-        self.ports.get_mut(vm)?.slots.get_mut(usize::from(index))
+    fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot> {
+        self.ports.get_mut(vm)?.slots.get_mut(usize::from(queue))
     }
 
     fn next_generation(&mut self) -> u32 {

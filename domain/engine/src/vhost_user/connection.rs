@@ -19,7 +19,7 @@ use vm_memory::GuestAddress;
 
 use super::DeviceInfo;
 use super::descriptors;
-use crate::engine::{EngineHandle, Kick, QueueCommand, VringStart};
+use crate::engine::{EngineHandle, Kick, QueueCommand, QueueId, VringStart};
 use crate::feature;
 use crate::inflight::Region;
 use crate::memory::{GuestMem, MEMORY_SLOTS};
@@ -174,7 +174,7 @@ impl<C: From<QueueCommand>> Connection<C> {
             inflight,
         });
         let done = engine
-            .ask(|reply| QueueCommand::Start { vm, index: index as u16, start, reply })
+            .ask(|reply| QueueCommand::Start { vm, queue: QueueId(index as u16), start, reply })
             .map_err(gone)?;
         done.map_err(|e| log_and_reject(&name, "queue", e))?;
         setup.running = true;
@@ -189,7 +189,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let setup = self.queue(index)?;
         if std::mem::take(&mut setup.running) {
             setup.base = engine
-                .ask(|reply| QueueCommand::Stop { vm, index: index as u16, reply })
+                .ask(|reply| QueueCommand::Stop { vm, queue: QueueId(index as u16), reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
@@ -336,7 +336,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
             fd.as_ref().map(File::try_clone).transpose().map_err(|e| log_and_reject(&name, "call", e))?;
         if q.running {
             engine
-                .ask(|reply| QueueCommand::Call { vm, index: index.into(), call: fd, reply })
+                .ask(|reply| QueueCommand::Call { vm, queue: QueueId(index.into()), call: fd, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())

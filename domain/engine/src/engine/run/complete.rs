@@ -10,6 +10,7 @@ use super::EventLoop;
 use crate::blk::{self, Refused};
 use crate::engine::data::copy_to_guest;
 use crate::engine::queue_host::QueueHost;
+use crate::engine::queue_id::QueueId;
 use crate::engine::trace::TraceEvent;
 use crate::engine::uring::{Completion, CompletionToken};
 use crate::engine::vring::Vring;
@@ -26,8 +27,8 @@ impl EventLoop {
                 self.had_completions = true;
                 self.on_completion(time, index, completion.result)
             }
-            CompletionToken::Kick(vm, q, generation) => self.on_kick((vm, q, generation), completion),
-            CompletionToken::Call(vm, q, generation) => self.on_call((vm, q, generation)),
+            CompletionToken::Kick(token) => self.on_kick(token, completion),
+            CompletionToken::Call(token) => self.on_call(token),
             CompletionToken::Doorbell => {
                 let mut count = [0u8; 8];
                 let _ = rustix::io::read(&self.doorbell, &mut count);
@@ -113,8 +114,8 @@ impl EventLoop {
             vm.faults.errors += 1;
             vm.faults.last_error = Some(request.result);
         }
-        let (q, generation, head, status) =
-            (usize::from(request.vring), request.generation, request.head, request.status);
+        let (queue, generation, head, status) =
+            (request.queue, request.generation, request.head, request.status);
         let code = match (request.failed, request.unsupported) {
             (false, _) => blk::OK,
             (true, true) => blk::UNSUPPORTED,
@@ -130,27 +131,27 @@ impl EventLoop {
             trace.record(TraceEvent::new(time, vm.member, completed, request, code));
         }
         vm.requests.release(tag);
-        self.finish_chain(completed.vm, q, generation, |vring| vring.complete(head, status, code, len))
+        self.finish_chain(completed.vm, queue, generation, |vring| vring.complete(head, status, code, len))
     }
 
     /// A request leaves its queue; a stopping queue ends with its last one.
     fn finish_chain(
         &mut self,
         i: usize,
-        q: usize,
+        queue: QueueId,
         generation: u32,
         put_used: impl FnOnce(&mut Vring),
     ) -> io::Result<()> {
         let vm = &mut self.vms[i];
         let mut stopped = false;
-        let vring = vm.slots.get_mut(q).and_then(|s| s.vring.as_mut());
+        let vring = vm.slots.get_mut(usize::from(queue)).and_then(|s| s.vring.as_mut());
         if let Some(vring) = vring.filter(|v| v.generation == generation) {
             put_used(vring);
             vring.outstanding -= 1;
             stopped = vring.outstanding == 0 && vring.stopping.is_some();
         }
         if stopped {
-            self.retire_vring(i, q)?;
+            self.retire_vring(i, queue)?;
         }
         let vm = &mut self.vms[i];
         if std::mem::take(&mut vm.depth_exhausted) {

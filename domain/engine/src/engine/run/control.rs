@@ -11,6 +11,7 @@ use super::{EventLoop, max_inflight_pieces, now};
 use crate::engine::command::{Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::QueueHost;
+use crate::engine::queue_id::QueueId;
 
 /// Limits of the commands in one round, number and time: all guests wait for them.
 const COMMAND_BATCH: usize = 16;
@@ -88,10 +89,10 @@ impl EventLoop {
 
     fn run_queue_command(&mut self, time: Nanos, command: QueueCommand) -> io::Result<()> {
         match command {
-            QueueCommand::Start { vm, index, start, reply } => self.start(vm, index, start, reply),
-            QueueCommand::Stop { vm, index, reply } => self.stop(time, vm, index, reply),
-            QueueCommand::Call { vm, index, call, reply } => {
-                self.set_call(vm, index, call)?;
+            QueueCommand::Start { vm, queue, start, reply } => self.start(vm, queue, start, reply),
+            QueueCommand::Stop { vm, queue, reply } => self.stop(time, vm, queue, reply),
+            QueueCommand::Call { vm, queue, call, reply } => {
+                self.set_call(vm, queue, call)?;
                 let _ = reply.send(());
                 Ok(())
             }
@@ -99,8 +100,8 @@ impl EventLoop {
         }
     }
 
-    fn stop(&mut self, time: Nanos, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
-        let Some(slot) = self.queue_slot(vm, index) else { return Ok(()) };
+    fn stop(&mut self, time: Nanos, vm: usize, queue: QueueId, reply: SyncSender<u16>) -> io::Result<()> {
+        let Some(slot) = self.queue_slot(vm, queue) else { return Ok(()) };
         match &mut slot.vring {
             None => {
                 let _ = reply.send(0);
@@ -109,7 +110,7 @@ impl EventLoop {
             Some(vring) => {
                 vring.stopping = Some(reply);
                 if vring.outstanding == 0 {
-                    return self.retire_vring(vm, usize::from(index));
+                    return self.retire_vring(vm, queue);
                 }
             }
         }
@@ -132,10 +133,10 @@ impl EventLoop {
         let Some(v) = self.vms.get_mut(vm) else { return Ok(()) };
         let requests = &mut v.requests;
         self.scheduler.cancel_backlog(time, vm, |r| requests.release(r.tag as u32));
-        for q in 0..v.slots.len() {
-            self.retire_vring(vm, q)?;
-            self.vms[vm].slots[q].pending = None;
-            self.cancel_call_write(vm, q)?;
+        for queue in QueueId::first(v.slots.len()) {
+            self.retire_vring(vm, queue)?;
+            self.vms[vm].slots[usize::from(queue)].pending = None;
+            self.cancel_call_write(vm, queue)?;
         }
         self.vms[vm].deferred = false;
         self.vms[vm].disconnect_reply = Some(reply);

@@ -16,6 +16,7 @@ use virtio_queue::QueueT;
 use super::{EventLoop, now};
 use crate::blk::{self, Malformed, Parsed, Refused};
 use crate::engine::data::write_serial;
+use crate::engine::queue_id::QueueId;
 use crate::engine::trace::TraceEvent;
 use crate::engine::vm::Vm;
 use crate::engine::vring::Vring;
@@ -101,12 +102,12 @@ impl EventLoop {
         let mut fetched = Fetched::default();
         let queues = self.vms[vm].slots.len();
         for i in 0..queues {
-            let q = (self.vms[vm].next_queue + i) % queues;
-            if !self.vms[vm].slots[q].vring.as_ref().is_some_and(Vring::needs_fetch) {
+            let queue = QueueId(((self.vms[vm].next_queue + i) % queues) as u16);
+            if !self.vms[vm].slots[usize::from(queue)].vring.as_ref().is_some_and(Vring::needs_fetch) {
                 continue;
             }
             let before = fetched;
-            self.fetch_from_queue((vm, q), &mut fetched, immediate, Nanos(begin.0 + ns));
+            self.fetch_from_queue((vm, queue), &mut fetched, immediate, Nanos(begin.0 + ns));
             if self.vms[vm].depth_exhausted {
                 // The table is full for all of its queues.
                 break;
@@ -124,7 +125,7 @@ impl EventLoop {
 
     fn fetch_from_queue(
         &mut self,
-        (vm, q): (usize, usize),
+        (vm, queue): (usize, QueueId),
         fetched: &mut Fetched,
         immediate: u32,
         until: Nanos,
@@ -132,7 +133,7 @@ impl EventLoop {
         let time = now();
         let Self { vms, scheduler, trace, .. } = self;
         let Vm { disk, slots, requests, faults, member, depth_exhausted, .. } = &mut vms[vm];
-        let (Some(disk), Some(vring)) = (disk, slots[q].vring.as_mut()) else { return };
+        let (Some(disk), Some(vring)) = (disk, slots[usize::from(queue)].vring.as_mut()) else { return };
         let mem = Arc::clone(&vring.mem);
         if vring.queue.disable_notification(&mem.mem).is_err() {
             vring.broken = true;
@@ -140,7 +141,7 @@ impl EventLoop {
         let rule = scheduler.rule(vm);
         let mut trace_refused = |reason, status| {
             if let Some(trace) = trace {
-                let of = TraceEvent { vm, member: *member, queue: q as u16, ..TraceEvent::EMPTY };
+                let of = TraceEvent { vm, member: *member, queue: queue.0, ..TraceEvent::EMPTY };
                 trace.record(TraceEvent { refused: Some(reason), status, arrival: time, ..of });
             }
         };
@@ -169,7 +170,7 @@ impl EventLoop {
                     vring.complete(head, status, blk::UNSUPPORTED, 0);
                 }
                 Ok(Parsed::Io { op, offset, len, priority, unmap, status }) => {
-                    (request.vring, request.generation, request.head) = (q as u16, vring.generation, head);
+                    (request.queue, request.generation, request.head) = (queue, vring.generation, head);
                     (request.op, request.len, request.unmap, request.status) = (op, len, unmap, status);
                     request.reset();
                     request.offset = disk.backing.start + offset;

@@ -4,6 +4,7 @@ use std::io;
 
 use super::EventLoop;
 use crate::engine::queue_host::{QueueHost, notify_guest};
+use crate::engine::queue_id::QueueId;
 use crate::engine::slot::QueueSlot;
 use crate::engine::uring::Uring;
 
@@ -13,8 +14,8 @@ impl EventLoop {
     pub(super) fn notify_guests(&mut self) -> io::Result<()> {
         for (i, vm) in self.vms.iter_mut().enumerate() {
             vm.urgency.signal(&mut self.ring)?;
-            for (q, slot) in vm.slots.iter_mut().enumerate() {
-                notify_guest(&mut self.ring, i, q, slot)?;
+            for (queue, slot) in QueueId::first(vm.slots.len()).zip(&mut vm.slots) {
+                notify_guest(&mut self.ring, i, queue, slot)?;
             }
         }
         Ok(())
@@ -26,8 +27,8 @@ impl QueueHost for EventLoop {
         &mut self.ring
     }
 
-    fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot> {
-        self.vms.get_mut(vm)?.slots.get_mut(usize::from(index))
+    fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot> {
+        self.vms.get_mut(vm)?.slots.get_mut(usize::from(queue))
     }
 
     fn next_generation(&mut self) -> u32 {

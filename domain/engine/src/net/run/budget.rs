@@ -11,6 +11,7 @@ use rtvirtio_units::Nanos;
 
 use super::NetLoop;
 use crate::engine::now;
+use crate::engine::queue_id::{QueueId, QueueToken};
 use crate::engine::uring::CompletionToken;
 use crate::net::port::QUEUES;
 
@@ -114,11 +115,11 @@ impl NetLoop {
     fn hold(&mut self, i: usize, until: Nanos) -> io::Result<()> {
         let port = &mut self.ports[i];
         port.hold.until = Some(until);
-        for q in 0..usize::from(QUEUES) {
-            let Some(vring) = port.slots[q].vring.as_mut() else { continue };
+        for queue in QueueId::first(QUEUES) {
+            let Some(vring) = port.slots[usize::from(queue)].vring.as_mut() else { continue };
             vring.paused = true;
             if vring.kick_armed {
-                let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);
+                let token = CompletionToken::Kick(QueueToken::new(i, queue, vring.generation));
                 self.ring.cancel(token)?;
             }
         }
@@ -135,13 +136,16 @@ impl NetLoop {
             }
         }
         port.hold.until = None;
-        for q in 0..usize::from(QUEUES) {
-            let Some(vring) = port.slots[q].vring.as_mut().filter(|vring| vring.paused) else { continue };
+        for queue in QueueId::first(QUEUES) {
+            let Some(vring) = port.slots[usize::from(queue)].vring.as_mut().filter(|vring| vring.paused)
+            else {
+                continue;
+            };
             (vring.paused, vring.active) = (false, true);
             // A poll that is being cancelled is armed again when its end is seen.
             if !vring.kick_armed && !vring.broken {
                 vring.kick_armed = true;
-                let token = CompletionToken::Kick(i as u16, q as u16, vring.generation as u16);
+                let token = CompletionToken::Kick(QueueToken::new(i, queue, vring.generation));
                 self.ring.arm_kick(vring.kick.fd(), token)?;
             }
         }

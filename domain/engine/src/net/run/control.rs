@@ -7,6 +7,7 @@ use rtvirtio_sched::{Config, ConfigError};
 
 use super::NetLoop;
 use crate::engine::queue_host::QueueHost;
+use crate::engine::queue_id::QueueId;
 use crate::engine::{QueueCommand, now};
 use crate::net::command::{Flow, NetCommand, NetStatus, PortStatus};
 use crate::net::port::{FlowMeter, QUEUES, RX};
@@ -79,15 +80,15 @@ impl NetLoop {
 
     fn run_queue_command(&mut self, command: QueueCommand) -> io::Result<()> {
         match command {
-            QueueCommand::Start { vm, index, start, reply } => {
-                if let Some(port) = self.ports.get(vm).filter(|_| index == RX) {
+            QueueCommand::Start { vm, queue, start, reply } => {
+                if let Some(port) = self.ports.get(vm).filter(|_| queue == RX) {
                     port.set_offloads(start.features);
                 }
-                self.start(vm, index, start, reply)
+                self.start(vm, queue, start, reply)
             }
-            QueueCommand::Stop { vm, index, reply } => self.stop(vm, index, reply),
-            QueueCommand::Call { vm, index, call, reply } => {
-                self.set_call(vm, index, call)?;
+            QueueCommand::Stop { vm, queue, reply } => self.stop(vm, queue, reply),
+            QueueCommand::Call { vm, queue, call, reply } => {
+                self.set_call(vm, queue, call)?;
                 let _ = reply.send(());
                 Ok(())
             }
@@ -96,11 +97,11 @@ impl NetLoop {
     }
 
     /// Stops a queue. Its frames were completed when they were fetched, so nothing is in flight.
-    fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
-        match self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) {
+    fn stop(&mut self, vm: usize, queue: QueueId, reply: SyncSender<u16>) -> io::Result<()> {
+        match self.queue_slot(vm, queue).and_then(|slot| slot.vring.as_mut()) {
             Some(vring) => {
                 vring.stopping = Some(reply);
-                self.retire_vring(vm, usize::from(index))
+                self.retire_vring(vm, queue)
             }
             None => {
                 let _ = reply.send(0);
@@ -113,10 +114,10 @@ impl NetLoop {
         if vm >= self.ports.len() {
             return Ok(());
         }
-        for q in 0..usize::from(QUEUES) {
-            self.retire_vring(vm, q)?;
-            self.ports[vm].slots[q].pending = None;
-            self.cancel_call_write(vm, q)?;
+        for queue in QueueId::first(QUEUES) {
+            self.retire_vring(vm, queue)?;
+            self.ports[vm].slots[usize::from(queue)].pending = None;
+            self.cancel_call_write(vm, queue)?;
         }
         self.ports[vm].disconnect_reply = Some(reply);
         self.reply_to_disconnect(vm);
