@@ -24,7 +24,8 @@ pub(crate) fn resolve(meta: &str) -> Result<String, ImageError> {
 /// Packages with the files of the kernel of a meta package, in the order of unpacking.
 ///
 /// Debian 12 and 13 have all in `linux-image-VERSION`; later ones have the kernel in
-/// `linux-binary-VERSION` and its modules in `linux-modules-VERSION`, on which the former depends.
+/// `linux-binary-VERSION`, its modules in `linux-modules-VERSION` and the list of those that are
+/// built in in `linux-base-VERSION`, on which the first depends.
 pub(crate) fn kernel_packages(meta: &str) -> Result<Vec<String>, ImageError> {
     with_parts(resolve(meta)?, &depends)
 }
@@ -34,11 +35,12 @@ fn with_parts(
     image: String,
     depends: &dyn Fn(&str) -> Result<Vec<String>, ImageError>,
 ) -> Result<Vec<String>, ImageError> {
+    let suffix = image.strip_prefix("linux-image").unwrap_or(&image).to_owned();
     let mut parts = vec![image];
     let mut at = 0;
     while let Some(package) = parts.get(at) {
         for name in depends(package)? {
-            let is_part = name.starts_with("linux-binary-") || name.starts_with("linux-modules-");
+            let is_part = name.starts_with("linux-") && name.ends_with(&suffix);
             if is_part && !parts.contains(&name) {
                 parts.push(name);
             }

@@ -29,16 +29,24 @@ fn unknown_package_says_update() {
 fn a_kernel_is_one_package_or_three() {
     let whole = |_: &str| Ok(vec!["kmod".to_owned(), "linux-base".to_owned()]);
     assert_eq!(with_parts("linux-image-6.1.0".into(), &whole).unwrap(), ["linux-image-6.1.0"]);
+    // What `apt-cache depends` of Debian sid names, 2026-11.
     let parts = |package: &str| {
         let names: &[&str] = match package {
-            "linux-image-7.2" => &["linux-binary-7.2", "linux-base"],
-            "linux-binary-7.2" => &["linux-modules-7.2", "linux-image-7.2"],
-            _ => &["kmod"],
+            "linux-image-7.2.13+deb14-cloud-amd64" => &[
+                "linux-base",
+                "dracut",
+                "linux-base-7.2.13+deb14-cloud-amd64",
+                "linux-binary-7.2.13+deb14-cloud-amd64",
+                "linux-modules-7.2.13+deb14-cloud-amd64",
+            ],
+            "linux-base-7.2.13+deb14-cloud-amd64" => &[],
+            _ => &["kmod", "linux-base-7.2.13+deb14-cloud-amd64", "linux-image-7.2.13+deb14-cloud-amd64"],
         };
         Ok(names.iter().map(|name| (*name).to_owned()).collect())
     };
-    let found = with_parts("linux-image-7.2".into(), &parts).unwrap();
-    assert_eq!(found, ["linux-image-7.2", "linux-binary-7.2", "linux-modules-7.2"]);
+    let found = with_parts("linux-image-7.2.13+deb14-cloud-amd64".into(), &parts).unwrap();
+    let kinds = ["image", "base", "binary", "modules"];
+    assert_eq!(found, kinds.map(|kind| format!("linux-{kind}-7.2.13+deb14-cloud-amd64")));
     let unknown = |package: &str| Err(ImageError::NoPackage { package: package.to_owned() });
     assert!(with_parts("linux-image-7.2".into(), &unknown).is_err());
 }
