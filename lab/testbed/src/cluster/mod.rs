@@ -134,6 +134,13 @@ impl Cluster {
     /// [`ClusterError::Waited`].
     pub fn wait_online(&mut self, nodes: usize) -> Result<(), ClusterError> {
         self.wait("the nodes to be online", ELECTION, |c| {
+            // A node whose process 1 has ended does not come back.
+            if c.nodes.iter().filter(|node| node.runs()).count() < nodes {
+                return Err(ClusterError::Waited {
+                    what: "the nodes to be online: one has ended".to_owned(),
+                    log: c.log(),
+                });
+            }
             let Some(any) = c.nodes.iter().position(Node::runs) else { return Ok(false) };
             let status = c.run(any, &["crm_mon", "-1", "--output-as=xml"]).unwrap_or_default();
             let online = status.matches(" online=\"true\"").count();

@@ -16,8 +16,8 @@ const PERIOD_US: u64 = 1_000_000;
 /// Longest time for namespaces and groups to appear or to disappear.
 const SETTLES: Duration = Duration::from_secs(60);
 
-/// A shell function that [`INIT`] uses.
-const LIBVIRT_USER: &str = include_str!("libvirt_user.sh");
+/// Shell functions that [`INIT`] uses.
+const FUNCTIONS: &str = concat!(include_str!("mount_point.sh"), include_str!("libvirt_user.sh"));
 /// Script of process 1 in the node's namespaces. `$1` is the node's number, `$2` its name, `$3` its
 /// directory, `$4` the further agents, `$5` the directory with libvirt's files, or nothing, `$6`
 /// that with a fence agent, or nothing.
@@ -35,6 +35,8 @@ for c in cpu cpuacct cpuset blkio memory freezer devices pids; do
 done
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+# Before all mounts below it, which it would hide.
+mount_point "$3/points" /var/lib/corosync
 for p in pacemaker:/var/lib/pacemaker corosync:/var/lib/corosync etc:/etc/corosync log:/var/log; do
   mkdir -p "$3/${p%%:*}"
   mount --bind "$3/${p%%:*}" "${p#*:}"
@@ -159,7 +161,7 @@ impl Node {
         let log = dir.join("init.log");
         let out = fs::File::create(&log).map_err(|e| ClusterError::io(&log, e))?;
         let err = out.try_clone().map_err(|e| ClusterError::io(&log, e))?;
-        let init = format!("{LIBVIRT_USER}{INIT}");
+        let init = format!("{FUNCTIONS}{INIT}");
         let child = Command::new("sh")
             .args(["-c", ENTER, "enter", &group, &init, "init", &number.to_string(), name])
             .args([&dir, files.agents])
@@ -300,4 +302,28 @@ pub(super) fn processes_below(group: &Path) -> Vec<u32> {
     let texts =
         groups_below(group).into_iter().filter_map(|g| fs::read_to_string(g.join("cgroup.procs")).ok());
     texts.flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_to_mount_on_is_made_in_the_namespace_alone() {
+        let test = "a_directory_to_mount_on_is_made_in_the_namespace_alone";
+        if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root]) {
+            return;
+        }
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("lib/there")).unwrap();
+        let script = format!(
+            "set -e\n{FUNCTIONS}\nmount --make-rprivate /\nmount_point \"$1/points\" \"$1/lib/missing\"\n\
+             mount_point \"$1/points\" \"$1/lib/there\"\nmount -t tmpfs none \"$1/lib/missing\"\nls \"$1/lib\""
+        );
+        let mut unshare = Command::new("unshare");
+        let out = unshare.args(["--mount", "sh", "-c", &script, "sh"]).arg(dir.path()).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(text(&out.stdout), "missing\nthere\n", "{}", text(&out.stderr));
+        assert!(!dir.path().join("lib/missing").exists(), "the machine's file system was changed");
+    }
 }
