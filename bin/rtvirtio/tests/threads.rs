@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rtvirtio_testkit::site::{Site, signal, text};
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::{Machine, Need, has, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -128,6 +128,13 @@ fn a_contract_is_applied_shown_and_put_back() {
     assert!(error.contains("has not been measured"), "{error}");
 }
 
+/// Whether a QEMU that has started calls its threads after vCPUs.
+fn names_vcpus(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = threads.filter_map(|t| fs::read_to_string(t.unwrap().path().join("comm")).ok());
+    names.into_iter().any(|name| name.starts_with("CPU "))
+}
+
 /// Without thread names a pid does not show the vCPUs: nothing is promised and no main loop becomes
 /// real-time; through the monitor the same machine has its contract.
 #[test]
@@ -139,6 +146,10 @@ fn a_contract_without_a_known_vcpu_is_refused() {
     }
     let options = ["-machine", "q35", "-smp", "2", "-name", "debug-threads=off"];
     let machine = Machine::start(site.dir.path(), "plc", &options);
+    if names_vcpus(machine.pid()) {
+        skip(test, "this QEMU names its threads whatever it is told (11.1 does)");
+        return;
+    }
     for cpu in ["", "priorities = \"rt\""] {
         let cpu = format!("cpu = {{ budget = \"4ms\", period = \"20ms\" }}\n{cpu}");
         let monitored = spec(&site, &site.vm("plc"), &cpu);
