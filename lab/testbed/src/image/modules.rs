@@ -55,10 +55,14 @@ struct Set<'a> {
 
 impl Set<'_> {
     /// Whether the kernel has no such module and needs none: [`CHECKSUM`] where ext4 does not ask
-    /// for it, because the checksum is in the kernel's own library.
+    /// for it, because the checksum is in the kernel's own library, or where ext4 is built in, as
+    /// then is what it needs.
     fn may_lack(&self, name: &str) -> Result<bool, ImageError> {
         if name != CHECKSUM.0 || self.files.contains_key(name) || self.builtin.iter().any(|b| b == name) {
             return Ok(false);
+        }
+        if self.builtin.iter().any(|b| b == "ext4") {
+            return Ok(true);
         }
         let Some(path) = self.files.get("ext4") else { return Ok(false) };
         let bytes = self.load(path)?;

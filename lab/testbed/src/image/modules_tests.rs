@@ -70,6 +70,10 @@ fn a_kernel_without_a_module_for_the_checksum_needs_none() {
     assert!(added().unwrap_err().contains("no module crc32c_generic"));
     put("ext4.ko", &elf(b"depends=\0name=ext4\0"));
     added().unwrap();
+    // Debian's cloud kernel 7.2 has ext4 built in.
+    fs::remove_file(modules.join("ext4.ko")).unwrap();
+    put("modules.builtin", b"kernel/fs/ext4/ext4.ko\n");
+    added().unwrap();
     // No other module may be missing.
     let error = add(&mut Tree::default(), &packages, Path::new("/nonexistent"), &["bfq"]).unwrap_err();
     assert!(error.to_string().contains("no module bfq"), "{error}");
