@@ -1,5 +1,5 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow reference install clean help
+.PHONY: all build deb guest deps deps-test demo check test test-host test-cluster test-slow test-next reference install clean help
 
 PREFIX ?= /usr/local
 # What the demo runs, and names at its end.
@@ -19,6 +19,7 @@ help:
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-cluster  the part of them that starts Pacemaker clusters"
 	@echo "make test-slow  the part of them that boots guests and the box"
+	@echo "make test-next  the integration tests on Debian sid's and 13's QEMU, libvirt, fio, systemd, Pacemaker and kernels: hours; goes on where it ended"
 	@echo "make reference  docs/reference/cli, made anew from the programs' arguments"
 	@echo "make install    rtvirtio, rtvirtiod, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
@@ -64,6 +65,10 @@ test-cluster: deps-test
 
 test-slow: deps-test
 	@sh scripts/test.sh slow
+
+# No part of `make test`: it follows releases, not the sources.
+test-next:
+	@python3 scripts/test_next.py
 
 # Pages of the commands. `make check` fails when one of them is not what the arguments say.
 reference:

@@ -1,11 +1,12 @@
 #!/bin/sh
 # All checks, in tiers. Each tier ends with a line that counts passed, failed and skipped; so does the whole, on the last line.
-# Usage: scripts/test.sh check|cluster|host|slow|all
+# Usage: scripts/test.sh check|cluster|host|slow|all|list
 #   check    format, lints, style, unit tests: no root, a compiler only
 #   cluster  test programs that start a cluster of several nodes, and others that must run alone
 #   host     documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
 #   slow     test programs that boot guests or the box
 #   all      these four
+#   list     runs nothing: `KIND NAME` of each integration test program
 # A test program that failed runs once more, alone, at the end of its tier; `FLAKY name` says that it passed then.
 # Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
 set -eu
@@ -13,9 +14,9 @@ cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 tiers=${1:-all}
 case $tiers in
-check | host | cluster | slow) ;;
+check | host | cluster | slow | list) ;;
 all) tiers="check cluster host slow" ;;
-*) echo "usage: scripts/test.sh check|cluster|host|slow|all" >&2; exit 2 ;;
+*) echo "usage: scripts/test.sh check|cluster|host|slow|all|list" >&2; exit 2 ;;
 esac
 work=$(mktemp -d)
 kill_tree() {
@@ -218,9 +219,9 @@ deny() {
     fi
 }
 
-# `--test NAME` of each integration test program of a kind: those in the box, those that boot guests on this host, those that start a
-# cluster, those that run while others do, or the others.
-programs() {
+# `KIND NAME` of each integration test program. Kinds: those in the box, those that boot guests on this host, those that start a cluster,
+# those that run while others do, or the others.
+list_programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
         kind=host
@@ -228,9 +229,10 @@ programs() {
         if cluster_name "$name"; then kind=cluster; fi
         if parallel_name "$name"; then kind=parallel; fi
         case $name in boxed*) kind=box ;; esac
-        if [ "$kind" = "$1" ]; then echo "--test $name"; fi
+        echo "$kind $name"
     done | sort -u
 }
+programs() { list_programs | sed -n "s/^$1 /--test /p"; } # programs KIND: `--test NAME` of each
 # shellcheck disable=SC2046 # a list of words
 tests_in_box() { tests "tests in the box" --workspace $(programs box); }
 # shellcheck disable=SC2046 # a list of words
@@ -291,6 +293,10 @@ failures() { # failures FILE...: what failed, by name; false when nothing did
     sort -u "$work.failed"
 }
 
+if [ "$tiers" = list ]; then
+    list_programs
+    exit
+fi
 status=0
 for tier in $tiers; do
     log=$work/$tier
