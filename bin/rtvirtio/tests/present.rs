@@ -100,7 +100,11 @@ fn a_limit_on_the_path_is_named_and_counted() {
     assert_eq!(plan["controls"][0]["kind"], "cgroup_limit", "{plan}");
     let (result, warned) = shown(&site, &["verify", &spec, "--for", "2s"]);
     assert!(warned.contains(&line), "{warned}");
-    assert_eq!(result["runs"][0]["tasks"][0]["verdict"], "missed", "{result}");
+    let task = &result["runs"][0]["tasks"][0];
+    assert_eq!(task["verdict"], "missed", "{result}");
+    // Why it was missed, by the same name.
+    assert_eq!(task["causes"][0]["kind"], "kernel_limit", "{result}");
+    assert!(task["causes"][0]["evidence"].as_str().unwrap().contains(&by), "{result}");
 }
 
 /// VMs with different parents: what is planned is what `apply` takes.

@@ -135,6 +135,8 @@ pub fn as_result(point: &Point) -> Run {
         fio_cpus: 0.0,
         tail: None,
         predicted_ns: None,
+        causes: Vec::new(),
+        exceedances: 0,
         flow: None,
         verdict: None,
         why: point.id.clone(),

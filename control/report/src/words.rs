@@ -138,6 +138,19 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     Some(((n / unit).ceil() * unit) as u64)
 }
 
+/// Causes of a missed target, then the reason of the verdict.
+pub(crate) fn reason(t: &TaskResult) -> String {
+    let why = explain(t);
+    if t.verdict != Some(Verdict::Missed) || t.causes.is_empty() {
+        return why;
+    }
+    let causes = t.causes.iter().map(|cause| {
+        format!("{} ({:.0} % of the late ones): {}", cause.evidence, 100.0 * cause.share, cause.remedy)
+    });
+    let causes: Vec<String> = causes.collect();
+    format!("{}; {why}", causes.join("; also "))
+}
+
 /// Reason of a task's verdict; a general one where the result has none.
 pub(crate) fn explain(t: &TaskResult) -> String {
     let why = t.why.trim();

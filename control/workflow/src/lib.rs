@@ -34,6 +34,7 @@ pub mod keep;
 pub mod leftovers;
 mod managed;
 pub mod managed_vm;
+mod missed;
 pub mod model_choice;
 pub mod named;
 pub mod neighbours;

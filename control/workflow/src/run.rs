@@ -1,6 +1,6 @@
 //! Runs a site's tasks in the guests that have an agent, and on the host for the others.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rtvirtio_measure::workload::{self, RunOptions, VmLoad};
 use rtvirtio_measure::{Run, VmKind};
@@ -12,6 +12,7 @@ use crate::data_guard;
 use crate::devices::{Devices, Predictions};
 use crate::dirs::Dirs;
 use crate::error::{Error, Result};
+use crate::missed;
 use crate::progress::Progress;
 use crate::reached::{self, Counters};
 use crate::site::{self, Site};
@@ -103,11 +104,22 @@ fn run(
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
     };
     let before = Counters::read(sites, &loads);
+    // Counters of a VM with disks on several devices do not tell these apart.
+    let alone = match sites {
+        [one] => Some(*one),
+        _ => None,
+    };
+    let facts = || alone.map(|site| (site, missed::Counters::read(site, progress)));
+    let (begin, facts_before) = (Instant::now(), facts());
     let mut result = workload::run(&loads, &mut options);
     drop(bar);
-    if let Ok((tasks, ..)) = &mut result {
+    if let Ok((tasks, noise, disk)) = &mut result {
         // While the groups of tasks on the host are there, which hold their counters.
         reached::judge(sites, &loads, (&before, &Counters::read(sites, &loads)), tasks);
+        let watched = missed::Watched { window: begin.elapsed(), noise: noise.as_ref(), disk: disk.as_ref() };
+        if let (Some((site, before)), Some((_, after))) = (&facts_before, &facts()) {
+            missed::explain(site, &loads, (before, after), &watched, tasks);
+        }
     }
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);

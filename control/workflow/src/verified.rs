@@ -168,6 +168,8 @@ mod tests {
             fio_cpus: 0.0,
             tail: None,
             predicted_ns: None,
+            causes: Vec::new(),
+            exceedances: 0,
             flow: None,
             verdict: None,
             why: String::new(),

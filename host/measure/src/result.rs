@@ -1,5 +1,6 @@
 //! Result file: measurements of runs, judged against their targets.
 
+use rtvirtio_blame::Cause;
 use rtvirtio_spec::Direction;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
@@ -124,6 +125,14 @@ pub struct TaskResult {
     /// Addresses and frame counts of a flow; `None` for a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowFacts>,
+    /// Number of requests above the target, those that still wait included; zero without a target,
+    /// and in results of older versions.
+    #[serde(default)]
+    pub exceedances: u64,
+    /// Causes of a missed target that counters show, the largest share first; none where none is
+    /// seen, and in results of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<Cause>,
     /// Verdict; `None` for a task without target.
     pub verdict: Option<Verdict>,
     /// Reason for the verdict in a few words, with numbers.

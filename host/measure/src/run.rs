@@ -212,6 +212,8 @@ impl Measured {
             fio_cpus,
             tail: None,
             predicted_ns: predicted,
+            causes: Vec::new(),
+            exceedances: self.exceedances,
             flow: None,
             verdict,
             why,

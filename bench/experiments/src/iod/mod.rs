@@ -168,6 +168,8 @@ pub fn as_run(
             fio_cpus: 0.0,
             tail: None,
             predicted_ns: None,
+            causes: Vec::new(),
+            exceedances: 0,
             flow: None,
             verdict: None,
             why: format!("{} errors, {} unanswered", got.errors, got.unanswered),

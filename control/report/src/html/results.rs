@@ -418,7 +418,7 @@ fn number_row(table: &mut HtmlTable, t: &TaskResult) {
             (lat(t.max_ns), "num"),
             (lat(t.fio_p9999_ns), "num"),
             (t.predicted_ns.map_or_else(none, |p| num::latency(p, GAP)), "num"),
-            (words::explain(t), "wrap"),
+            (words::reason(t), "wrap"),
         ],
     );
 }

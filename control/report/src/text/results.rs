@@ -285,7 +285,7 @@ fn footnote(tasks: &[TaskResult], style: &Style) -> String {
 fn reasons(run: &Run, style: &Style) -> String {
     let mut groups: Vec<(&str, String, Vec<String>)> = Vec::new();
     for t in run.tasks.iter().filter(|t| matches!(t.verdict, Some(Verdict::Missed | Verdict::Unproven))) {
-        let (word, why, name) = (words::verdict(t.verdict), words::explain(t), named(t, run));
+        let (word, why, name) = (words::verdict(t.verdict), words::reason(t), named(t, run));
         match groups.iter_mut().find(|g| g.0 == word && g.1 == why) {
             Some(g) => g.2.push(name),
             None => groups.push((word, why, vec![name])),

@@ -1,0 +1,300 @@
+//! Causes of a missed target, named where counters of its window show them.
+//!
+//! A cause is named only with evidence above a threshold; a fact that could not be read is `None`
+//! and names nothing. Two causes are named where both have it. Shares are estimates.
+//!
+//! # Evidence
+//!
+//! - A limit holds a VM when it used at least [`USED`] of it and asked for more: the backlog then
+//!   grows as long as the load lasts, so that the limit is the whole cause.
+//! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
+//!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
+//!   its share, as in `rtvirtio-measure`'s `late`.
+//! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests of
+//!   the device, of whatever VM, spent less than half of that in the block layer, the device and
+//!   its users are not the cause, and waiting for CPUs may be named.
+//! - Where half of the requests are late, and the mean request spends at least half of the median's
+//!   latency in the block layer, the device is where they wait: of those who moved its bytes, each
+//!   other one with at least [`SHARED`] of them is named, and the VM itself with [`ALONE`].
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// Part of a limit in use from which on it holds.
+pub const USED: f64 = 0.8;
+/// Share of the late requests from which on a cause is named.
+pub const NAMED: f64 = 0.3;
+/// Share of a device's bytes from which on another user of it is named.
+pub const SHARED: f64 = 0.4;
+/// Share of a device's bytes from which on a VM counts as alone on it.
+pub const ALONE: f64 = 0.8;
+/// Time per second that the VM's threads were ready without a CPU, or that the hypervisor below
+/// stole, from which on it is named.
+pub const WAITED: f64 = 0.3;
+
+/// Kinds of causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseKind {
+    /// Limit of a cgroup for the device.
+    KernelLimit,
+    /// Quota of CPU time of the VM's own cgroup.
+    CpuQuota,
+    /// The hypervisor below this host took its CPUs.
+    CpuSteal,
+    /// Threads of the VM were ready while others used the CPUs.
+    CpuOthers,
+    /// CPUs of the host stalled.
+    HostStall,
+    /// The disk held requests and completed none.
+    DiskStall,
+    /// Another VM used the device.
+    Neighbour,
+    /// A program that is none of the VMs used the device.
+    OtherProgram,
+    /// The device does not keep up with this VM alone.
+    Device,
+}
+
+/// Cause of a missed target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cause {
+    /// Kind of the cause.
+    pub kind: CauseKind,
+    /// Estimated share of the late requests that it delayed, 0 to 1.
+    pub share: f64,
+    /// Cause in words, with the numbers that show it.
+    pub evidence: String,
+    /// What would help.
+    pub remedy: String,
+}
+
+/// Limit of a cgroup for the device, against what its VM asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    /// File of the limit.
+    pub file: String,
+    /// Limit per second, in bytes or requests.
+    pub value: f64,
+    /// What the VM completed of it per second.
+    pub used: f64,
+    /// What its tasks ask for per second by their declaration.
+    pub asked: f64,
+}
+
+/// Stops of something in the window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stops {
+    /// Number of stops.
+    pub count: u64,
+    /// Sum of their lengths.
+    pub total: Nanos,
+}
+
+/// Use of the device in the window, all requests of all programs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceUse {
+    /// Requests completed.
+    pub requests: f64,
+    /// Time that these spent in the block layer, from their start to their completion, in seconds.
+    pub waited: f64,
+    /// Share of its bytes by VM, this one's included; `None` where some VM's is not counted.
+    pub shares: Option<Vec<(String, f64)>>,
+}
+
+/// Facts of the window in which a target was missed. `None` is what could not be read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Name of the VM.
+    pub vm: String,
+    /// Length of the window in seconds.
+    pub seconds: f64,
+    /// Requests due per second.
+    pub rate: f64,
+    /// Completed requests.
+    pub n: u64,
+    /// Requests above the target.
+    pub late: u64,
+    /// Target.
+    pub target: Nanos,
+    /// Median latency.
+    pub median: Nanos,
+    /// Limits of the VM for the device.
+    pub limits: Vec<Limit>,
+    /// Stops of the VM's cgroup by its own CPU quota.
+    pub quota: Option<Stops>,
+    /// Time per second that its threads were ready without a CPU.
+    pub ready: Option<f64>,
+    /// Share of CPU time that the hypervisor below this host took.
+    pub stolen: Option<f64>,
+    /// Stalls of the host.
+    pub host: Option<Stops>,
+    /// Standstills of the disk, less the host's stalls.
+    pub disk: Option<Stops>,
+    /// Use of the device.
+    pub device: Option<DeviceUse>,
+}
+
+impl Facts {
+    /// Share of the late requests that stops delay, where each is long enough to matter to the
+    /// target.
+    fn delayed_by(&self, stops: Option<Stops>) -> Option<f64> {
+        let Stops { count, total } = stops.filter(|stops| stops.count > 0)?;
+        // Stops shorter than half a target make no request late by themselves; many add up.
+        let is_long = total.0 / count * 2 >= self.target.0;
+        let is_often = total.0 as f64 / 1e9 >= self.seconds / 2.0;
+        let touched = self.rate * total.0 as f64 / 1e9;
+        (self.late > 0 && (is_long || is_often)).then(|| (touched / self.late as f64).min(1.0))
+    }
+
+    /// Standstills, where they are longer than a device at work takes between two completions: a
+    /// slow one completes nothing for a while as well.
+    fn standstills(&self) -> Option<Stops> {
+        let stops = self.disk.filter(|stops| stops.count > 0)?;
+        let usual = self.seconds / self.device.as_ref()?.requests.max(1.0);
+        (stops.total.0 as f64 / stops.count as f64 / 1e9 >= usual * 10.0).then_some(stops)
+    }
+
+    /// Whether the device and its users cannot be the cause.
+    fn is_outside_of_device(&self) -> bool {
+        let lost = self.late as f64 * self.target.0 as f64 / 1e9;
+        self.device.as_ref().is_some_and(|device| device.waited < lost / 2.0)
+    }
+
+    /// Whether the device is where requests wait.
+    fn is_at_device(&self) -> bool {
+        self.late.saturating_mul(2) >= self.n.max(1)
+            && self.device.as_ref().filter(|device| device.requests >= 1.0).is_some_and(|device| {
+                let mean = device.waited / device.requests;
+                mean >= self.median.0 as f64 / 2e9
+            })
+    }
+}
+
+/// Causes with evidence, the largest share first; empty where none is seen.
+#[must_use]
+pub fn causes(facts: &Facts) -> Vec<Cause> {
+    let mut found = Vec::new();
+    let mut name = |kind, share: f64, evidence: String, remedy: &str| {
+        found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
+    };
+    for Limit { file, value, used, asked } in &facts.limits {
+        if *used >= value * USED && asked > value {
+            let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked:.0}");
+            name(CauseKind::KernelLimit, 1.0, evidence, "raise the limit, or lower the rate");
+        }
+    }
+    let is_limited =
+        facts.limits.iter().any(|limit| limit.used >= limit.value * USED && limit.asked > limit.value);
+    let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+    let of_time = |stops: Option<Stops>| {
+        percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
+    };
+    if let Some(share) = facts.delayed_by(facts.quota).filter(|share| *share >= NAMED) {
+        let evidence = format!("its own CPU quota stopped it for {} of the time", of_time(facts.quota));
+        name(
+            CauseKind::CpuQuota,
+            share,
+            evidence,
+            "raise the quota or the contract's budget, or lower the rate",
+        );
+    }
+    let is_stopped = facts.delayed_by(facts.quota).is_some_and(|share| share >= NAMED);
+    let is_outside = facts.is_outside_of_device();
+    // A limit holds requests before the block layer counts them, and a stopped thread counts as
+    // ready on some kernels: neither waits for a CPU that others use.
+    if is_outside && !is_limited {
+        let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
+        if let Some(stolen) = stolen {
+            let evidence = format!("the hypervisor below this host took {} of its CPU time", percent(stolen));
+            name(CauseKind::CpuSteal, stolen.min(1.0), evidence, "give this host its CPUs");
+        }
+        let ready = facts.ready.filter(|ready| *ready >= WAITED && !is_stopped && stolen.is_none());
+        // A quota that was not read may be what its threads waited for.
+        if let Some(ready) = ready.filter(|_| facts.quota.is_some()) {
+            let evidence = format!(
+                "its threads were ready without a CPU for {ready:.2} s of each second: others use the CPUs"
+            );
+            name(
+                CauseKind::CpuOthers,
+                ready.min(1.0),
+                evidence,
+                "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)",
+            );
+        }
+    }
+    if let Some(share) = facts.delayed_by(facts.host).filter(|share| *share >= NAMED) {
+        let evidence = format!("CPUs of the host stalled for {} of the time", of_time(facts.host));
+        name(
+            CauseKind::HostStall,
+            share,
+            evidence,
+            "find what stops the host: its hypervisor, firmware or interrupts",
+        );
+    }
+    let standstills = facts.standstills();
+    if let Some(share) = facts.delayed_by(standstills).filter(|share| *share >= NAMED) {
+        let evidence =
+            format!("the disk held requests and completed none for {} of the time", of_time(standstills));
+        name(
+            CauseKind::DiskStall,
+            share,
+            evidence,
+            "look for the disk's own pauses (its cache, health, path)",
+        );
+    }
+    let is_still = facts.delayed_by(standstills).is_some_and(|share| share >= NAMED);
+    if facts.is_at_device() && !is_limited && !is_stopped && !is_still {
+        let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
+        for cause in shares.map(|shares| users(&facts.vm, shares)).unwrap_or_default() {
+            found.push(cause);
+        }
+    }
+    found.sort_by(|a, b| b.share.total_cmp(&a.share));
+    found
+}
+
+/// Causes among the users of a device on which requests wait.
+fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
+    let mut found = Vec::new();
+    let own = shares.iter().find(|(name, _)| name == vm).map_or(0.0, |(_, share)| *share);
+    for (name, share) in shares.iter().filter(|(name, share)| name != vm && *share >= SHARED) {
+        found.push(Cause {
+            kind: CauseKind::Neighbour,
+            share: *share,
+            evidence: format!(
+                "requests wait at the device, of whose bytes {:.0} % are {name}'s",
+                100.0 * share
+            ),
+            remedy: format!("limit {name}, or `rtvirtio plan`"),
+        });
+    }
+    let of_vms: f64 = shares.iter().map(|(_, share)| share).sum();
+    let others = 1.0 - of_vms;
+    if others >= SHARED {
+        found.push(Cause {
+            kind: CauseKind::OtherProgram,
+            share: others,
+            evidence: format!(
+                "requests wait at the device, of whose bytes {:.0} % are of programs that are none of the VMs",
+                100.0 * others
+            ),
+            remedy: "end that program, or limit it".to_owned(),
+        });
+    }
+    if own >= ALONE {
+        found.push(Cause {
+            kind: CauseKind::Device,
+            share: own,
+            evidence: format!(
+                "requests wait at the device although {:.0} % of its bytes are this VM's own: it does not keep up",
+                100.0 * own
+            ),
+            remedy: "lower the rate or block size, raise the target, or use a faster device".to_owned(),
+        });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;
