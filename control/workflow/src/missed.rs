@@ -120,7 +120,7 @@ fn past(before: Option<f64>, after: Option<f64>) -> Option<f64> {
     Some(after? - before?).filter(|past| *past >= 0.0)
 }
 
-/// What a run measured besides its tasks.
+/// Measurements of a run besides its tasks.
 pub(crate) struct Watched<'a> {
     /// Time between the two readings of the counters.
     pub window: Duration,

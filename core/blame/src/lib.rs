@@ -10,8 +10,8 @@
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
 //!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
 //!   its share, as in `rtvirtio-measure`'s `late`.
-//! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests of
-//!   the device, of whatever VM, spent less than half of that in the block layer, the device and
+//! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests
+//!   of the device, of whatever VM, spent less than half of that in the block layer, the device and
 //!   its users are not the cause, and waiting for CPUs may be named.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, the device is where they wait: of those who moved its bytes, each
@@ -48,7 +48,7 @@ pub enum CauseKind {
     HostStall,
     /// The disk held requests and completed none.
     DiskStall,
-    /// Another VM used the device.
+    /// Use of the device by another VM.
     Neighbour,
     /// A program that is none of the VMs used the device.
     OtherProgram,
@@ -65,7 +65,7 @@ pub struct Cause {
     pub share: f64,
     /// Cause in words, with the numbers that show it.
     pub evidence: String,
-    /// What would help.
+    /// Remedy in words.
     pub remedy: String,
 }
 
@@ -76,9 +76,9 @@ pub struct Limit {
     pub file: String,
     /// Limit per second, in bytes or requests.
     pub value: f64,
-    /// What the VM completed of it per second.
+    /// Completed by the VM per second.
     pub used: f64,
-    /// What its tasks ask for per second by their declaration.
+    /// Asked for by its tasks per second, as declared.
     pub asked: f64,
 }
 
