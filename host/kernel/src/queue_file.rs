@@ -127,7 +127,7 @@ fn note_of(path: &Path) -> Option<PathBuf> {
 
 /// Checks that a disk's queue files can be used: not while an earlier write to one of them, by
 /// whichever process, has not returned, because then even a read may wait for it. A slow write of
-/// another process is waited for, [`LOOK`] at most, and once for each such process.
+/// another process is waited for, a second at most, and once for each such process.
 ///
 /// # Errors
 /// Kind `TimedOut`; as the system calls report where the state is unknown.
