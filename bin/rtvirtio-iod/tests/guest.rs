@@ -14,13 +14,10 @@ const KILLS: u32 = 3;
 #[test]
 fn a_guest_loses_nothing_when_the_domain_is_killed() {
     let test = "a_guest_loses_nothing_when_the_domain_is_killed";
-    let image = match image::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
-        Ok(image) => image,
-        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
-    };
     if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::QEMU]) {
         return;
     }
+    let image = image::ensure(&image::default_cache(), &|line| eprintln!("{line}")).unwrap();
     let dir = disk(192);
     let config = two_disks(dir.path(), 128, "")
         .replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n")

@@ -9,6 +9,7 @@ use rtvirtio_units::Bytes;
 use crate::disk::Part;
 use crate::engine::{Command, EngineHandle, ReconfigureError};
 use crate::refusal::{ReloadError, named};
+use crate::reload::Membership;
 use crate::running_state::State;
 
 /// A disk that gets a larger size.
@@ -16,16 +17,18 @@ use crate::running_state::State;
 pub(crate) struct Growth {
     device: usize,
     place: usize,
-    size: u64,
+    /// The disk's part of its file, with the new size.
+    pub(crate) part: Part,
 }
 
-/// Disks that grow by a new configuration. Changes nothing.
+/// Disks that stay and grow by a new configuration. Changes nothing.
 ///
 /// # Errors
 /// A smaller `size`; one beyond the end of the file, or of parts of blocks; an overlap.
-pub(crate) fn find(state: &State, new: &File) -> Result<Vec<Growth>, ReloadError> {
+pub(crate) fn find(state: &State, new: &File, membership: &Membership) -> Result<Vec<Growth>, ReloadError> {
     let mut all = Vec::new();
-    let mut parts: Vec<Part> = state.parts().cloned().collect();
+    let goes = |part: &&Part| membership.detach.iter().any(|(_, gone)| *gone == part.name);
+    let mut parts: Vec<Part> = state.parts().filter(|part| !goes(part)).cloned().collect();
     for (device, places) in state.places.iter().enumerate() {
         for (place, member) in places.iter().enumerate() {
             let Some(part) = member.as_ref().map(|member| &member.part) else { continue };
@@ -39,8 +42,8 @@ pub(crate) fn find(state: &State, new: &File) -> Result<Vec<Growth>, ReloadError
                 return Err(OpenError::Overlap { first, second }.into());
             }
             parts.retain(|other| other.name != grown.name);
-            parts.push(grown);
-            all.push(Growth { device, place, size });
+            parts.push(grown.clone());
+            all.push(Growth { device, place, part: grown });
         }
     }
     Ok(all)
@@ -85,7 +88,8 @@ impl Growth {
         state: &mut State,
         engines: &[(String, EngineHandle)],
     ) -> Result<Option<String>, ReloadError> {
-        let Self { device, place, size } = self;
+        let Self { device, place, part } = self;
+        let size = part.size();
         let (name, handle) = &engines[device];
         let Some(member) = state.places[device][place].as_mut() else { return Ok(None) };
         // Before the guest learns of it.

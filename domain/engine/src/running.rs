@@ -17,7 +17,7 @@ use crate::confine::StartThread;
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
-use crate::growth;
+use crate::growth::{self, Growth};
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -174,8 +174,8 @@ impl Running {
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
         }
-        let growths = growth::find(&state, &new)?;
-        let ready = self.prepare(&state, &new, &membership, passed.disks)?;
+        let growths = growth::find(&state, &new, &membership)?;
+        let ready = self.prepare(&state, &new, &membership, &growths, passed.disks)?;
         let ready_ports = network_membership::adopt(&new, &membership, passed.ports)?;
         if let Some(port) = ready_ports.iter().find(|port| !is_below(&self.0.directories, port.socket())) {
             let (what, directories) = (named("port", &port.name), self.0.directories.clone());
@@ -223,11 +223,12 @@ impl Running {
     }
 
     /// Checks and allocates all that the new disks need; changes nothing.
-    fn prepare(
+    fn prepare<'a>(
         &self,
-        state: &State,
+        state: &'a State,
         new: &File,
         membership: &Membership,
+        growths: &'a [Growth],
         passed: Vec<PassedDisk>,
     ) -> Result<Vec<Ready>, ReloadError> {
         let mut passed = passed;
@@ -236,7 +237,10 @@ impl Running {
             Some(passed.swap_remove(at))
         };
         let goes = |name: &str| membership.detach.iter().any(|(_, gone)| gone == name);
-        let stays: Vec<&Part> = state.parts().filter(|part| !goes(&part.name)).collect();
+        // With the sizes that they will have.
+        let grown =
+            |part: &'a Part| growths.iter().map(|g| &g.part).find(|g| g.name == part.name).unwrap_or(part);
+        let stays: Vec<&Part> = state.parts().filter(|part| !goes(&part.name)).map(grown).collect();
         let (mut adopted, mut missing) = (Vec::new(), Vec::new());
         for (device, name) in &membership.attach {
             let disk = new.devices[*device].disks.iter().find(|disk| disk.name == *name);
