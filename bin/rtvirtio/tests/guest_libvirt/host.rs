@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rtvirtio_testbed::image::{self, GuestImage};
 use rtvirtio_testkit::site::{Site, text, wait_for};
-use rtvirtio_testkit::{Libvirt, Need, has, skip};
+use rtvirtio_testkit::{Libvirt, Need, has};
 use serde_json::Value;
 
 /// Detached when dropped.
