@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -21,9 +22,6 @@ use crate::{Root, atomic_write, trusted};
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest time for the kernel to accept a write.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Time after which a write that has not ended is noted for other processes: this one may end
-/// before it does.
-const NOTED: Duration = Duration::from_millis(200);
 /// Longest pause between two looks at the disk's counters, or at the writing process.
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
@@ -72,24 +70,26 @@ pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
 
 /// Writes in a child process, which is abandoned after `limit`.
 fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Result<()> {
-    let pid = spawn(&root.at(path), value.as_bytes())?;
+    // Noted before it writes: this process may be killed first, and the value arrives after any that
+    // others write meanwhile.
+    let (pid, go) = spawn(&root.at(path), value.as_bytes())?;
+    let noted = note(root, path, pid);
+    rustix::io::write(&go, &[1])?;
+    drop(go);
     let begin = Instant::now();
-    let (mut pause, mut is_noted) = (SHORT, false);
+    let mut pause = SHORT;
     while begin.elapsed() < limit {
         if let Some(result) = ended(pid) {
-            if let Some(note) = note_of(path).filter(|_| is_noted) {
-                let _ = std::fs::remove_file(root.at(note));
+            if let Some((note, text)) = noted {
+                remove_note(&root.at(note), text.as_bytes());
             }
             return result;
-        }
-        if !is_noted && begin.elapsed() >= NOTED {
-            note(root, path, pid);
-            is_noted = true;
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE);
     }
-    leave_behind(root, path, pid);
+    // It stays noted.
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
     let text = format!(
         "the kernel has not taken `{value}` within {} s, and takes it when the disk has completed its requests: check \
          the disk, then `rtvirtio revert`",
@@ -98,20 +98,19 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
     Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
-/// Notes a process that has not returned, for this process and for others: its value arrives after
-/// any that they write now.
-fn leave_behind(root: &Root, path: &Path, pid: libc::pid_t) {
-    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
-    note(root, path, pid);
+/// Notes a process that is to write, for others. Returns path and text of the note; without one,
+/// only the error that the caller gets tells of a write that hangs.
+fn note(root: &Root, path: &Path, pid: libc::pid_t) -> Option<(PathBuf, String)> {
+    let process = ProcessId::find(u32::try_from(pid).ok()?).ok().flatten()?;
+    let (note, text) = (note_of(path)?, format!("{} {}\n", process.pid, process.start_time));
+    atomic_write(&root.at(&note), text.as_bytes()).ok()?;
+    Some((note, text))
 }
 
-/// Writes the note for other processes.
-fn note(root: &Root, path: &Path, pid: libc::pid_t) {
-    let process = u32::try_from(pid).ok().and_then(|pid| ProcessId::find(pid).ok().flatten());
-    if let (Some(process), Some(note)) = (process, note_of(path)) {
-        let text = format!("{} {}\n", process.pid, process.start_time);
-        // Without the note, only the error that the caller gets tells of it.
-        let _ = atomic_write(&root.at(note), text.as_bytes());
+/// Removes a note that still has this text.
+fn remove_note(note: &Path, text: &[u8]) {
+    if trusted::read_own(note, NOTE_LIMIT).is_ok_and(|found| found == text) {
+        let _ = std::fs::remove_file(note);
     }
 }
 
@@ -165,8 +164,7 @@ fn noted(note: &Path) -> io::Result<Option<ProcessId>> {
     };
     let process = parse_note(&text).filter(ProcessId::is_alive);
     if process.is_none() {
-        // Another process may have removed it already.
-        let _ = std::fs::remove_file(note);
+        remove_note(note, &text);
     }
     Ok(process)
 }
@@ -217,9 +215,11 @@ impl Counters {
     }
 }
 
-/// Starts a child process that only writes the value.
-fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
+/// Starts a child process that only writes the value, when it gets a byte by the pipe that is
+/// returned; without, it ends.
+fn spawn(path: &Path, value: &[u8]) -> io::Result<(libc::pid_t, OwnedFd)> {
     let path = CString::new(path.as_os_str().as_bytes())?;
+    let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: fork(2) copies this process; the child runs the branch below only, which calls
     // nothing but functions that are safe after a fork of a process with threads
     // (signal-safety(7)), on memory that was prepared before, and ends itself.
@@ -229,7 +229,12 @@ fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
             // SAFETY: as above; `path` ends with a zero byte and `value` has `value.len()` bytes.
             unsafe {
                 // Locks of ours must not live on in the child.
-                libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
+                libc::dup2(wait.as_raw_fd(), 0);
+                libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0);
+                let mut byte = 0_u8;
+                if libc::read(0, (&raw mut byte).cast(), 1) != 1 {
+                    libc::_exit(libc::ECANCELED);
+                }
                 let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_TRUNC | libc::O_CLOEXEC);
                 if fd < 0 {
                     libc::_exit(*libc::__errno_location());
@@ -241,7 +246,7 @@ fn spawn(path: &Path, value: &[u8]) -> io::Result<libc::pid_t> {
                 }
             }
         }
-        pid => Ok(pid),
+        pid => Ok((pid, go)),
     }
 }
 

@@ -18,6 +18,46 @@ fn the_kernel_freezes_for_files_of_the_queue_itself() {
     }
 }
 
+/// The writer may be killed at any moment: what it has begun is noted before, and what it has not
+/// begun is not written.
+#[test]
+fn a_write_is_noted_before_it_begins() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let path = Path::new("/sys/block/sda/queue/scheduler");
+    for dir in ["/run", "/sys/block/sda/queue"] {
+        std::fs::create_dir_all(root.at(dir)).unwrap();
+    }
+    std::fs::write(root.at(path), "none").unwrap();
+    let (pid, go) = spawn(&root.at(path), b"bfq").unwrap();
+    drop(go);
+    let end = loop {
+        if let Some(end) = ended(pid) {
+            break end;
+        }
+        std::thread::sleep(SHORT);
+    };
+    assert_eq!(end.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    assert_eq!(std::fs::read_to_string(root.at(path)).unwrap(), "none");
+
+    // A FIFO holds its writer until a reader comes, as a disk does until its requests have ended.
+    std::fs::remove_file(root.at(path)).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, root.at(path), rustix::fs::Mode::RWXU).unwrap();
+    let at = root.at(path);
+    std::thread::scope(|threads| {
+        let writer = threads.spawn(|| write_apart(&root, path, "bfq", HANG));
+        rtvirtio_testkit::site::wait_for("the note", || root.at("/run/rtvirtio-queue.sda").exists());
+        let reader = threads.spawn(move || {
+            std::thread::sleep(LOOK / 4);
+            std::fs::read_to_string(at)
+        });
+        may_use(&root, path).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), "bfq");
+        writer.join().unwrap().unwrap();
+    });
+    assert!(!root.at("/run/rtvirtio-queue.sda").exists());
+}
+
 #[test]
 fn a_slow_write_of_another_process_is_waited_for_and_a_hung_one_once() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
