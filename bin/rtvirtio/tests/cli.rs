@@ -49,8 +49,11 @@ fn nothing_in_force_is_said_and_is_no_error() {
 /// All commands of a program, as its help lists them.
 fn commands(site: &Site, program: &[&str]) -> Vec<Vec<String>> {
     let help = site.ok(&[program, &["--help"]].concat());
-    let listed = help.lines().skip_while(|l| *l != "Commands:").skip(1);
-    let names = listed.take_while(|l| !l.is_empty()).filter(|l| l.starts_with("  ") && !l.starts_with("   "));
+    // Below one heading or several.
+    let listed = help.lines().skip_while(|l| !l.starts_with("Usage:")).take_while(|l| *l != "Options:");
+    let names = listed.filter(|l| {
+        l.strip_prefix("  ").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+    });
     let names: Vec<&str> =
         names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
     let mut all = Vec::new();
