@@ -48,7 +48,8 @@ fn task(
         fio_cpus: 0.05,
         tail: None,
         predicted_ns: predicted_us.map(us),
-        causes: Vec::new(),
+        causes: None,
+        causes_unread: Vec::new(),
         exceedances: 0,
         flow: None,
         why: match verdict {

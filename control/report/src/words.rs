@@ -138,13 +138,19 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     Some(((n / unit).ceil() * unit) as u64)
 }
 
-/// Causes of a missed target, then the reason of the verdict.
+/// Causes of a missed target, or that none is seen, then the reason of the verdict; only this where
+/// nobody looked for causes.
 pub(crate) fn reason(t: &TaskResult) -> String {
     let why = explain(t);
-    if t.verdict != Some(Verdict::Missed) || t.causes.is_empty() {
-        return why;
+    let Some(causes) = t.causes.as_ref().filter(|_| t.verdict == Some(Verdict::Missed)) else { return why };
+    if causes.is_empty() {
+        let unread = match &t.causes_unread[..] {
+            [] => "no counter shows one".to_owned(),
+            unread => format!("not known are {}", unread.join(", ")),
+        };
+        return format!("cause not seen: {unread}; {why}");
     }
-    let causes = t.causes.iter().map(|cause| {
+    let causes = causes.iter().map(|cause| {
         format!("{} ({:.0} % of the late ones): {}", cause.evidence, 100.0 * cause.share, cause.remedy)
     });
     let causes: Vec<String> = causes.collect();
@@ -182,6 +188,20 @@ mod tests {
         assert_eq!(samples_for_proof(Percentile(99.0)), Some(300));
         assert_eq!(samples_for_proof(Percentile(50.0)), Some(6));
         assert_eq!(samples_for_proof(Percentile(100.0)), None);
+    }
+
+    #[test]
+    fn a_cause_that_was_not_seen_is_told_apart_from_one_that_nobody_looked_for() {
+        let mut t = crate::fixture::result().runs[0].tasks[0].clone();
+        t.verdict = Some(Verdict::Missed);
+        t.why = "9 of 100 above 1ms".to_owned();
+        assert_eq!(reason(&t), "9 of 100 above 1ms");
+        t.causes = Some(Vec::new());
+        assert_eq!(reason(&t), "cause not seen: no counter shows one; 9 of 100 above 1ms");
+        t.causes_unread = vec!["steal".to_owned(), "its limits".to_owned()];
+        assert_eq!(reason(&t), "cause not seen: not known are steal, its limits; 9 of 100 above 1ms");
+        t.verdict = Some(Verdict::Met);
+        assert_eq!(reason(&t), "9 of 100 above 1ms");
     }
 
     #[test]

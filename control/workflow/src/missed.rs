@@ -148,7 +148,7 @@ pub(crate) fn explain(
                     UncoveredKind::PageCache | UncoveredKind::WriteBack | UncoveredKind::OtherProcess
                 )
             });
-        let limits = if is_covered { limits(site, load, results) } else { Vec::new() };
+        let limits = if is_covered { limits(site, load, results) } else { None };
         let (then, now) = (before.vms.get(name), after.vms.get(name));
         let seconds = watched.window.as_secs_f64();
         let ready = waited(then.and_then(|c| c.ready.as_ref()), now.and_then(|c| c.ready.as_ref()));
@@ -167,14 +167,16 @@ pub(crate) fn explain(
         let missed =
             |r: &&mut TaskResult| r.vm == *name && r.flow.is_none() && r.verdict == Some(Verdict::Missed);
         for result in results.iter_mut().filter(missed) {
-            result.causes = causes(&Facts {
+            let facts = Facts {
                 rate: result.declared_rate.unwrap_or(result.achieved_rate).0,
                 n: result.n,
                 late: result.exceedances,
                 target: result.target_ns.unwrap_or_default(),
                 median: result.p50_ns,
                 ..facts.clone()
-            });
+            };
+            result.causes = Some(causes(&facts));
+            result.causes_unread = facts.unread();
         }
     }
 }
@@ -214,11 +216,11 @@ fn device_use(before: &Counters, after: &Counters) -> Option<DeviceUse> {
 }
 
 /// Limits of a VM's cgroup, with what its tasks completed and asked for; without those of
-/// directions in which a task asks for no rate.
-fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Vec<LimitFact> {
-    let Some(cgroup) = site.io_group(&load.vm.name) else { return Vec::new() };
+/// directions in which a task asks for no rate. `None` where they cannot be read.
+fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<LimitFact>> {
+    let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
-    let Ok(set) = site.cgroups().limits_on_path(site.root(), cgroup, dev) else { return Vec::new() };
+    let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
     let fact = |set: SetLimit| {
         let (mut used, mut asked) = (0.0, 0.0);
         for task in &load.vm.tasks {
@@ -241,7 +243,7 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Vec<LimitFact> 
         let file = format!("{} ({})", set.cgroup.display(), set.file);
         Some(LimitFact { file, value: set.value as f64, used, asked })
     };
-    set.into_iter().filter_map(fact).collect()
+    Some(set.into_iter().filter_map(fact).collect())
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ pub struct Facts {
     /// Median latency.
     pub median: Nanos,
     /// Limits of the VM for the device.
-    pub limits: Vec<Limit>,
+    pub limits: Option<Vec<Limit>>,
     /// Stops of the VM's cgroup by its own CPU quota.
     pub quota: Option<Stops>,
     /// Time per second that its threads were ready without a CPU.
@@ -136,6 +136,23 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Names of the facts that could not be read: what these would show is not ruled out.
+    #[must_use]
+    pub fn unread(&self) -> Vec<String> {
+        let users = self.device.as_ref().is_some_and(|device| device.shares.is_none());
+        let all = [
+            (self.limits.is_none(), "its limits"),
+            (self.quota.is_none(), "its CPU quota"),
+            (self.ready.is_none(), "its wait for CPUs"),
+            (self.stolen.is_none(), "steal"),
+            (self.host.is_none(), "stalls of the host"),
+            (self.disk.is_none(), "standstills of the disk"),
+            (self.device.is_none(), "use of the device"),
+            (users, "who uses the device"),
+        ];
+        all.iter().filter(|(is_unread, _)| *is_unread).map(|(_, name)| (*name).to_owned()).collect()
+    }
+
     /// Share of the late requests that stops delay, where each is long enough to matter to the
     /// target.
     fn delayed_by(&self, stops: Option<Stops>) -> Option<f64> {
@@ -178,14 +195,14 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let mut name = |kind, share: f64, evidence: String, remedy: &str| {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
-    for Limit { file, value, used, asked } in &facts.limits {
+    let limits = facts.limits.as_deref().unwrap_or_default();
+    for Limit { file, value, used, asked } in limits {
         if *used >= value * USED && asked > value {
             let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked:.0}");
             name(CauseKind::KernelLimit, 1.0, evidence, "raise the limit, or lower the rate");
         }
     }
-    let is_limited =
-        facts.limits.iter().any(|limit| limit.used >= limit.value * USED && limit.asked > limit.value);
+    let is_limited = limits.iter().any(|limit| limit.used >= limit.value * USED && limit.asked > limit.value);
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_time = |stops: Option<Stops>| {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))

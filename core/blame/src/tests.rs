@@ -10,6 +10,7 @@ fn facts() -> Facts {
         late: 2000,
         target: Nanos::from_millis(20),
         median: Nanos::from_millis(40),
+        limits: Some(Vec::new()),
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         ready: Some(0.01),
         stolen: Some(0.0),
@@ -20,7 +21,6 @@ fn facts() -> Facts {
             waited: 0.6,
             shares: Some(vec![("plc".to_owned(), 1.0), ("bulk".to_owned(), 0.0)]),
         }),
-        ..Facts::default()
     }
 }
 
@@ -46,9 +46,20 @@ fn nothing_read_or_nothing_unusual_names_nothing() {
 }
 
 #[test]
+fn what_was_not_read_is_told() {
+    assert_eq!(facts().unread(), Vec::<String>::new());
+    assert_eq!(
+        Facts { limits: None, disk: None, ..facts() }.unread(),
+        ["its limits", "standstills of the disk"]
+    );
+    assert_eq!(waiting_at_device(None).unread(), ["who uses the device"]);
+    assert_eq!(Facts::default().unread().len(), 7, "users of a device that was not read are part of it");
+}
+
+#[test]
 fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
     let limit = |used, asked| Limit { file: "io.max".to_owned(), value: 50.0, used, asked };
-    let with = |limit| Facts { limits: vec![limit], ready: Some(0.9), ..facts() };
+    let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
     assert_eq!(kinds(&with(limit(49.0, 100.0))), [CauseKind::KernelLimit]);
     assert_eq!(kinds(&with(limit(20.0, 100.0))), [CauseKind::CpuOthers], "something else holds it");
     assert_eq!(kinds(&Facts { ready: None, ..with(limit(49.0, 49.0)) }), [], "it asks for no more");

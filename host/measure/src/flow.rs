@@ -417,7 +417,8 @@ impl FlowMeasurement {
             fio_cpus: 0.0,
             tail: if few { estimate(&self.series, percentile).ok() } else { None },
             predicted_ns: None,
-            causes: Vec::new(),
+            causes: None,
+            causes_unread: Vec::new(),
             exceedances: 0,
             flow: Some(FlowFacts {
                 direction: flow.direction,

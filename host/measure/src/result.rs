@@ -129,10 +129,13 @@ pub struct TaskResult {
     /// and in results of older versions.
     #[serde(default)]
     pub exceedances: u64,
-    /// Causes of a missed target that counters show, the largest share first; none where none is
-    /// seen, and in results of older versions.
+    /// Causes of a missed target that counters show, the largest share first; empty where none is
+    /// seen. `None` where nobody looked, and in results of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub causes: Option<Vec<Cause>>,
+    /// Facts that could not be read while causes were looked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub causes: Vec<Cause>,
+    pub causes_unread: Vec<String>,
     /// Verdict; `None` for a task without target.
     pub verdict: Option<Verdict>,
     /// Reason for the verdict in a few words, with numbers.
