@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the test programs of this workspace in root file systems of other Debian releases, and writes docs/reference/tested.md.
 
-Usage: scripts/test_next.py [--suites sid,trixie] [--only WORD,...] [--minutes N] [--table]
+Usage: scripts/test_next.py [--suites sid,trixie] [--only WORD,...] [--minutes N] [--built] [--table]
   --suites   releases, in their order (default: sid,trixie)
   --only     test programs whose FLOOR/CRATE/NAME has one of these words in it, also those that have passed
   --minutes  longest time of one test program (default: 30)
@@ -9,7 +9,7 @@ Usage: scripts/test_next.py [--suites sid,trixie] [--only WORD,...] [--minutes N
   --table    only the table of the results that are there
 
 Test programs are built here and run there in a mount namespace of their own. Each result is a file below
-target/test-next/SUITE/results: a second call runs what has none yet, and what failed. Needs root, mmdebstrap and a mirror of Debian.
+target/test-next/SUITE/results: a second call runs what has none yet, what failed, and what only skipped. Needs root, mmdebstrap and a mirror of Debian.
 Exit status 1 when a test failed.
 """
 import argparse
@@ -132,8 +132,8 @@ for each in proc sys dev; do mount --rbind "/$each" "$root/$each"; done
 mount -t tmpfs -o mode=755 none "$root/run"
 mkdir -p "$root/run/lock" "$root$top"
 mount --rbind "$top" "$root$top"
-cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-cp /etc/hosts "$root/etc/hosts"
+cp -L --remove-destination /etc/resolv.conf "$root/etc/resolv.conf"
+cp --remove-destination /etc/hosts "$root/etc/hosts"
 shift 4
 # Not chroot alone: who enters the mount namespace of a test's process would come out of it.
 cd "$root"
@@ -269,14 +269,22 @@ def log_of(suite, path):
 
 def run_suite(suite, entries, options):
     root = make_root(suite)
-    os.makedirs(os.path.join(WORK, suite, "results"), exist_ok=True)
-    # Of this moment: the root file system may have been made again.
-    with open(os.path.join(WORK, suite, "versions.json"), "w", encoding="utf-8") as file:
-        json.dump(versions(root), file, indent=1)
+    results, listed = (os.path.join(WORK, suite, name) for name in ("results", "versions.json"))
+    # Results are of the versions beside them: the root file system may have been made again.
+    found = json.dumps(versions(root), indent=1)
+    if os.path.exists(listed):
+        with open(listed, encoding="utf-8") as file:
+            if file.read() != found:
+                say(f"{suite}: other versions than before, all runs again")
+                shutil.rmtree(results, ignore_errors=True)
+    os.makedirs(results, exist_ok=True)
+    with open(listed, "w", encoding="utf-8") as file:
+        file.write(found)
     failed = 0
     for number, (path, executable, directory) in enumerate(entries, 1):
         log = log_of(suite, path)
-        if not options.only and os.path.exists(log) and not result(log)["failed"]:
+        before = result(log) if os.path.exists(log) else None
+        if not options.only and before and not before["failed"] and (before["passed"] or not before["skips"]):
             continue
         print(f"{suite} {number}/{len(entries)} {path} ... ", end="", flush=True)
         began = time.monotonic()

@@ -98,13 +98,20 @@ fn a_limit_on_the_path_is_named_and_counted() {
     let (plan, warned) = shown(&site, &["plan", &spec, "--profile", PROFILE]);
     assert!(warned.contains(&line), "{warned}");
     assert_eq!(plan["controls"][0]["kind"], "cgroup_limit", "{plan}");
-    let (result, warned) = shown(&site, &["verify", &spec, "--for", "2s"]);
-    assert!(warned.contains(&line), "{warned}");
-    let task = &result["runs"][0]["tasks"][0];
-    assert_eq!(task["verdict"], "missed", "{result}");
-    // Why it was missed, by the same name.
-    assert_eq!(task["causes"][0]["kind"], "kernel_limit", "{result}");
-    assert!(task["causes"][0]["evidence"].as_str().unwrap().contains(&by), "{result}");
+    // Why it was missed, by the same name: on a busy machine the task may not reach its limit, which
+    // is not the cause then.
+    for last in [false, false, false, false, true] {
+        let (result, warned) = shown(&site, &["verify", &spec, "--for", "2s"]);
+        assert!(warned.contains(&line), "{warned}");
+        let task = &result["runs"][0]["tasks"][0];
+        assert_eq!(task["verdict"], "missed", "{result}");
+        if task["causes"][0]["kind"] == "kernel_limit" {
+            assert!(task["causes"][0]["evidence"].as_str().unwrap().contains(&by), "{result}");
+            break;
+        }
+        let reached = task["achieved_rate"].as_f64().unwrap() >= 4.5;
+        assert!(!reached && !last, "{result}");
+    }
 }
 
 /// VMs with different parents: what is planned is what `apply` takes.

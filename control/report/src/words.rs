@@ -151,7 +151,9 @@ pub(crate) fn reason(t: &TaskResult) -> String {
         return format!("cause not seen: {unread}; {why}");
     }
     let causes = causes.iter().map(|cause| {
-        format!("{} ({:.0} % of the late ones): {}", cause.evidence, 100.0 * cause.share, cause.remedy)
+        let of_late = |share: f64| format!(" (about {:.0} % of the late requests)", 100.0 * share);
+        let share = cause.share.map_or_else(String::new, of_late);
+        format!("{}{share}: {}", cause.evidence, cause.remedy)
     });
     let causes: Vec<String> = causes.collect();
     format!("{}; {why}", causes.join("; also "))

@@ -1,12 +1,15 @@
 //! Facts of a run that show why a target was missed, from counters before and after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Stops, causes};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit, SetLimit};
+use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
+use rtvirtio_kernel::steal::cpus_online;
 use rtvirtio_kernel::{HostError, Root, task};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
@@ -18,34 +21,22 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
 
-/// Bytes of a sector in `/sys/block/*/stat` (`Documentation/block/stat.rst`).
-const SECTOR: f64 = 512.0;
-
 /// Counters of one VM.
 #[derive(Clone, Debug, Default)]
 struct VmCounters {
     /// Time that each thread was ready without a CPU; `None` where some thread has no such count.
     ready: Option<BTreeMap<u32, Duration>>,
-    /// Stops by CPU quotas of its cgroup and those above it.
+    /// Stops by CPU quotas of its threads' cgroups and those above them.
     quota: Option<Throttled>,
     /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
     bytes: Option<f64>,
-}
-
-/// Counters of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct DeviceCounters {
-    requests: f64,
-    /// Seconds that its requests spent in the block layer.
-    waited: f64,
-    bytes: f64,
 }
 
 /// All counters of one device's site at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     vms: BTreeMap<String, VmCounters>,
-    device: Option<DeviceCounters>,
+    device: Option<DeviceIo>,
 }
 
 impl Counters {
@@ -56,14 +47,13 @@ impl Counters {
             let pids = vm.lasting_pids(progress).unwrap_or_default();
             let counters = VmCounters {
                 ready: ready(root, &pids).ok().flatten(),
-                quota: pids.first().and_then(|pid| quota(root, *pid).ok().flatten()),
+                quota: quota(root, &pids).ok().flatten(),
                 bytes: bytes(site, &vm.name),
             };
             (vm.name.clone(), counters)
         });
         let vms = vms.collect();
-        let stat = root.read(site.stack.device.sysfs().join("stat")).ok();
-        Self { vms, device: stat.as_deref().and_then(of_stat) }
+        Self { vms, device: DeviceIo::read(root, &site.stack.device).ok() }
     }
 }
 
@@ -83,36 +73,41 @@ fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Duration>>, H
     Ok((!all.is_empty()).then_some(all))
 }
 
-/// Stops by the quotas on a process's path, in sum.
-fn quota(root: &Root, pid: u32) -> Result<Option<Throttled>, HostError> {
+/// Stops by the quotas of all groups of these processes' threads, and of those above: of the group
+/// with the longest. The kernel adds them up over CPUs, so that a part for each thread is what they
+/// last at least.
+fn quota(root: &Root, pids: &[u32]) -> Result<Option<Throttled>, HostError> {
     let cgroups = Cgroups::detect_cpu(root)?;
-    let mut sum = Throttled::default();
-    for group in cgroups.path_of(&cgroups.of_pid(root, pid)?) {
-        let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
-        sum.periods += one.periods;
-        sum.time += one.time;
+    let (mut groups, mut threads) = (BTreeSet::new(), 0);
+    for pid in pids {
+        for tid in task::tids(root, *pid)? {
+            match cgroups.of_pid(root, tid) {
+                Ok(group) => groups.extend(cgroups.path_of(&group)),
+                Err(e) if e.is_gone() => continue,
+                Err(e) => return Err(e),
+            }
+            threads += 1;
+        }
     }
-    Ok(Some(sum))
+    let mut longest: Option<Throttled> = None;
+    for group in groups {
+        let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
+        longest = longest.filter(|other| other.time >= one.time).or(Some(one));
+    }
+    let parts = threads.min(cpus_online(root)?).max(1);
+    Ok(longest.map(|of| Throttled { time: of.time / parts, ..of }))
 }
 
+/// Bytes that the kernel counts for this VM; `None` where it counts others' with them.
 fn bytes(site: &Site, vm: &str) -> Option<f64> {
     let cgroup = site.io_group(vm).filter(|cgroup| !Cgroups::is_root(cgroup))?;
+    let is_shared = |other: &Path| other.starts_with(cgroup) || cgroup.starts_with(other);
+    let others = site.host_vms().filter(|other| other.name != vm);
+    if others.filter_map(|other| site.io_group(&other.name)).any(is_shared) {
+        return None;
+    }
     let io = IoCounters::read(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).ok()??;
     Some((io.read_bytes + io.write_bytes) as f64)
-}
-
-/// Reads and writes of a whole device: requests, milliseconds in the block layer, sectors.
-fn of_stat(text: &str) -> Option<DeviceCounters> {
-    let fields: Option<Vec<f64>> =
-        text.split_ascii_whitespace().take(8).map(|n| n.parse::<u64>().ok().map(|n| n as f64)).collect();
-    let [reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms] = fields?[..] else {
-        return None;
-    };
-    Some(DeviceCounters {
-        requests: reads + writes,
-        waited: (read_ms + write_ms) / 1e3,
-        bytes: (sectors_read + sectors_written) * SECTOR,
-    })
 }
 
 /// Difference of two counters; `None` where one was not read or began anew.
@@ -136,18 +131,25 @@ pub(crate) fn explain(
     watched: &Watched<'_>,
     results: &mut [TaskResult],
 ) {
-    let device = device_use(before, after);
     // A page cache or another process takes the requests, so that the VM's counters miss some.
     let elsewhere = site.lab.as_ref().is_some_and(|lab| lab.domain.is_some());
-    for load in loads.iter().filter(|load| site.spec.vm(&load.vm.name).is_some()) {
-        let name = &load.vm.name;
-        let is_covered = !elsewhere
-            && !site.uncovered_named(name).iter().any(|of| {
+    let is_covered = |vm: &str| {
+        !elsewhere
+            && !site.uncovered_named(vm).iter().any(|of| {
                 matches!(
                     of.kind,
                     UncoveredKind::PageCache | UncoveredKind::WriteBack | UncoveredKind::OtherProcess
                 )
-            });
+            })
+    };
+    let mut device = device_use(before, after);
+    if let Some(device) = device.as_mut().filter(|_| !site.host_vms().all(|vm| is_covered(&vm.name))) {
+        // What is counted for no VM may be one's.
+        device.shares = None;
+    }
+    for load in loads.iter().filter(|load| site.spec.vm(&load.vm.name).is_some()) {
+        let name = &load.vm.name;
+        let is_covered = is_covered(name);
         let limits = if is_covered { limits(site, load, results) } else { None };
         let (then, now) = (before.vms.get(name), after.vms.get(name));
         let seconds = watched.window.as_secs_f64();
@@ -181,13 +183,13 @@ pub(crate) fn explain(
     }
 }
 
-/// Time that threads of both readings waited for a CPU between them.
+/// Longest time that a thread of both readings waited for a CPU between them.
 fn waited(
     before: Option<&BTreeMap<u32, Duration>>,
     after: Option<&BTreeMap<u32, Duration>>,
 ) -> Option<Duration> {
     let (before, after) = (before?, after?);
-    Some(after.iter().filter_map(|(tid, now)| now.checked_sub(*before.get(tid)?)).sum())
+    after.iter().filter_map(|(tid, now)| now.checked_sub(*before.get(tid)?)).max()
 }
 
 fn stopped(before: Option<Throttled>, after: Option<Throttled>) -> Option<Stops> {
@@ -204,24 +206,24 @@ fn of_noise(noise: &Noise, seconds: f64) -> Option<Stops> {
 }
 
 fn device_use(before: &Counters, after: &Counters) -> Option<DeviceUse> {
-    let (then, now) = (before.device?, after.device?);
-    let of = |get: fn(&DeviceCounters) -> f64| past(Some(get(&then)), Some(get(&now)));
-    let bytes = of(|device| device.bytes)?;
+    let io = after.device?.since(&before.device?)?;
+    let bytes = (io.read_bytes + io.write_bytes) as f64;
     let share = |(name, now): (&String, &VmCounters)| {
         let moved = past(before.vms.get(name)?.bytes, now.bytes)?;
         Some((name.clone(), if bytes > 0.0 { (moved / bytes).min(1.0) } else { 0.0 }))
     };
     let shares = after.vms.iter().map(share).collect();
-    Some(DeviceUse { requests: of(|device| device.requests)?, waited: of(|device| device.waited)?, shares })
+    let waited = (io.read_time + io.write_time).as_secs_f64();
+    Some(DeviceUse { requests: (io.reads + io.writes) as f64, waited, shares })
 }
 
-/// Limits of a VM's cgroup, with what its tasks completed and asked for; without those of
-/// directions in which a task asks for no rate. `None` where they cannot be read.
+/// Limits of a VM's cgroup, with what its tasks completed and asked for. `None` where they cannot
+/// be read, or a task has no result.
 fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<LimitFact>> {
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
-    let fact = |set: SetLimit| {
+    let fact = |set: SetLimit| -> Option<LimitFact> {
         let (mut used, mut asked) = (0.0, 0.0);
         for task in &load.vm.tasks {
             let writes = task.op.write_share();
@@ -237,13 +239,13 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<Limi
                 let of_task =
                     |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
                 used += results.iter().find(of_task)?.achieved_rate.0 * part * size;
-                asked += task.rate?.0 * part * size;
+                asked += task.rate.map_or(f64::INFINITY, |rate| rate.0 * part * size);
             }
         }
         let file = format!("{} ({})", set.cgroup.display(), set.file);
         Some(LimitFact { file, value: set.value as f64, used, asked })
     };
-    Some(set.into_iter().filter_map(fact).collect())
+    set.into_iter().map(fact).collect()
 }
 
 #[cfg(test)]
@@ -252,19 +254,17 @@ mod tests {
 
     #[test]
     fn counters_that_were_not_read_or_began_anew_are_no_facts() {
-        let text = "  10 5 128 1500 2 3 64 500 0 7 8 9\n";
-        let stat = DeviceCounters { requests: 12.0, waited: 2.0, bytes: 192.0 * 512.0 };
-        assert_eq!(of_stat(text), Some(stat));
-        assert_eq!((of_stat("1 2 3"), of_stat("1 2 3 4 5 6 7 x"), of_stat("")), (None, None, None));
         let ms = Duration::from_millis;
         let stops = |periods, time| Some(Throttled { periods, time: ms(time) });
         let some = Some(Stops { count: 2, total: Nanos::from_millis(30) });
         assert_eq!(stopped(stops(1, 10), stops(3, 40)), some);
         assert_eq!(stopped(stops(3, 40), stops(1, 10)), None);
         assert_eq!((stopped(None, stops(3, 40)), stopped(stops(3, 40), None)), (None, None));
-        let (then, now) =
-            (BTreeMap::from([(1, ms(5)), (2, ms(9))]), BTreeMap::from([(1, ms(8)), (3, ms(70))]));
-        assert_eq!(waited(Some(&then), Some(&now)), Some(ms(3)), "a thread of both readings only");
+        let (then, now) = (
+            BTreeMap::from([(1, ms(5)), (2, ms(9)), (4, ms(1))]),
+            BTreeMap::from([(1, ms(8)), (3, ms(70)), (4, ms(3))]),
+        );
+        assert_eq!(waited(Some(&then), Some(&now)), Some(ms(3)), "the longest of threads of both readings");
         assert_eq!(waited(None, Some(&now)), None);
     }
 
@@ -274,7 +274,7 @@ mod tests {
             vms: [("plc", plc), ("bulk", bulk)]
                 .map(|(name, bytes)| (name.to_owned(), VmCounters { bytes, ..VmCounters::default() }))
                 .into(),
-            device: Some(DeviceCounters { requests: bytes, waited: bytes, bytes }),
+            device: Some(DeviceIo { reads: bytes as u64, read_bytes: bytes as u64, ..DeviceIo::default() }),
         };
         let found = device_use(&at(Some(0.0), Some(0.0), 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
         assert_eq!(found.shares.unwrap(), [("bulk".to_owned(), 0.9), ("plc".to_owned(), 0.1)]);

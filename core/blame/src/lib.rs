@@ -21,15 +21,15 @@ use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 /// Part of a limit in use from which on it holds.
-pub const USED: f64 = 0.8;
+pub const USED: f64 = 0.9;
 /// Share of the late requests from which on a cause is named.
 pub const NAMED: f64 = 0.3;
 /// Share of a device's bytes from which on another user of it is named.
 pub const SHARED: f64 = 0.4;
 /// Share of a device's bytes from which on a VM counts as alone on it.
 pub const ALONE: f64 = 0.8;
-/// Time per second that the VM's threads were ready without a CPU, or that the hypervisor below
-/// stole, from which on it is named.
+/// Time per second that one of the VM's threads was ready without a CPU, or share of the host's CPU
+/// time that the hypervisor below stole, from which on it is named.
 pub const WAITED: f64 = 0.3;
 
 /// Kinds of causes.
@@ -61,8 +61,9 @@ pub enum CauseKind {
 pub struct Cause {
     /// Kind of the cause.
     pub kind: CauseKind,
-    /// Estimated share of the late requests that it delayed, 0 to 1.
-    pub share: f64,
+    /// Estimated share of the late requests that it delayed, 0 to 1, of stops: of other causes it
+    /// is not known.
+    pub share: Option<f64>,
     /// Cause in words, with the numbers that show it.
     pub evidence: String,
     /// Remedy in words.
@@ -78,7 +79,7 @@ pub struct Limit {
     pub value: f64,
     /// Completed by the VM per second.
     pub used: f64,
-    /// Asked for by its tasks per second, as declared.
+    /// Asked for by its tasks per second, as declared; without end for one without a rate.
     pub asked: f64,
 }
 
@@ -121,9 +122,9 @@ pub struct Facts {
     pub median: Nanos,
     /// Limits of the VM for the device.
     pub limits: Option<Vec<Limit>>,
-    /// Stops of the VM's cgroup by its own CPU quota.
+    /// Stops by the VM's own CPU quota; the sum of their lengths is a lower bound.
     pub quota: Option<Stops>,
-    /// Time per second that its threads were ready without a CPU.
+    /// Time per second that one of its threads was ready without a CPU, the one with the longest.
     pub ready: Option<f64>,
     /// Share of CPU time that the hypervisor below this host took.
     pub stolen: Option<f64>,
@@ -188,18 +189,21 @@ impl Facts {
     }
 }
 
-/// Causes with evidence, the largest share first; empty where none is seen.
+/// Causes with evidence, those without a known share first, then the largest; empty where none is
+/// seen.
 #[must_use]
 pub fn causes(facts: &Facts) -> Vec<Cause> {
     let mut found = Vec::new();
-    let mut name = |kind, share: f64, evidence: String, remedy: &str| {
+    let mut name = |kind, share: Option<f64>, evidence: String, remedy: &str| {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
     let limits = facts.limits.as_deref().unwrap_or_default();
     for Limit { file, value, used, asked } in limits {
         if *used >= value * USED && asked > value {
-            let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked:.0}");
-            name(CauseKind::KernelLimit, 1.0, evidence, "raise the limit, or lower the rate");
+            let asked =
+                if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
+            let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked}");
+            name(CauseKind::KernelLimit, None, evidence, "raise the limit, or lower the rate");
         }
     }
     let is_limited = limits.iter().any(|limit| limit.used >= limit.value * USED && limit.asked > limit.value);
@@ -208,10 +212,12 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
     };
     if let Some(share) = facts.delayed_by(facts.quota).filter(|share| *share >= NAMED) {
-        let evidence = format!("its own CPU quota stopped it for {} of the time", of_time(facts.quota));
+        let stops = facts.quota.map_or(0, |stops| stops.count);
+        let time = of_time(facts.quota);
+        let evidence = format!("its own CPU quota stopped it {stops} times, for at least {time} of the time");
         name(
             CauseKind::CpuQuota,
-            share,
+            Some(share),
             evidence,
             "raise the quota or the contract's budget, or lower the rate",
         );
@@ -220,21 +226,22 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let is_outside = facts.is_outside_of_device();
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
-    if is_outside && !is_limited {
+    if is_outside && !is_limited && facts.limits.is_some() {
         let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
         if let Some(stolen) = stolen {
-            let evidence = format!("the hypervisor below this host took {} of its CPU time", percent(stolen));
-            name(CauseKind::CpuSteal, stolen.min(1.0), evidence, "give this host its CPUs");
+            let evidence =
+                format!("the hypervisor below this host took {} of the host's CPU time", percent(stolen));
+            name(CauseKind::CpuSteal, None, evidence, "give this host its CPUs");
         }
         let ready = facts.ready.filter(|ready| *ready >= WAITED && !is_stopped && stolen.is_none());
         // A quota that was not read may be what its threads waited for.
         if let Some(ready) = ready.filter(|_| facts.quota.is_some()) {
             let evidence = format!(
-                "its threads were ready without a CPU for {ready:.2} s of each second: others use the CPUs"
+                "a thread of it was ready without a CPU for {ready:.2} s of each second: others use the CPUs"
             );
             name(
                 CauseKind::CpuOthers,
-                ready.min(1.0),
+                None,
                 evidence,
                 "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)",
             );
@@ -244,7 +251,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         let evidence = format!("CPUs of the host stalled for {} of the time", of_time(facts.host));
         name(
             CauseKind::HostStall,
-            share,
+            Some(share),
             evidence,
             "find what stops the host: its hypervisor, firmware or interrupts",
         );
@@ -255,7 +262,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             format!("the disk held requests and completed none for {} of the time", of_time(standstills));
         name(
             CauseKind::DiskStall,
-            share,
+            Some(share),
             evidence,
             "look for the disk's own pauses (its cache, health, path)",
         );
@@ -267,7 +274,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             found.push(cause);
         }
     }
-    found.sort_by(|a, b| b.share.total_cmp(&a.share));
+    let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
+    found.sort_by(|a, b| of(b).total_cmp(&of(a)));
     found
 }
 
@@ -278,7 +286,7 @@ fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
     for (name, share) in shares.iter().filter(|(name, share)| name != vm && *share >= SHARED) {
         found.push(Cause {
             kind: CauseKind::Neighbour,
-            share: *share,
+            share: None,
             evidence: format!(
                 "requests wait at the device, of whose bytes {:.0} % are {name}'s",
                 100.0 * share
@@ -291,7 +299,7 @@ fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
     if others >= SHARED {
         found.push(Cause {
             kind: CauseKind::OtherProgram,
-            share: others,
+            share: None,
             evidence: format!(
                 "requests wait at the device, of whose bytes {:.0} % are of programs that are none of the VMs",
                 100.0 * others
@@ -302,7 +310,7 @@ fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
     if own >= ALONE {
         found.push(Cause {
             kind: CauseKind::Device,
-            share: own,
+            share: None,
             evidence: format!(
                 "requests wait at the device although {:.0} % of its bytes are this VM's own: it does not keep up",
                 100.0 * own

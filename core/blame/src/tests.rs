@@ -61,6 +61,8 @@ fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
     let limit = |used, asked| Limit { file: "io.max".to_owned(), value: 50.0, used, asked };
     let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
     assert_eq!(kinds(&with(limit(49.0, 100.0))), [CauseKind::KernelLimit]);
+    assert_eq!(kinds(&with(limit(49.0, f64::INFINITY))), [CauseKind::KernelLimit]);
+    assert_eq!(kinds(&with(limit(42.0, 100.0))), [CauseKind::CpuOthers], "less than it allows");
     assert_eq!(kinds(&with(limit(20.0, 100.0))), [CauseKind::CpuOthers], "something else holds it");
     assert_eq!(kinds(&Facts { ready: None, ..with(limit(49.0, 49.0)) }), [], "it asks for no more");
 }
@@ -70,7 +72,7 @@ fn the_own_quota_is_not_others() {
     let own = Facts { quota: stops(200, 12_000), ready: Some(0.9), ..facts() };
     let found = causes(&own);
     assert_eq!(kinds(&own), [CauseKind::CpuQuota]);
-    assert!((found[0].share - 0.6).abs() < 1e-9 && found[0].evidence.contains("40 %"), "{found:?}");
+    assert!((found[0].share.unwrap() - 0.6).abs() < 1e-9 && found[0].evidence.contains("40 %"), "{found:?}");
     assert_eq!(kinds(&Facts { quota: stops(3, 30), ..facts() }), [], "too little to explain it");
     assert_eq!(kinds(&Facts { quota: stops(9000, 9_000), ..facts() }), [], "each too short for this target");
 }
@@ -81,6 +83,7 @@ fn cpus_are_named_only_where_the_device_cannot_be_it() {
     assert_eq!(kinds(&Facts { ready: Some(0.9), stolen: Some(0.5), ..facts() }), [CauseKind::CpuSteal]);
     assert_eq!(kinds(&Facts { ready: Some(0.9), device: None, ..facts() }), [], "the device is not known");
     assert_eq!(kinds(&Facts { ready: Some(0.9), quota: None, ..facts() }), [], "nor is a quota");
+    assert_eq!(kinds(&Facts { ready: Some(0.9), limits: None, ..facts() }), [], "nor are its limits");
     assert_eq!(kinds(&Facts { ready: Some(0.1), ..facts() }), []);
     assert_eq!(kinds(&waiting_at_device(None)), [], "requests wait at the device");
 }
