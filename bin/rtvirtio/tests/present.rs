@@ -98,8 +98,8 @@ fn a_limit_on_the_path_is_named_and_counted() {
     let (plan, warned) = shown(&site, &["plan", &spec, "--profile", PROFILE]);
     assert!(warned.contains(&line), "{warned}");
     assert_eq!(plan["controls"][0]["kind"], "cgroup_limit", "{plan}");
-    // Why it was missed, by the same name: on a busy machine the task may not reach its limit, which
-    // is not the cause then.
+    // Why it was missed, by the same name: on a busy machine the task may not reach its limit,
+    // which is not the cause then.
     for last in [false, false, false, false, true] {
         let (result, warned) = shown(&site, &["verify", &spec, "--for", "2s"]);
         assert!(warned.contains(&line), "{warned}");

@@ -70,8 +70,8 @@ pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
 
 /// Writes in a child process, which is abandoned after `limit`.
 fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Result<()> {
-    // Noted before it writes: this process may be killed first, and the value arrives after any that
-    // others write meanwhile.
+    // Noted before it writes: this process may be killed first, and the value arrives after any
+    // that others write meanwhile.
     let (pid, go) = spawn(&root.at(path), value.as_bytes())?;
     let noted = note(root, path, pid);
     rustix::io::write(&go, &[1])?;
