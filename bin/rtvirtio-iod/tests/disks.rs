@@ -155,7 +155,9 @@ fn seabios_starts_an_image_of_512_bytes_on_larger_blocks() {
     std::fs::write(&image, &contents).unwrap();
     std::fs::File::options().write(true).open(&image).unwrap().set_len(16 << 20).unwrap();
     let device = LoopDevice::with_blocks(&image, 4_096).unwrap();
-    let iod = Iod::start(dir.path(), &one(dir.path(), &device.0, ""));
+    let said = check(dir.path(), &one(dir.path(), &device.0, "")).unwrap();
+    assert!(said.contains("its contents were made for 512 bytes"), "{said}");
+    let iod = Iod::start(dir.path(), &one(dir.path(), &device.0, "block_size = \"512B\""));
     let vm = rtvirtio_testkit::tempdir().unwrap();
     let chardev = format!("socket,id=c,path={}/a", dir.path().display());
     let mut options = vec!["-machine", "memory-backend=mem", "-serial", "file:serial", "-chardev", &chardev];

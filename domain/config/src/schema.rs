@@ -245,8 +245,7 @@ pub struct Disk {
     /// of no whole pages, sockets and pipes as kick and call.
     #[serde(default)]
     pub trust: bool,
-    /// Block size that the guest sees: that for which the disk's contents were made, or the
-    /// device's, when not given.
+    /// Block size that the guest sees; the device's when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub block_size: Option<Bytes>,
     /// Serial number; the name when not given.

@@ -107,7 +107,6 @@ mod tests {
             socket: "/run/a".into(),
             len: 1 << 20,
             block: 512,
-            guest_block: 512,
             discard: true,
             direct: true,
             read_only: false,

@@ -24,8 +24,6 @@ pub struct DiskFacts {
     pub len: u64,
     /// Alignment of direct I/O, in bytes.
     pub block: u32,
-    /// Block size for the guest, in bytes, as the disk's contents have it.
-    pub guest_block: u32,
     /// Discards are supported.
     pub discard: bool,
     /// Opened with `O_DIRECT`.

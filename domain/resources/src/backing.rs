@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 pub use crate::backing_error::BackingError;
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
-use crate::partitions;
 
 /// Bytes in a sector of virtio-blk, whatever the device's sector size is.
 pub const SECTOR: u64 = 512;
@@ -42,7 +41,7 @@ pub struct BackingConfig {
     pub direct: bool,
     /// Expects other writers: the file is not locked exclusively.
     pub shared: bool,
-    /// Block size that the guest sees, in bytes; by the disk's contents when `None`.
+    /// Block size that the guest sees, in bytes; the device's when `None`.
     pub block_size: Option<u32>,
 }
 
@@ -91,8 +90,6 @@ pub(crate) struct Geometry {
     pub(crate) len: u64,
     /// Alignment of direct I/O, in bytes.
     pub(crate) block: u32,
-    /// Block size by the contents, for a guest without a configured one.
-    pub(crate) guest_block: u32,
     /// Whether it supports discards.
     pub(crate) discard: bool,
 }
@@ -137,8 +134,7 @@ impl Backing {
         };
         lock.extend(&file).map_err(io("cannot lock"))?;
         let discard = !config.read_only && can_discard(&file, &meta);
-        let found = block_of_contents(lock.file(), config, block).map_err(io("cannot read"))?;
-        Self::with_geometry(config, file, Geometry { len, block, guest_block: found, discard })
+        Self::with_geometry(config, file, Geometry { len, block, discard })
     }
 
     /// A disk on an open file with a known geometry.
@@ -150,8 +146,8 @@ impl Backing {
         let path = &config.path;
         let io = |what| move |source: io::Error| BackingError::Io { path: path.clone(), what, source };
         let meta = file.metadata().map_err(io("cannot read its size"))?;
-        let Geometry { len, block, guest_block, discard } = geometry;
-        let guest_block = config.block_size.unwrap_or(guest_block);
+        let Geometry { len, block, discard } = geometry;
+        let guest_block = config.block_size.unwrap_or(block);
         if !meta.is_file() && !meta.file_type().is_block_device() {
             return Err(BackingError::Kind { path: path.clone() });
         }
@@ -186,10 +182,10 @@ impl Backing {
         Ok(Self { file, start, limits, block, guest_block, len, direct, identity, _lock: None })
     }
 
-    /// Whether requests of whole sectors may be parts of the device's blocks.
+    /// Whether the guest's requests may be parts of the device's blocks.
     #[must_use]
-    pub fn has_large_blocks(&self) -> bool {
-        u64::from(self.block) > SECTOR
+    pub fn has_partial_blocks(&self) -> bool {
+        self.guest_block < self.block
     }
 
     /// Whether two disks lie on the same file or device and overlap there.
@@ -238,16 +234,6 @@ pub(crate) fn direct_alignment(file: &File, direct: bool) -> u32 {
         return SECTOR as u32;
     }
     stat.stx_dio_offset_align.max(stat.stx_dio_mem_align).clamp(512, LARGEST_BLOCK)
-}
-
-/// Block size for which the contents of a disk were made: 512 bytes on a device with larger blocks
-/// is what most images have. Contents that do not tell, and other writers, keep the device's.
-pub(crate) fn block_of_contents(file: &File, config: &BackingConfig, block: u32) -> io::Result<u32> {
-    if u64::from(block) <= SECTOR || (config.shared && !config.read_only) {
-        return Ok(block);
-    }
-    let found = partitions::block_size(file, config.offset)?;
-    Ok(found.filter(|found| *found < block).unwrap_or(block))
 }
 
 fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {

@@ -11,7 +11,8 @@ use rtvirtio_domain_config::{Disk, File, Network};
 use rtvirtio_units::Bytes;
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::backing::{BackingConfig, SECTOR, block_geometry, block_of_contents, direct_alignment};
+use crate::backing::{SECTOR, block_geometry, direct_alignment};
+use crate::partitions;
 
 /// All warnings, as sentences with a remedy. A failed check is one too.
 #[must_use]
@@ -88,23 +89,27 @@ fn of_blocks(disk: &Disk, file: &OpenFile, block: u32) -> io::Result<Option<Stri
     if u64::from(block) <= SECTOR {
         return Ok(None);
     }
-    let config = BackingConfig::from(disk);
-    let guest = config.block_size.map_or_else(|| block_of_contents(file, &config, block), Ok)?;
-    let name = &disk.name;
-    Ok(if guest >= block {
-        Some(format!(
+    let (name, guest) = (&disk.name, disk.block_size.map_or(block, |size| size.0 as u32));
+    if guest >= block {
+        let found = partitions::block_size(file, disk.offset.0)?.filter(|found| *found < block);
+        let what = match found {
+            Some(found) => {
+                format!("its contents were made for {found} bytes: set `block_size = \"{found}B\"`")
+            }
+            None => "set `block_size = \"512B\"` for an image with blocks of 512 bytes".to_owned(),
+        };
+        return Ok(Some(format!(
             "disk \"{name}\": its guest sees blocks of {guest} bytes, as the device below has {block}: SeaBIOS starts no \
-             guest from it, and the partitions of an image with blocks of 512 bytes are not found; set `block_size = \"512B\"` \
-             for such an image, or make it for {guest} bytes"
-        ))
-    } else if config.direct && !config.read_only {
-        Some(format!(
+             guest from it, and the partitions of an image with blocks of 512 bytes are not found; {what}"
+        )));
+    }
+    Ok((!disk.cached && !disk.read_only).then(|| {
+        format!(
             "disk \"{name}\": its guest sees blocks of {guest} bytes, and the device below has {block}: a write that is no \
-             whole blocks of the device costs a read before it, which bounds do not count"
-        ))
-    } else {
-        None
-    })
+             whole blocks of the device costs a read before it, and others to these blocks wait at places of the \
+             device's window. Bounds count neither: no such disk beside disks with reservations whose guest is not trusted"
+        )
+    }))
 }
 
 fn of_network(network: &Network, doubts: &mut Vec<String>) {

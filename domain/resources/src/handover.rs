@@ -65,7 +65,6 @@ pub fn open(file: &File, names: &BTreeSet<String>, pid: u32, uid: u32) -> Result
             socket: disk.socket.clone(),
             len: backing.len,
             block: backing.block,
-            guest_block: backing.guest_block,
             discard: backing.limits.discard,
             direct: backing.direct,
             read_only: backing.limits.read_only,
@@ -245,12 +244,8 @@ impl PassedDisk {
         if id != locked {
             return Err(failed(BackingError::Replaced { path: path.clone() }));
         }
-        let geometry = Geometry {
-            len: facts.len,
-            block: facts.block,
-            guest_block: facts.guest_block,
-            discard: facts.discard && disk.discard,
-        };
+        let geometry =
+            Geometry { len: facts.len, block: facts.block, discard: facts.discard && disk.discard };
         let backing = Backing::with_geometry(&BackingConfig::from(disk), file, geometry).map_err(failed)?;
         let held = facts.lock.map(|l| DiskUse { read_only: l.read_only, shared: l.shared });
         let lock = held.map(|held| DiskLock::adopt(path, lock, held)).transpose();

@@ -19,9 +19,13 @@ const PROTECTIVE: u8 = 0xee;
 /// The file cannot be read.
 pub(crate) fn block_size(file: &File, start: u64) -> io::Result<Option<u32>> {
     let head = read(file, start, HEAD)?;
-    // The header of a GPT is in the second block (UEFI 2.10, 5.3.2).
-    if let Some(size) = SIZES.into_iter().find(|size| has(&head, *size as usize, b"EFI PART")) {
-        return Ok(Some(size));
+    // The header of a GPT is in the second block (UEFI 2.10, 5.3.2). One may be left from before.
+    let headers: Vec<u32> =
+        SIZES.into_iter().filter(|size| has(&head, *size as usize, b"EFI PART")).collect();
+    match headers[..] {
+        [] => {}
+        [size] => return Ok(Some(size)),
+        _ => return Ok(None),
     }
     if !has(&head, 510, &[0x55, 0xaa]) {
         return Ok(None);
@@ -112,6 +116,7 @@ mod tests {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[(512, b"EFI PART"), MBR]), Some(512));
         assert_eq!(of(&[(4_096, b"EFI PART"), MBR]), Some(4_096));
+        assert_eq!(of(&[(512, b"EFI PART"), (4_096, b"EFI PART"), MBR]), None, "one is old");
         assert_eq!(of(&[(0, &[0xeb, 0x3c]), (11, &[0, 2]), MBR]), Some(512));
         assert_eq!(of(&[(0, &[0xe9]), (11, &[0, 16]), MBR]), Some(4_096));
         assert_eq!(of(&[(11, &[0, 2]), MBR]), None, "no boot sector");

@@ -96,7 +96,14 @@ fn take_descriptor(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    Ok(descriptors.flatten().next())
+    // Any other may hold up whoever sends to it, or closes it.
+    Ok(descriptors.flatten().next().filter(is_unix_stream))
+}
+
+fn is_unix_stream(fd: &OwnedFd) -> bool {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    sockopt::socket_domain(fd).is_ok_and(|domain| domain == AddressFamily::UNIX)
+        && sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM)
 }
 
 impl Reply {
@@ -144,6 +151,16 @@ mod tests {
         (&qemu).write_all(&message(SET_CHANNEL, VERSION | NEED_REPLY, &[])).unwrap();
         let message = take(&ours, true).unwrap().unwrap();
         assert!(matches!(message.what, Early::Channel(None)));
+    }
+
+    #[test]
+    fn only_a_unix_stream_is_a_channel() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let (datagram, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let all: [OwnedFd; 4] = [stream.into(), datagram.into(), tcp.into(), file.into()];
+        assert_eq!(all.each_ref().map(is_unix_stream), [true, false, false, false]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl EventLoop {
         };
         request.mark_submitted(time, &piece);
         if let Some(backing) =
-            vm.disk.as_ref().map(|disk| &disk.backing).filter(|b| b.direct && b.has_large_blocks())
+            vm.disk.as_ref().map(|disk| &disk.backing).filter(|b| b.direct && b.has_partial_blocks())
         {
             let blocks = BlockRange::around(request.offset + piece.offset, piece.len, backing.block);
             if piece.op.moves_data() && blocks.is_partial {
@@ -121,7 +121,7 @@ impl EventLoop {
                 let zero = piece.op == Op::WriteZeroes && !request.unmap;
                 let mode = if zero { libc::FALLOC_FL_ZERO_RANGE } else { libc::FALLOC_FL_PUNCH_HOLE };
                 let (mut offset, mut len) = (request.offset + piece.offset, piece.len);
-                if backing.has_large_blocks() {
+                if backing.has_partial_blocks() {
                     match BlockRange::within(offset, len, backing.block) {
                         Some(blocks) if blocks.len() == len => {}
                         // The guest writes the zeroes itself.
