@@ -25,10 +25,10 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
     parse_command(C::command(), section)
 }
 
-/// As [`parse`], for a program whose help lists its commands under headings.
+/// Parses as [`parse`] does, for a program whose help lists its commands under headings.
 ///
 /// # Errors
-/// As [`parse`].
+/// The exit code, as of [`parse`].
 pub fn parse_grouped<C: Parser>(section: Section, groups: &[Group]) -> Result<C, ExitCode> {
     parse_command(groups::grouped(C::command(), groups), section)
 }

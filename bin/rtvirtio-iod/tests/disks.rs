@@ -90,7 +90,7 @@ fn sectors_on_a_device_with_larger_blocks_keep_all_data() {
         (state % below as u64) as usize
     };
     for round in 0..100 {
-        // One beside the other from the first sector to the last, submitted at once.
+        // Adjacent writes from the first sector to the last, submitted at once.
         let mut at = 0;
         let mut pushed = 0;
         while at < SECTORS {

@@ -138,8 +138,8 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     Some(((n / unit).ceil() * unit) as u64)
 }
 
-/// Causes of a missed target, or that none is seen, then the reason of the verdict; only this where
-/// nobody looked for causes.
+/// Causes of a missed target, or that none is seen, then the reason of the verdict; only the reason
+/// where causes were not looked for.
 pub(crate) fn reason(t: &TaskResult) -> String {
     let why = explain(t);
     let Some(causes) = t.causes.as_ref().filter(|_| t.verdict == Some(Verdict::Missed)) else { return why };

@@ -83,6 +83,13 @@ pub struct Limit {
     pub asked: f64,
 }
 
+impl Limit {
+    /// Whether it holds the VM.
+    fn holds(&self) -> bool {
+        self.used >= self.value * USED && self.asked > self.value
+    }
+}
+
 /// Stops of something in the window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stops {
@@ -155,14 +162,15 @@ impl Facts {
     }
 
     /// Share of the late requests that stops delay, where each is long enough to matter to the
-    /// target.
+    /// target, and the share to name them.
     fn delayed_by(&self, stops: Option<Stops>) -> Option<f64> {
         let Stops { count, total } = stops.filter(|stops| stops.count > 0)?;
         // Stops shorter than half a target make no request late by themselves; many add up.
         let is_long = total.0 / count * 2 >= self.target.0;
         let is_often = total.0 as f64 / 1e9 >= self.seconds / 2.0;
         let touched = self.rate * total.0 as f64 / 1e9;
-        (self.late > 0 && (is_long || is_often)).then(|| (touched / self.late as f64).min(1.0))
+        let share = (self.late > 0 && (is_long || is_often)).then(|| (touched / self.late as f64).min(1.0));
+        share.filter(|share| *share >= NAMED)
     }
 
     /// Standstills, where they are longer than a device at work takes between two completions: a
@@ -198,20 +206,18 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
     let limits = facts.limits.as_deref().unwrap_or_default();
-    for Limit { file, value, used, asked } in limits {
-        if *used >= value * USED && asked > value {
-            let asked =
-                if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
-            let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked}");
-            name(CauseKind::KernelLimit, None, evidence, "raise the limit, or lower the rate");
-        }
+    for Limit { file, value, asked, .. } in limits.iter().filter(|limit| limit.holds()) {
+        let asked = if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
+        let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked}");
+        name(CauseKind::KernelLimit, None, evidence, "raise the limit, or lower the rate");
     }
-    let is_limited = limits.iter().any(|limit| limit.used >= limit.value * USED && limit.asked > limit.value);
+    let is_limited = limits.iter().any(Limit::holds);
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_time = |stops: Option<Stops>| {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
     };
-    if let Some(share) = facts.delayed_by(facts.quota).filter(|share| *share >= NAMED) {
+    let by_quota = facts.delayed_by(facts.quota);
+    if let Some(share) = by_quota {
         let stops = facts.quota.map_or(0, |stops| stops.count);
         let time = of_time(facts.quota);
         let evidence = format!("its own CPU quota stopped it {stops} times, for at least {time} of the time");
@@ -222,7 +228,6 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             "raise the quota or the contract's budget, or lower the rate",
         );
     }
-    let is_stopped = facts.delayed_by(facts.quota).is_some_and(|share| share >= NAMED);
     let is_outside = facts.is_outside_of_device();
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
@@ -233,7 +238,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
                 format!("the hypervisor below this host took {} of the host's CPU time", percent(stolen));
             name(CauseKind::CpuSteal, None, evidence, "give this host its CPUs");
         }
-        let ready = facts.ready.filter(|ready| *ready >= WAITED && !is_stopped && stolen.is_none());
+        let ready = facts.ready.filter(|ready| *ready >= WAITED && by_quota.is_none() && stolen.is_none());
         // A quota that was not read may be what its threads waited for.
         if let Some(ready) = ready.filter(|_| facts.quota.is_some()) {
             let evidence = format!(
@@ -247,7 +252,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             );
         }
     }
-    if let Some(share) = facts.delayed_by(facts.host).filter(|share| *share >= NAMED) {
+    if let Some(share) = facts.delayed_by(facts.host) {
         let evidence = format!("CPUs of the host stalled for {} of the time", of_time(facts.host));
         name(
             CauseKind::HostStall,
@@ -257,7 +262,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         );
     }
     let standstills = facts.standstills();
-    if let Some(share) = facts.delayed_by(standstills).filter(|share| *share >= NAMED) {
+    let by_standstills = facts.delayed_by(standstills);
+    if let Some(share) = by_standstills {
         let evidence =
             format!("the disk held requests and completed none for {} of the time", of_time(standstills));
         name(
@@ -267,12 +273,9 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             "look for the disk's own pauses (its cache, health, path)",
         );
     }
-    let is_still = facts.delayed_by(standstills).is_some_and(|share| share >= NAMED);
-    if facts.is_at_device() && !is_limited && !is_stopped && !is_still {
+    if facts.is_at_device() && !is_limited && by_quota.is_none() && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
-        for cause in shares.map(|shares| users(&facts.vm, shares)).unwrap_or_default() {
-            found.push(cause);
-        }
+        found.extend(shares.map(|shares| users(&facts.vm, shares)).unwrap_or_default());
     }
     let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
     found.sort_by(|a, b| of(b).total_cmp(&of(a)));

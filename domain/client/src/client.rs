@@ -113,8 +113,8 @@ impl Client {
             let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
             let mut wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
-                | VhostUserProtocolFeatures::REPLY_ACK;
-            wanted |= VhostUserProtocolFeatures::BACKEND_REQ;
+                | VhostUserProtocolFeatures::REPLY_ACK
+                | VhostUserProtocolFeatures::BACKEND_REQ;
             if options.slot > 0 {
                 wanted |= VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
             }

@@ -83,7 +83,7 @@ fn find(known: &[Magic], bytes: &[u8]) -> Option<&'static str> {
 }
 
 /// Reads until the buffer is full or the file ends.
-fn read(file: &File, buffer: &mut [u8], start: u64) -> io::Result<usize> {
+pub(crate) fn read(file: &File, buffer: &mut [u8], start: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], start + done as u64) {

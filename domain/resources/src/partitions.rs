@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+
+use crate::image_format;
 
 /// Block sizes of disks that have partitions, in bytes.
 const SIZES: [u32; 2] = [512, 4_096];
@@ -18,7 +19,7 @@ const PROTECTIVE: u8 = 0xee;
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn block_size(file: &File, start: u64) -> io::Result<Option<u32>> {
-    let head = read(file, start, HEAD)?;
+    let head: [u8; HEAD] = read(file, start)?;
     // The header of a GPT is in the second block (UEFI 2.10, 5.3.2). One may be left from before.
     let headers: Vec<u32> =
         SIZES.into_iter().filter(|size| has(&head, *size as usize, b"EFI PART")).collect();
@@ -42,7 +43,7 @@ pub(crate) fn block_size(file: &File, start: u64) -> io::Result<Option<u32>> {
         }
         for size in SIZES {
             let at = start.saturating_add(u64::from(first) * u64::from(size));
-            if has_file_system(&read(file, at, PARTITION)?) {
+            if has_file_system(&read::<PARTITION>(file, at)?) {
                 return Ok(Some(size));
             }
         }
@@ -68,24 +69,16 @@ fn has(bytes: &[u8], at: usize, expected: &[u8]) -> bool {
 }
 
 /// Bytes at an offset; zeroes beyond the end.
-fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    let mut done = 0;
-    while done < len {
-        match file.read_at(&mut bytes[done..], at.saturating_add(done as u64)) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            // An offset that no file has.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => break,
-            Err(e) => return Err(e),
-        }
-    }
+fn read<const LEN: usize>(file: &File, at: u64) -> io::Result<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    image_format::read(file, &mut bytes, at)?;
     Ok(bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     fn of(parts: &[(usize, &[u8])]) -> Option<u32> {

@@ -34,7 +34,7 @@ pub(super) struct Vm {
     /// Requests under a reservation: real-time ones, then the others.
     pub(super) promises: [PromiseCounters; 2],
     pub(super) urgency: UrgencyEventfd,
-    /// Writes, on a device with blocks larger than a sector.
+    /// Writes, on a device with blocks larger than the guest's.
     pub(super) block_writes: BlockWrites,
     /// All requests of its depth are outstanding, and its queues may hold more.
     pub(super) depth_exhausted: bool,

@@ -77,7 +77,7 @@ impl ConfigSpace {
         let shared = self.shared();
         let Some(channel) = &shared.channel else { return Ok(false) };
         let message: Vec<u8> = CONFIG_CHANGED.into_iter().flat_map(u32::to_ne_bytes).collect();
-        // A front end that reads nothing holds up nobody.
+        // Without blocking: the front end may never read.
         let sent = rustix::net::send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         if sent == message.len() { Ok(true) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_front_end_is_notified_of_a_new_size_and_holds_up_nobody() {
+    fn a_front_end_is_notified_of_a_new_size_without_blocking() {
         let space = ConfigSpace::from(vec![0; 60]);
         assert!(!space.notify().unwrap());
         let (mut qemu, ours) = UnixStream::pair().unwrap();

@@ -96,7 +96,7 @@ fn take_descriptor(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    // Any other may hold up whoever sends to it, or closes it.
+    // A send to a descriptor of another kind, or its close, may block.
     Ok(descriptors.flatten().next().filter(is_unix_stream))
 }
 
