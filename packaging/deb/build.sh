@@ -96,7 +96,9 @@ finish() { # finish DEPENDS RECOMMENDS SUMMARY; the description's text is on sta
 
 begin rtvirtio
 for each in rtvirtio rtvirtiod rtvirtio-iod; do program "$each"; done
-put 644 "$top/packaging/systemd/rtvirtiod.service" usr/lib/systemd/system/rtvirtiod.service
+for unit in rtvirtiod rtvirtio-iod rtvirtio-iod@; do
+    put 644 "$top/packaging/systemd/$unit.service" "usr/lib/systemd/system/$unit.service"
+done
 put 644 "$top/packaging/sysusers/rtvirtio.conf" usr/lib/sysusers.d/rtvirtio.conf
 put 755 "$top/packaging/libvirt/rtvirtio" etc/libvirt/hooks/qemu.d/rtvirtio
 put 644 "$top/packaging/grafana/rtvirtio.json" usr/share/rtvirtio/grafana-dashboard.json
@@ -116,7 +118,7 @@ sets what Linux and QEMU offer, verifies it and puts it back.
 
 It has a command line, a service that keeps contracts true (rtvirtiod, not
 enabled by the installation), and a vhost-user server for disks and networks
-with reservations (rtvirtio-iod).
+with reservations (rtvirtio-iod, with a unit that is not enabled either).
 TEXT
 
 begin rtvirtio-pacemaker

@@ -1,6 +1,7 @@
 //! `rtvirtio-iod`: the I/O domain's process.
 
 mod control;
+mod manager;
 mod sandbox;
 mod trace;
 
@@ -19,10 +20,12 @@ use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
 use rtvirtio_engine::log::write_line;
 use rustix::mm::MlockAllFlags;
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::control::{Control, Served, reload};
+use crate::manager::Manager;
 use crate::sandbox::Sandbox;
 
 /// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.
@@ -99,6 +102,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     warn_of_formats(&file);
     doubts::warnings(&file).iter().for_each(write_line);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
+    let manager = Manager::connect();
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;
     // Threads inherit the mask, so that this thread gets all signals.
@@ -120,12 +124,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
         end: signals.handle(),
     };
     control.serve(served, &confine)?;
+    manager.watch(running.liveness(), &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     write_line(sandbox.describe(&file, domain.is_ring_restricted()));
     // The parent may be gone, and with it the pipe's reading end; guests are served even so.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
+    manager.notify(&[NotifyState::Ready]);
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
@@ -133,6 +139,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         // The result is in the log.
         let _ = reload(&running, &args.config, Passed::default(), false);
     }
+    manager.notify(&[NotifyState::Stopping]);
     drop(control);
     drop(domain);
     Ok(())

@@ -19,14 +19,21 @@ fn the_units_are_understood_and_little_exposed() {
         return;
     }
     let rig = Rig::new();
-    for name in ["rtvirtiod", "rtvirtio-guest", "rtvirtio-pacemaker"] {
-        let unit = format!("{name}.service");
-        let text = fs::read_to_string(project().join("packaging/systemd").join(&unit)).unwrap();
-        // The program and its manual are not installed here.
+    for (unit, name) in [
+        ("rtvirtiod.service", "rtvirtiod"),
+        ("rtvirtio-iod.service", "rtvirtio-iod"),
+        ("rtvirtio-iod@.service", "rtvirtio-iod"),
+        ("rtvirtio-guest.service", "rtvirtio-guest"),
+        ("rtvirtio-pacemaker.service", "rtvirtio-pacemaker"),
+    ] {
+        let text = fs::read_to_string(project().join("packaging/systemd").join(unit)).unwrap();
+        // The programs and their manuals are not installed here.
         let text = text
-            .replace(&format!("/usr/bin/{name}"), program(name).to_str().unwrap())
+            .replace(&format!("/usr/bin/{name} "), &format!("{} ", program(name).display()))
+            .replace(&format!("/usr/bin/{name}\n"), &format!("{}\n", program(name).display()))
+            .replace("/usr/bin/rtvirtio ", &format!("{} ", program("rtvirtio").display()))
             .replace(&format!("man:{name}(8) "), "");
-        let file = rig.site.dir.path().join(&unit);
+        let file = rig.site.dir.path().join(unit);
         fs::write(&file, text).unwrap();
         let analyze = |args: &[&str]| Command::new("systemd-analyze").args(args).arg(&file).output().unwrap();
         let out = analyze(&["verify", "--man=no"]);
@@ -35,6 +42,20 @@ fn the_units_are_understood_and_little_exposed() {
         let out = analyze(&["security", "--offline=true", "--threshold=50"]);
         assert!(out.status.success(), "{unit}: {}", output_text(&out));
     }
+}
+
+/// The unit of a named I/O domain is that of the only one but for its names.
+#[test]
+fn the_units_of_the_io_domain_are_alike() {
+    let read = |unit: &str| fs::read_to_string(project().join("packaging/systemd").join(unit)).unwrap();
+    let named = read("rtvirtio-iod@.service");
+    let comment = named.lines().find(|line| line.contains("side by side")).unwrap();
+    let one = named
+        .replace(&format!("{comment}\n"), "")
+        .replace(" (%i)", "")
+        .replace("iod.d/%i.toml", "iod.toml")
+        .replace("/run/rtvirtio/%i.sock", "/run/rtvirtio/iod.sock");
+    assert_eq!(one, read("rtvirtio-iod.service"));
 }
 
 /// The page inside Cockpit is the service's page with Cockpit's library before its own scripts, and

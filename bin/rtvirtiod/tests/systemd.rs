@@ -1,4 +1,5 @@
-//! The service under a real systemd: the first process of a container that looks like this machine.
+//! The service and the I/O domain under a real systemd, which is the first process of a container
+//! that looks like this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use rtvirtio_testkit::site::{program, project, text};
 use rtvirtio_testkit::{Need, has, skip};
 
 const CHECK: &str = include_str!("systemd/check.sh");
+const CHECK_DISKS: &str = include_str!("systemd/disks.sh");
 const CHECK_UNIT: &str = include_str!("systemd/check.service");
 const BOOT: &str = include_str!("systemd/boot.sh");
 
@@ -54,13 +56,15 @@ fn the_service_starts_says_so_is_restarted_and_stops() {
     let (files, mounts) = (dir.path().join("files"), dir.path().join("mounts"));
     fs::create_dir(&files).unwrap();
     fs::create_dir(&mounts).unwrap();
-    for (name, content) in [("check.sh", CHECK), ("check.service", CHECK_UNIT)] {
+    for (name, content) in [("check.sh", CHECK), ("disks.sh", CHECK_DISKS), ("check.service", CHECK_UNIT)] {
         fs::write(files.join(name), content).unwrap();
     }
     let packaging = project().join("packaging");
-    fs::copy(packaging.join("systemd/rtvirtiod.service"), files.join("rtvirtiod.service")).unwrap();
+    for unit in ["rtvirtiod.service", "rtvirtio-iod.service", "rtvirtio-iod@.service"] {
+        fs::copy(packaging.join("systemd").join(unit), files.join(unit)).unwrap();
+    }
     fs::copy(packaging.join("sysusers/rtvirtio.conf"), files.join("rtvirtio.conf")).unwrap();
-    for name in ["rtvirtio", "rtvirtiod"] {
+    for name in ["rtvirtio", "rtvirtiod", "rtvirtio-iod"] {
         fs::copy(program(name), files.join(name)).unwrap();
     }
     let out = Command::new("timeout")

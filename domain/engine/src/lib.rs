@@ -27,6 +27,7 @@ mod growth;
 mod histograms;
 pub mod inflight;
 pub mod line_server;
+pub mod liveness;
 pub mod log;
 pub mod memory;
 pub mod net;

@@ -18,6 +18,7 @@ use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
 use crate::growth::{self, Growth};
+use crate::liveness::Liveness;
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -89,6 +90,13 @@ impl Running {
         let state = self.state();
         let names = state.file.networks.iter().map(|network| network.name.clone());
         names.zip(state.networks.iter().map(|network| network.engine.handle())).collect()
+    }
+
+    /// Handles of all engines, to ask whether they answer.
+    #[must_use]
+    pub fn liveness(&self) -> Liveness {
+        let devices = self.0.engines.iter().map(|(_, engine)| engine.clone());
+        Liveness::new(devices.collect(), self.networks().into_iter().map(|(_, engine)| engine).collect())
     }
 
     /// Names of the disks and ports to which a QEMU is connected, each once.

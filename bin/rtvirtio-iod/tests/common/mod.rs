@@ -56,10 +56,14 @@ impl Iod {
 
     /// The same with another standard error, which is not returned then.
     pub fn with_log(dir: &Path, config: &str, log: Stdio) -> Result<Self, String> {
+        Self::with_command(dir, config, program().stderr(log))
+    }
+
+    /// The same by a command, which may have an environment of its own.
+    pub fn with_command(dir: &Path, config: &str, command: &mut Command) -> Result<Self, String> {
         let file = dir.join("iod.toml");
         configure(dir, config);
-        let mut child =
-            program().arg("--config").arg(&file).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut child = command.arg("--config").arg(&file).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line == "ready\n" {

@@ -13,12 +13,12 @@ mount -t tmpfs none "$work"
 mkdir "$work/upper" "$work/work" "$root"
 mount -t overlay none -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
 rm -rf "$root/var/lib/rtvirtio" "$root/etc/rtvirtio" "$root/etc/machine-id"
-# Only what systemd itself needs, and the service: nothing that is enabled on this machine.
+# Only what systemd itself needs, and the services: nothing that is enabled on this machine.
 rm -rf "$root"/etc/systemd/system "$root"/etc/systemd/user
 mkdir -p "$root/etc/systemd/system" "$root/etc/rtvirtio/contracts.d"
-install -m 644 "$files/rtvirtiod.service" "$files/check.service" "$root/etc/systemd/system/"
+install -m 644 "$files"/*.service "$root/etc/systemd/system/"
 install -m 644 "$files/rtvirtio.conf" "$root/usr/lib/sysusers.d/rtvirtio.conf"
-for program in rtvirtio rtvirtiod; do
+for program in rtvirtio rtvirtiod rtvirtio-iod; do
     cp "$files/$program" "$root/usr/bin/$program"
 done
 mkdir -p "$root/check"
@@ -27,5 +27,5 @@ mount --bind "$files" "$root/check"
 cpu=
 [ ! -e /sys/fs/cgroup/cpu/cgroup.procs ] || cpu=--bind=/sys/fs/cgroup/cpu:/cgroup-cpu
 # No link to the host's bus or logs.
-SYSTEMD_NSPAWN_LOCK=0 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --link-journal=no $cpu \
+SYSTEMD_NSPAWN_LOCK=0 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --link-journal=no --capability=CAP_IPC_LOCK $cpu \
     --directory="$root" --boot --console=pipe systemd.unit=check.service systemd.show_status=no

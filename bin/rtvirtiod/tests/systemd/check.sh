@@ -75,4 +75,5 @@ systemctl stop rtvirtiod
 [ "$(of ActiveState)" = inactive ]
 [ "$(of Result)" = success ]
 journalctl --quiet --no-pager -u rtvirtiod
+sh -eux /check/disks.sh
 echo 'all is as it should be'
