@@ -76,7 +76,7 @@ pub fn house() -> &'static Mutex<House> {
                 block_size: None,
             };
             let backing = Backing::open(&config).expect("a disk");
-            Disk { name: offset.to_string(), backing, serial: "fuzz".into(), queues: 2 }
+            Disk { name: offset.to_string(), backing, serial: "fuzz".into(), queues: 2, waits_for_room: true }
         });
         let sched =
             Config { vms: vec![VmConfig { depth: 8, ..VmConfig::default() }; 2], ..Config::default() };

@@ -2,12 +2,17 @@
 
 mod common;
 
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Iod, Neighbour, disk, read, request, two_disks, write};
+use common::{Iod, Neighbour, completion, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::LoopDevice;
+use rtvirtio_testkit::site::wait_for;
+use vhost::VhostBackend as _;
+use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::vhost_user::message::VhostUserInflight;
 
 fn works(command: &mut Command) -> Option<String> {
     let out = command.output().ok()?;
@@ -38,12 +43,13 @@ fn errors(iod: &Iod) -> [u64; 2] {
     [0, 1].map(|vm| status["vms"][vm]["errors"].as_u64().unwrap())
 }
 
-/// Two disks on one engine, each with a backing of its own.
+/// Two disks on one engine, each with a backing of its own; writes of the first that find no room
+/// fail.
 fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     let (d, a, b) = (dir.display(), a.display(), b.display());
     format!(
         "[[device]]\nname = \"d\"\nwindow = 4\n\
-         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{a}\"\ncached = true\n\
+         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{a}\"\ncached = true\non_full = \"error\"\n\
          [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{b}\"\n"
     )
 }
@@ -187,4 +193,161 @@ fn a_full_file_system_is_said_before_and_after() {
     drop(client);
     let (_, log) = iod.end();
     assert!(log.contains("disk \"a\" is sparse"), "{log}");
+}
+
+/// A file system of 1 MiB that is full, with the sparse image of disk `a`, whose writes wait for
+/// room. Its last field is the file that fills it.
+struct FullDisk {
+    iod: Iod,
+    dir: tempfile::TempDir,
+    _mount: Tmpfs,
+    filler: PathBuf,
+}
+
+impl FullDisk {
+    fn start(test: &str) -> Option<Self> {
+        let dir = disk(8);
+        let Some(mount) = Tmpfs::mount(&dir.path().join("full"), "1m") else {
+            rtvirtio_testkit::skip(test, "no file system can be mounted here");
+            return None;
+        };
+        let image = mount.0.join("sparse");
+        std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let config = pair(dir.path(), &image, &dir.path().join("disk")).replace("on_full = \"error\"\n", "");
+        let iod = Iod::start(dir.path(), &config);
+        let filler = mount.0.join("filler");
+        let full = Self { iod, dir, _mount: mount, filler };
+        full.fill();
+        Some(full)
+    }
+
+    /// Uses up all room.
+    fn fill(&self) {
+        // Ends with an error, with the last free byte.
+        let _ = std::fs::write(&self.filler, vec![0; 2 << 20]);
+    }
+
+    fn empty(&self) {
+        std::fs::remove_file(&self.filler).unwrap();
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.dir.path().join("a"), Options { buffer: 65_536, ..Options::default() }).unwrap()
+    }
+
+    /// Writes that wait, and that had to.
+    fn waiting(&self) -> (u64, u64) {
+        let status: serde_json::Value = serde_json::from_str(&self.iod.status()).unwrap();
+        let of = |key: &str| status["vms"][0][key].as_u64().unwrap();
+        (of("waiting_for_room"), of("waited_for_room"))
+    }
+
+    fn wait_for(&self, waiting: u64) {
+        wait_for("writes that wait for room", || self.waiting().0 == waiting);
+    }
+
+    fn push(&self, client: &mut Client, sector: u64, data: &[u8]) -> u16 {
+        let slot = client.queues[0].push_with(&write(sector, data.len() as u32), data).unwrap();
+        client.queues[0].notify().unwrap();
+        slot
+    }
+
+    fn end(self, errors_of: [u64; 2]) {
+        assert_eq!(errors(&self.iod), errors_of);
+        let (status, log) = self.iod.end();
+        assert!(status.success(), "{status}: {log}");
+    }
+}
+
+/// Writes without room wait, over and over again; reads, and writes over what is there, do not.
+#[test]
+fn writes_wait_for_room_and_go_on() {
+    let Some(full) = FullDisk::start("writes_wait_for_room_and_go_on") else { return };
+    let neighbour = Neighbour::start(full.dir.path().join("b"));
+    let mut a = full.client();
+    for round in 1..=20u8 {
+        let data = vec![round; 65_536];
+        // In several pieces, of which the first may find room.
+        let sectors = [u64::from(round) * 512, u64::from(round) * 512 + 128];
+        let slots = sectors.map(|sector| full.push(&mut a, sector, &data));
+        full.wait_for(2);
+        assert_eq!(request(&mut a, &read(30_000, 4_096), None), (0, vec![0; 4_096]));
+        assert!(a.queues[0].pop_used().is_none(), "they wait");
+        full.empty();
+        let mut done: Vec<_> = (0..2).map(|_| completion(&mut a.queues[0]).expect("room")).collect();
+        done.sort_by_key(|answer| answer.slot);
+        assert!(done.iter().all(|answer| answer.status == 0 && slots.contains(&answer.slot)), "{done:?}");
+        assert_eq!(full.waiting().0, 0);
+        for sector in sectors {
+            assert_eq!(request(&mut a, &read(sector, 65_536), None), (0, data.clone()));
+            // Room for the next round.
+            let mut range = sector.to_le_bytes().to_vec();
+            range.extend(128u32.to_le_bytes());
+            range.extend(0u32.to_le_bytes());
+            let discard = BlkRequest { kind: 11, priority: 0, sector: 0, len: 16 };
+            assert_eq!(request(&mut a, &discard, Some(&range)).0, 0);
+        }
+        full.fill();
+    }
+    assert!(full.waiting().1 >= 40, "{:?}", full.waiting());
+    assert!(neighbour.end().0 > 0);
+    drop(a);
+    full.end([0, 0]);
+}
+
+/// A queue stops at once, without memory of requests in flight: what waits is an I/O error.
+#[test]
+fn a_queue_without_inflight_memory_stops_with_errors() {
+    let Some(full) = FullDisk::start("a_queue_without_inflight_memory_stops_with_errors") else { return };
+    let mut a = full.client();
+    full.push(&mut a, 0, &[1; 65_536]);
+    full.wait_for(1);
+    a.raw().get_vring_base(0).unwrap();
+    assert_eq!(completion(&mut a.queues[0]).map(|answer| answer.status), Some(1));
+    assert_eq!(full.waiting().0, 0);
+    drop(a);
+    full.end([1, 0]);
+}
+
+/// With it the next start of the queue carries them out, also that of another connection.
+#[test]
+fn what_waits_survives_a_stop_and_a_disconnect() {
+    let Some(full) = FullDisk::start("what_waits_survives_a_stop_and_a_disconnect") else { return };
+    let mut a = full.client();
+    let there = a.raw().get_protocol_features().unwrap();
+    a.raw().set_protocol_features(there).unwrap();
+    let wanted = VhostUserInflight::new(0, 0, 1, a.queues[0].size());
+    a.raw().get_vring_base(0).unwrap();
+    let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
+    let start = |a: &mut Client, base: u16| {
+        a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+        let addresses = a.ring_addresses(0);
+        a.raw().set_vring_addr(0, &addresses).unwrap();
+        a.raw().set_vring_base(0, base).unwrap();
+        let kick = a.queues[0].kick.try_clone().unwrap();
+        a.raw().set_vring_kick(0, &kick).unwrap();
+        a.raw().set_vring_enable(0, true).unwrap();
+    };
+    start(&mut a, 0);
+    let data = vec![7; 65_536];
+    full.push(&mut a, 0, &data);
+    full.wait_for(1);
+    let base = a.raw().get_vring_base(0).unwrap();
+    assert_eq!((base, full.waiting().0), (1, 0));
+    assert!(a.queues[0].pop_used().is_none());
+    start(&mut a, base as u16);
+    full.wait_for(1);
+    full.empty();
+    assert_eq!(completion(&mut a.queues[0]).map(|answer| answer.status), Some(0));
+    assert_eq!(request(&mut a, &read(0, 65_536), None), (0, data));
+    // A guest that goes while it waits leaves nothing behind.
+    full.fill();
+    full.push(&mut a, 4_096, &[1; 65_536]);
+    full.wait_for(1);
+    drop(a);
+    wait_for("the end of its requests", || full.waiting().0 == 0);
+    let mut again = full.client();
+    assert_eq!(request(&mut again, &read(0, 4_096), None), (0, vec![7; 4_096]));
+    drop(again);
+    full.end([0, 0]);
 }

@@ -1,4 +1,4 @@
-//! A real guest on an I/O domain that is killed while serving it.
+//! A real guest on an I/O domain that is killed while serving it, or whose file system is full.
 
 mod common;
 
@@ -96,4 +96,65 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     assert!(wrote.success(), "{}", String::from_utf8_lossy(&wrote.stdout));
     drop(iod);
     guest.stop().unwrap();
+}
+
+/// The guest's writes find no room, wait, and go on, as often as that happens.
+#[test]
+fn a_guest_sees_no_error_while_the_file_system_is_full() {
+    let test = "a_guest_sees_no_error_while_the_file_system_is_full";
+    if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::Root, rtvirtio_testkit::Need::QEMU]) {
+        return;
+    }
+    let rounds = rtvirtio_testkit::site::number("RTVIRTIO_ROUNDS", 4);
+    let image = image::ensure(&image::default_cache(), &|line| eprintln!("{line}")).unwrap();
+    let dir = disk(8);
+    let full = rtvirtio_testkit::SmallDisk::mount(&dir.path().join("full"));
+    let sparse = dir.path().join("full/sparse");
+    std::fs::File::create(&sparse).unwrap().set_len(64 << 20).unwrap();
+    let d = dir.path().display();
+    let config = format!(
+        "[[device]]\nname = \"d\"\nwindow = 4\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\n\
+         path = \"{}\"\ncached = true\nformat = \"raw\"\n",
+        sparse.display()
+    );
+    let iod = Iod::start(dir.path(), &config);
+    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 1 };
+    let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
+    let patience = rtvirtio_testkit::HANG;
+    let status = || serde_json::from_str::<serde_json::Value>(&iod.status()).unwrap()["vms"][0].clone();
+    for round in 0..rounds {
+        full.fill();
+        // 128 KiB of 256, somewhere else each time, and back to a hole at the end.
+        let write = format!(
+            "yes {round} | dd of=/dev/vda bs=64k count=2 seek={} iflag=fullblock oflag=direct 2>&1",
+            round * 8
+        );
+        let writer = guest.spawn(&["sh", "-c", &write]).unwrap();
+        wait_for("a write that waits", || status()["waiting_for_room"].as_u64() > Some(0));
+        assert!(guest.poll(writer).unwrap().is_none());
+        full.empty();
+        let mut wrote = None;
+        wait_for("the end of the write", || {
+            wrote = guest.poll(writer).unwrap();
+            wrote.is_some()
+        });
+        let wrote = wrote.unwrap();
+        assert!(wrote.success(), "{}", String::from_utf8_lossy(&wrote.stdout));
+        let check = format!(
+            "dd if=/dev/vda bs=64k count=2 skip={} iflag=direct 2>/dev/null | tr -d '\\n{round}' | wc -c; \
+             blkdiscard -o {} -l 131072 /dev/vda 2>&1",
+            round * 8,
+            round * 8 * 65_536
+        );
+        let seen = guest.exec(&["sh", "-c", &check], patience).unwrap();
+        let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
+        assert_eq!(seen.trim(), "0", "bytes that are not what was written, then errors of the discard");
+    }
+    let kernel = guest.exec(&["dmesg"], patience).unwrap();
+    let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();
+    assert!(!kernel.contains("I/O error"), "{kernel}");
+    let status = status();
+    assert_eq!((&status["errors"], &status["waiting_for_room"]), (&0.into(), &0.into()), "{status}");
+    guest.stop().unwrap();
+    drop(iod);
 }

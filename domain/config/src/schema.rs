@@ -248,6 +248,9 @@ pub struct Disk {
     /// Block size that the guest sees; the device's when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub block_size: Option<Bytes>,
+    /// Treatment of writes that find no room on the host's file system.
+    #[serde(default)]
+    pub on_full: OnFull,
     /// Serial number; the name when not given.
     pub serial: Option<String>,
     /// Virtqueues that the guest may use.
@@ -286,6 +289,17 @@ fn default_discard() -> bool {
 pub enum Format {
     /// The guest's bytes, without a container.
     Raw,
+}
+
+/// Answer to writes that find no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFull {
+    /// Writes wait until there is room.
+    #[default]
+    Wait,
+    /// Writes fail with an I/O error.
+    Error,
 }
 
 fn default_queues() -> u16 {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::sync::Arc;
 
-use rtvirtio_domain_config::Disk;
+use rtvirtio_domain_config::{Disk, OnFull};
 use rtvirtio_domain_resources::OpenError;
 use rtvirtio_domain_resources::backing::{Backing, BackingError};
 use rtvirtio_domain_resources::disk_lock::Identity;
@@ -123,6 +123,7 @@ pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
         backing,
         serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
         queues: disk.queues,
+        waits_for_room: disk.on_full == OnFull::Wait,
     }
 }
 

@@ -12,6 +12,7 @@ pub(crate) mod poll;
 mod prepared;
 pub(crate) mod queue_host;
 pub(crate) mod queue_id;
+mod room;
 mod run;
 pub(crate) mod slot;
 mod table;
@@ -56,6 +57,8 @@ pub struct Disk {
     pub serial: String,
     /// Queues offered to the guest.
     pub queues: u16,
+    /// Whether writes that find no room wait for it.
+    pub waits_for_room: bool,
 }
 
 /// Configuration of an engine.

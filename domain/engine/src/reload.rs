@@ -133,6 +133,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         trust: _,
         block_size: _,
         discard: _,
+        on_full: _,
         serial: _,
         queues: _,
         depth: _,
@@ -159,7 +160,8 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         queues,
         depth,
         urgent_quantum,
-        discard
+        discard,
+        on_full
     );
 }
 

@@ -97,6 +97,8 @@ fn disk_status(
         refused_requests: by_reason(refused_requests),
         malformed: Some(malformed),
         broken: Some(broken_queues),
+        waiting_for_room: Some(vm.waiting_for_room),
+        waited_for_room: Some(vm.waited_for_room),
         name: vm.name,
     }
 }

@@ -220,6 +220,10 @@ pub struct DiskStatus {
     pub malformed: Option<u64>,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken: Option<u64>,
+    /// Writes that wait for room on the host's file system.
+    pub waiting_for_room: Option<u64>,
+    /// Writes that had to wait for it.
+    pub waited_for_room: Option<u64>,
 }
 
 /// Status of a port.

@@ -49,7 +49,7 @@ impl FileSystem {
         (missing > free).then(|| {
             format!(
                 "{what} {} {whose} may write {} more than there is room for now, and the file system has {} free: \
-                 when it is full they get I/O errors, where QEMU's own disk pauses the VM; make room, or allocate with `fallocate`",
+                 when it is full, their writes wait, or fail with `on_full = \"error\"`; make room, or allocate with `fallocate`",
                 disks.join(", "),
                 in_mib(missing),
                 in_mib(free)

@@ -233,4 +233,8 @@ pub struct VmStatus {
     pub waits: Option<Waits>,
     /// Requests that were not carried out.
     pub faults: Faults,
+    /// Requests that wait for room on the host's file system.
+    pub waiting_for_room: u64,
+    /// Requests that had to wait for it, since the start.
+    pub waited_for_room: u64,
 }

@@ -5,6 +5,7 @@ mod control;
 mod fetch;
 mod membership;
 mod notify;
+mod room;
 mod submit;
 
 use std::io;
@@ -60,6 +61,8 @@ pub struct EventLoop {
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: Latencies,
     poll: AdaptivePoll,
+    /// Requests of a VM wait for room.
+    has_held: bool,
     /// Writer of the running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
@@ -135,6 +138,7 @@ impl EventLoop {
             regulator_wakeup: None,
             regulator_lateness: histogram(),
             poll: AdaptivePoll::new(poll),
+            has_held: false,
             trace: None,
             quit: false,
         };
@@ -148,7 +152,8 @@ impl EventLoop {
     /// Runs one round; sleeps only without work.
     fn run_once(&mut self) -> io::Result<()> {
         let fetched = self.fetch();
-        let wake = self.dispatch()?;
+        let retry = self.try_held()?;
+        let wake = self.dispatch()?.min(retry);
         self.notify_guests()?;
         let busy = fetched
             || self.had_work

@@ -9,6 +9,7 @@ use vm_memory::GuestAddress;
 
 use super::blocks::BlockRange;
 use super::queue_id::QueueId;
+use super::room;
 use crate::blk::{SEGMENTS, SLICES, Segment};
 use crate::memory::GuestMem;
 
@@ -31,6 +32,10 @@ pub struct InflightRequest {
     /// Result of the kernel for the last piece that failed: an error number, or bytes.
     pub result: i32,
     pub unsupported: bool,
+    /// Whether all pieces that failed found no room.
+    pub lacks_room: bool,
+    /// Arrival of a request that has waited for room.
+    pub arrived: Option<Nanos>,
     pub write_through: bool,
     /// Time of the first piece's submission; 0 until then.
     pub submitted_at: Nanos,
@@ -59,6 +64,8 @@ impl InflightRequest {
             failed: false,
             result: 0,
             unsupported: false,
+            lacks_room: false,
+            arrived: None,
             write_through: false,
             submitted_at: Nanos(0),
             reserved: false,
@@ -79,7 +86,23 @@ impl InflightRequest {
     /// Resets the state to that of a request of which nothing is submitted.
     pub fn reset(&mut self) {
         (self.failed, self.unsupported, self.submitted_at) = (false, false, Nanos(0));
+        (self.lacks_room, self.arrived) = (false, None);
         self.promise = PieceWindow::default();
+    }
+
+    /// Notes the kernel's result for a piece that failed.
+    pub fn fail(&mut self, op: Op, result: i32) {
+        self.lacks_room = room::lacks_room(op, result) && (!self.failed || self.lacks_room);
+        (self.failed, self.result) = (true, result);
+    }
+
+    /// Prepares a request that found no room, and arrived then, for another attempt. No reservation
+    /// promises its time.
+    pub fn retry(&mut self, arrival: Nanos) {
+        let arrived = self.arrived.unwrap_or(arrival);
+        self.reset();
+        self.arrived = Some(arrived);
+        self.promise.has_unreserved = true;
     }
 }
 

@@ -7,6 +7,7 @@ use rtvirtio_units::Nanos;
 
 use super::Disk;
 use super::blocks::BlockWrites;
+use super::room::WaitingForRoom;
 use super::slot::QueueSlot;
 use super::table::RequestTable;
 use super::urgency_eventfd::UrgencyEventfd;
@@ -36,6 +37,8 @@ pub(super) struct Vm {
     pub(super) urgency: UrgencyEventfd,
     /// Writes, on a device with blocks larger than the guest's.
     pub(super) block_writes: BlockWrites,
+    /// Writes that wait for room on the file system.
+    pub(super) room: WaitingForRoom,
     /// All requests of its depth are outstanding, and its queues may hold more.
     pub(super) depth_exhausted: bool,
     /// Answered when nothing of the VM is in flight after a disconnect.
@@ -68,6 +71,7 @@ impl Vm {
             promises: [PromiseCounters::default(); 2],
             urgency: UrgencyEventfd::default(),
             block_writes: BlockWrites::default(),
+            room: WaitingForRoom::default(),
             depth_exhausted: false,
             disconnect_reply: None,
         }

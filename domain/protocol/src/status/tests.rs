@@ -20,7 +20,7 @@ fn whole() -> Value {
             "urgent_signals": 23,
             "waits": { "queued_ns": 24, "idle_ns": 25, "own_ns": 26, "neighbours": [{ "name": "hmi", "ns": 27 }] },
             "refused": refused, "reserved": 28, "shared": 29, "errors": 30, "last_error": "no space",
-            "refused_requests": { "outside_memory": 31 }, "malformed": 32, "broken": 33 }],
+            "refused_requests": { "outside_memory": 31 }, "malformed": 32, "broken": 33, "waiting_for_room": 55, "waited_for_room": 56 }],
         "networks": [{ "name": "n", "policy": "edf", "link_bytes_per_second": 12.5, "held": 34, "late_p50_ns": 35,
             "late_p9999_ns": 36 }],
         "ports": [{ "network": "n", "name": "p", "socket": "/p", "mac": "52:54:00:00:00:01", "connected": true,

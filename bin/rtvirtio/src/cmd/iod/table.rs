@@ -245,6 +245,11 @@ fn disk(vm: &DiskStatus, s: &mut String) {
     notes.write("the disk", s);
     let why = vm.last_error.as_ref().map(|why| format!(" (last: {})", terminal(why, false)));
     unless_zero(vm.errors, |n| format!("errors: {n}{}", why.unwrap_or_default()), s);
+    unless_zero(
+        vm.waiting_for_room,
+        |n| format!("{n} writes wait for room on the host's file system: make some, and they go on"),
+        s,
+    );
     unless_zero(vm.malformed, |n| format!("malformed: {n}"), s);
     for (reason, n) in vm.refused_requests.iter().filter(|(_, n)| **n > 0) {
         let known = REFUSED.iter().find(|(key, _)| key == reason).map(|(_, what)| (*what).to_owned());

@@ -83,7 +83,7 @@ impl EventLoop {
         let whole = slot.is_whole(&piece, result);
         if let Some(request) = vm.requests.get(piece.tag as u32) {
             if !whole {
-                (request.failed, request.result) = (true, result);
+                request.fail(piece.op, result);
             }
             request.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
             if let Some(mem) = request.mem.clone().filter(|_| slot.bounced && whole && piece.op == Op::Read) {
@@ -103,9 +103,14 @@ impl EventLoop {
     }
 
     pub(super) fn complete_request(&mut self, time: Nanos, completed: &CompletedRequest) -> io::Result<()> {
+        if self.hold(time, completed)? {
+            return Ok(());
+        }
         let vm = &mut self.vms[completed.vm];
         let tag = completed.request.tag as u32;
         let Some(request) = vm.requests.get(tag) else { return Ok(()) };
+        let mut completed = *completed;
+        completed.request.arrival = request.arrived.unwrap_or(completed.request.arrival);
         let latency = Nanos(time.0.saturating_sub(completed.request.arrival.0));
         vm.latencies[request.op.direction().index()].record(latency, 1);
         if request.failed && request.unsupported {
@@ -128,14 +133,16 @@ impl EventLoop {
             vm.promises[class].record(took, missed);
         }
         if let Some(trace) = &mut self.trace {
-            trace.record(TraceEvent::new(time, vm.member, completed, request, code));
+            trace.record(TraceEvent::new(time, vm.member, &completed, request, code));
         }
+        let is_success = !request.failed;
         vm.requests.release(tag);
+        self.end_held(time, completed.vm, completed.request.tag, is_success)?;
         self.finish_chain(completed.vm, queue, generation, |vring| vring.complete(head, status, code, len))
     }
 
     /// A request leaves its queue; a stopping queue ends with its last one.
-    fn finish_chain(
+    pub(super) fn finish_chain(
         &mut self,
         i: usize,
         queue: QueueId,

@@ -114,6 +114,7 @@ impl EventLoop {
                 }
             }
         }
+        self.release_held(time, vm, queue)?;
         self.complete_discards(time, vm)
     }
 
@@ -133,6 +134,8 @@ impl EventLoop {
         let Some(v) = self.vms.get_mut(vm) else { return Ok(()) };
         let requests = &mut v.requests;
         self.scheduler.cancel_backlog(time, vm, |r| requests.release(r.tag as u32));
+        v.room.take(|_| true).iter().for_each(|r| requests.release(r.tag as u32));
+        v.room.forget();
         for queue in QueueId::first(v.slots.len()) {
             self.retire_vring(vm, queue)?;
             self.vms[vm].slots[usize::from(queue)].pending = None;
@@ -169,6 +172,8 @@ impl EventLoop {
             urgent_signals: vm.urgency.signals(),
             waits: self.scheduler.waits(i, time),
             faults: vm.faults,
+            waiting_for_room: vm.room.len() as u64,
+            waited_for_room: vm.room.total(),
         })
     }
 

@@ -58,6 +58,8 @@ fn example(requests: u64, missed: u64) -> Status {
         reserved: Some(0),
         shared: Some(0),
         errors: Some(0),
+        waiting_for_room: Some(0),
+        waited_for_room: Some(0),
         last_error: None,
         refused_requests: BTreeMap::new(),
         malformed: Some(0),
