@@ -13,7 +13,7 @@ help:
 	@echo "make deb        Debian packages of the build in target/debian: rtvirtio, rtvirtio-pacemaker, rtvirtio-lab, rtvirtio-guest"
 	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
 	@echo "make deps-test  the same and libvirt's daemon, which the tests start themselves"
-	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes after the build; needs root; writes demo/report.html and demo/page.html"
+	@echo "make demo       the whole loop on three QEMU guests, about 3 minutes after the build; needs root; writes demo/report.html and demo/page.html"
 	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
 	@echo "make test       all checks, about 30 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"

@@ -199,7 +199,7 @@ pub struct DemoArgs {
     /// A lab spec instead of the paper's Fig. 7 case
     pub spec: Option<PathBuf>,
     /// Duration of each of the two runs
-    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    #[arg(long = "for", value_name = "TIME", default_value = "40s")]
     pub length: Nanos,
     /// Directory for report.html, result.json, and page.html, the service's page of the second run
     #[arg(long, value_name = "DIR", default_value = "demo")]

@@ -1,7 +1,9 @@
 //! The set-up of a measurement: [`test_bed`] makes and removes a device and its VMs, [`cores`] pins
-//! threads, [`huge_pages`] adds pages temporarily, [`watched`] runs an observing service.
+//! threads, [`demo_spec`] adapts the demo's spec, [`huge_pages`] adds pages temporarily,
+//! [`watched`] runs an observing service.
 
 pub mod cores;
+pub mod demo_spec;
 pub mod huge_pages;
 pub mod test_bed;
 pub mod watched;
