@@ -81,6 +81,8 @@ pub struct Client {
     pub capacity: u64,
     /// Channel for notices of the back end; `None` where it sends none.
     pub notices: Option<UnixStream>,
+    /// Features in use, but for that of logging.
+    pub(crate) features: u64,
 }
 
 impl std::fmt::Debug for Client {
@@ -114,6 +116,7 @@ impl Client {
             let mut wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK
+                | VhostUserProtocolFeatures::LOG_SHMFD
                 | VhostUserProtocolFeatures::BACKEND_REQ;
             if options.slot > 0 {
                 wanted |= VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
@@ -148,7 +151,7 @@ impl Client {
             }
             queues.push(queue);
         }
-        Ok(Self { frontend, mem, queues, capacity, notices })
+        Ok(Self { frontend, mem, queues, capacity, notices, features })
     }
 
     /// Waits for a notice that the configuration has changed, and reads the size of the disk again.

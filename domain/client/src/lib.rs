@@ -6,11 +6,13 @@
 
 mod client;
 pub mod load;
+mod log;
 mod memory;
 mod net;
 mod queue;
 
 pub use client::{Client, ClientError, Options};
+pub use log::DirtyPages;
 pub use memory::SharedMemory;
 pub use net::{HEADER as NET_HEADER, NetClient};
 pub use queue::{BlkCompletion, BlkRequest, ClientQueue};

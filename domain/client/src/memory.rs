@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -143,6 +143,12 @@ impl SharedMemory {
     pub fn byte(&self, offset: usize) -> u8 {
         // SAFETY: within the mapping; volatile because the back end may write it at any time.
         unsafe { self.place(offset, 1).read_volatile() }
+    }
+
+    /// A byte of which both sides change bits.
+    pub(crate) fn shared_byte(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: within the mapping, which lives as long as `self`.
+        unsafe { AtomicU8::from_ptr(self.place(offset, 1)) }
     }
 
     /// A 16-bit index shared by both sides.

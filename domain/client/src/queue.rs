@@ -136,6 +136,12 @@ impl ClientQueue {
         self.data + usize::from(slot) * self.buffer
     }
 
+    /// Offset of a slot's header, whose status byte is 16 bytes behind it.
+    #[must_use]
+    pub fn header(&self, slot: u16) -> usize {
+        self.headers + HEADER_STRIDE * usize::from(slot)
+    }
+
     fn write_descriptor(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
         self.write_descriptor_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
     }

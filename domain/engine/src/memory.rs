@@ -1,7 +1,9 @@
 //! Guest memory that a front end shares: mapped, and checked for anything that could block or end
 //! this process later.
 
+mod dirty_log;
 mod fault;
+mod mapping;
 mod region;
 
 use std::fs::File;
@@ -9,10 +11,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
-use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestRegionCollection};
+use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _, GuestRegionCollection};
 
+pub use self::dirty_log::{DirtyLog, LogError, LogMemory};
+use self::mapping::{Claims, Extent, SharedBytes, SharedMapping};
 pub use self::region::Region;
-use self::region::{Claims, Extent, SharedBytes, SharedMapping};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
 pub(crate) const TMPFS: i64 = 0x0102_1994;
@@ -77,6 +80,8 @@ pub struct GuestMem {
     left_out: Vec<LeftOut>,
     /// Whether regions can be taken away.
     is_watched: bool,
+    /// Log in which writes to it are marked.
+    log: Arc<DirtyLog>,
 }
 
 /// A region that cannot be used: requests that point into it fail.
@@ -170,6 +175,12 @@ impl GuestMem {
         Self::from_mapped(Memory::new())
     }
 
+    /// No memory, to which regions are added whose writes are marked in a log.
+    #[must_use]
+    pub fn logged(log: &Arc<DirtyLog>) -> Self {
+        Self { log: Arc::clone(log), ..Self::empty() }
+    }
+
     /// Maps the regions. Memory of a device, such as that of `ivshmem`, may be of a file that
     /// cannot be used: regions of 4 MiB at most are left out as long as the usable ones are larger
     /// in sum.
@@ -181,12 +192,24 @@ impl GuestMem {
         files: Vec<File>,
         trust: Trust,
     ) -> Result<Self, MemoryError> {
-        let mut all = Self::empty();
+        Self::empty().with_table(regions, files, trust)
+    }
+
+    /// These regions and those of a table, as [`GuestMem::map`] maps them.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing of the table stays mapped then.
+    pub fn with_table(
+        mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        trust: Trust,
+    ) -> Result<Self, MemoryError> {
         for (region, file) in regions.iter().zip(files) {
-            all = all.joined_by(region, &file, trust)?;
+            self = self.joined_by(region, &file, trust)?;
         }
-        all.check_left_out()?;
-        Ok(all)
+        self.check_left_out()?;
+        Ok(self)
     }
 
     /// These regions and one more; they are shared and not mapped again. A region that cannot be
@@ -242,7 +265,7 @@ impl GuestMem {
             }
             Err(why) => {
                 left_out.push(LeftOut { base, size, user, why: Arc::new(why) });
-                return Ok(Self { mem: self.mem.clone(), table, left_out, is_watched: self.is_watched });
+                return Ok(self.replaced(self.mem.clone(), table, left_out));
             }
         };
         let fail = |source: std::io::Error| MemoryError::Map { size, source };
@@ -250,11 +273,18 @@ impl GuestMem {
         let claims = self.claims(size)?;
         let is_watched = trust != Trust::None;
         let extent = Extent { base, size, offset, page };
-        let mapped = Region::map(Some(file), extent, is_watched, claims).map_err(fail)?;
+        let mapped =
+            Region::map(Some(file), extent, is_watched, claims, Arc::clone(&self.log)).map_err(fail)?;
         let mem = self.mem.insert_region(Arc::new(mapped));
         let mem = mem.map_err(|e| MemoryError::Regions(e.to_string()))?;
         table.push((user, size, base));
-        Ok(Self { mem, table, left_out, is_watched: self.is_watched | is_watched })
+        let joined = self.replaced(mem, table, left_out);
+        Ok(Self { is_watched: self.is_watched | is_watched, ..joined })
+    }
+
+    /// Other regions, with the same log.
+    fn replaced(&self, mem: Memory, table: Vec<(u64, u64, u64)>, left_out: Vec<LeftOut>) -> Self {
+        Self { mem, table, left_out, is_watched: self.is_watched, log: Arc::clone(&self.log) }
     }
 
     /// Claims of one more region of this size, in bytes, on what all VMs share.
@@ -286,21 +316,20 @@ impl GuestMem {
         let (base, size, user) = (region.guest_phys_addr, region.memory_size, region.user_addr);
         let unknown = || MemoryError::Unknown { base, size };
         let (mut table, mut left_out) = (self.table.clone(), self.left_out.clone());
-        let is_watched = self.is_watched;
         if let Some(i) = left_out.iter().position(|of| (of.user, of.size, of.base) == (user, size, base)) {
             left_out.remove(i);
-            return Ok(Self { mem: self.mem.clone(), table, left_out, is_watched });
+            return Ok(self.replaced(self.mem.clone(), table, left_out));
         }
         let i = table.iter().position(|entry| *entry == (user, size, base)).ok_or_else(unknown)?;
         table.remove(i);
         let (mem, _) = self.mem.remove_region(GuestAddress(base), size).map_err(|_| unknown())?;
-        Ok(Self { mem, table, left_out, is_watched })
+        Ok(self.replaced(mem, table, left_out))
     }
 
     /// Wraps memory that is already mapped, for tests.
     #[must_use]
     pub fn from_mapped(mem: Memory) -> Self {
-        Self { mem, table: Vec::new(), left_out: Vec::new(), is_watched: false }
+        Self { mem, table: Vec::new(), left_out: Vec::new(), is_watched: false, log: Arc::default() }
     }
 
     /// Memory of this process at the given guest addresses, with these lengths in bytes, for tests.
@@ -311,7 +340,7 @@ impl GuestMem {
         let map = |(base, len): &(GuestAddress, usize)| {
             let size = *len as u64;
             let extent = Extent { base: base.0, size, offset: 0, page: PAGE };
-            Region::map(None, extent, false, Claims::default())
+            Region::map(None, extent, false, Claims::default(), Arc::default())
                 .map_err(|source| MemoryError::Map { size, source })
         };
         let regions: Vec<Region> = ranges.iter().map(map).collect::<Result<_, _>>()?;
@@ -324,11 +353,23 @@ impl GuestMem {
         &self.left_out
     }
 
-    /// Whether a part was taken away, and reads as zeroes since. Costs nothing for memory that is
-    /// sealed.
+    /// Whether a part was taken away, and reads as zeroes since, or the log of writes was. Costs
+    /// nothing for memory that is sealed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.is_watched && fault::has_losses() && self.mem.iter().any(Region::is_lost)
+        let is_lost = || self.mem.iter().any(Region::is_lost) || self.log.is_lost();
+        self.is_watched && fault::has_losses() && is_lost()
+    }
+
+    /// Marks bytes that the kernel has written for this process, in the log if there is one. Other
+    /// writes are marked by the regions.
+    pub fn mark_written(&self, at: GuestAddress, len: usize) {
+        self.log.mark(at.0, len);
+    }
+
+    /// End of the last region, as a guest address; 0 without one.
+    pub(crate) fn end(&self) -> u64 {
+        self.mem.iter().map(|region| region.last_addr().0.saturating_add(1)).max().unwrap_or(0)
     }
 
     /// Translates an address of the front end into a guest address.

@@ -74,6 +74,13 @@ pub enum QueueCommand {
         /// time for commands.
         reply: SyncSender<()>,
     },
+    /// Answered when every write to the VM's memory before this is made, and logged if writes are.
+    Barrier {
+        /// Index of the VM.
+        vm: usize,
+        /// Sent by the thread that makes them.
+        reply: SyncSender<()>,
+    },
     /// The VM disconnected: cancels its backlog, and completes nothing more.
     Disconnect {
         /// Index of the VM.

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::table::{InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
-use crate::memory::Memory;
+use crate::memory::{GuestMem, Memory};
 
 /// Writes the serial number, padded with zeroes; returns the number of bytes.
 pub fn write_serial(mem: &Memory, segments: &[Segment], serial: &str) -> u64 {
@@ -80,6 +80,13 @@ pub fn map_iovecs(
     }
     slot.map_bounce(piece.len);
     Ok(())
+}
+
+/// Marks the bytes that the kernel may have written for a read, or for a part of one that failed.
+pub fn mark_read(request: &InflightRequest, mem: &GuestMem, piece: &Piece) {
+    for (at, part) in guest_ranges(&request.segments, piece) {
+        mem.mark_written(at, part);
+    }
 }
 
 pub fn copy_to_guest(

@@ -2,207 +2,83 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use vm_memory::bitmap::Bitmap as _;
 use vm_memory::guest_memory::{Error, Result};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryRegion, GuestMemoryRegionBytes, GuestUsize, MemoryRegionAddress,
     VolatileSlice,
 };
 
-use super::fault::{MOST_WATCHED, Watched};
-
-/// Mappings beyond the first ones of each VM that the process may have. The kernel has 65 530 for a
-/// process (`vm.max_map_count`), and one VM must not use up another's.
-const SHARED_MAPPINGS: usize = 32_768;
-
-static SHARED: AtomicUsize = AtomicUsize::new(0);
-
-/// Claim on one of [`SHARED_MAPPINGS`], given back when dropped.
-#[derive(Debug)]
-pub(super) struct SharedMapping(());
-
-impl SharedMapping {
-    /// Takes one; `None` when all are in use.
-    pub(super) fn take() -> Option<Self> {
-        let take = |n: usize| (n < SHARED_MAPPINGS).then_some(n + 1);
-        SHARED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(()))
-    }
-}
-
-impl Drop for SharedMapping {
-    fn drop(&mut self) {
-        SHARED.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Bytes beyond the first ones of each VM that the process may have mapped: a process has 128 TiB
-/// of addresses, and a sparse file may be as large as it likes.
-const SHARED_BYTES: u64 = 32 << 40;
-
-static BYTES: AtomicU64 = AtomicU64::new(0);
-
-/// Claim on a part of [`SHARED_BYTES`], given back when dropped.
-#[derive(Debug)]
-pub(super) struct SharedBytes(u64);
-
-impl SharedBytes {
-    /// Takes so many; `None` when there are not as many left.
-    pub(super) fn take(bytes: u64) -> Option<Self> {
-        let take = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= SHARED_BYTES);
-        BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(bytes))
-    }
-}
-
-impl Drop for SharedBytes {
-    fn drop(&mut self) {
-        BYTES.fetch_sub(self.0, Ordering::Relaxed);
-    }
-}
-
-/// Claims of a region on what all VMs share.
-#[derive(Debug, Default)]
-pub(super) struct Claims {
-    pub(super) mapping: Option<SharedMapping>,
-    pub(super) bytes: Option<SharedBytes>,
-}
-
-/// The part of a file that a region consists of, and where a guest sees it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    /// Guest address of the first byte.
-    pub(super) base: u64,
-    /// Bytes.
-    pub(super) size: u64,
-    /// Offset in the file.
-    pub(super) offset: u64,
-    /// Size of the file's pages, in bytes: what can be mapped is a multiple of it.
-    pub(super) page: u64,
-}
+use super::dirty_log::{DirtyLog, LogSlice, RegionLog};
+use super::mapping::{Claims, Extent, Mapping};
 
 /// A region of guest memory. The pages around it are mapped, and only the region can be reached.
-/// No descriptor stays open.
 #[derive(Debug)]
 pub struct Region {
-    /// Start and length of the mapping, in whole pages.
-    mapped: (*mut u8, usize),
-    /// First byte of the region.
-    at: *mut u8,
-    len: usize,
+    mapping: Mapping,
     base: GuestAddress,
-    /// Known to the handler of SIGBUS; `None` for memory that cannot be taken away.
-    watched: Option<Watched>,
-    _claims: Claims,
+    log: RegionLog,
 }
 
-// SAFETY: the mapping is plain memory, reached by volatile and atomic accesses only.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
 impl Region {
-    /// Maps a part of a file. `watched` for a file that can be truncated, or whose pages can be
-    /// taken away.
+    /// Maps a part of a file as [`Mapping::new`] does; writes are marked in the log.
     pub(super) fn map(
         file: Option<&File>,
         extent: Extent,
         watched: bool,
         claims: Claims,
+        log: Arc<DirtyLog>,
     ) -> io::Result<Self> {
-        let Extent { base, size, offset, page } = extent;
-        let too_large = || io::Error::other("it ends beyond the address space");
-        let start = offset - offset % page;
-        let end = offset.checked_add(size).and_then(|end| end.checked_next_multiple_of(page));
-        let whole = end.and_then(|end| usize::try_from(end - start).ok()).ok_or_else(too_large)?;
-        let len = usize::try_from(size).map_err(|_| too_large())?;
-        if size == 0 || base.checked_add(size).is_none() {
-            return Err(too_large());
-        }
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let mapped = unsafe {
-            match file {
-                Some(file) => {
-                    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-                    rustix::mm::mmap(std::ptr::null_mut(), whole, access, flags, file, start)?
-                }
-                None => {
-                    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-                    rustix::mm::mmap_anonymous(std::ptr::null_mut(), whole, access, flags)?
-                }
-            }
-        };
-        // A core file contains no guest memory, and is written without delaying the restart.
-        // SAFETY: the whole of a mapping of ours; only what a dump contains changes.
-        let _ = unsafe { rustix::mm::madvise(mapped, whole, Advice::LinuxDontDump) };
-        let mapped: *mut u8 = mapped.cast();
-        // SAFETY: the region lies in the pages that were mapped around it.
-        let at = unsafe { mapped.add((offset - start) as usize) };
-        let mut region = Self {
-            mapped: (mapped, whole),
-            at,
-            len,
-            base: GuestAddress(base),
-            watched: None,
-            _claims: claims,
-        };
-        if watched {
-            let watched = Watched::new(mapped as usize, whole, page as usize).ok_or_else(|| {
-                let text = format!("{MOST_WATCHED} regions of trusted front ends are mapped already");
-                io::Error::other(text)
-            });
-            region.watched = Some(watched?);
-        }
-        Ok(region)
+        let mapping = Mapping::new(file, extent, watched, claims)?;
+        let base = extent.base;
+        Ok(Self { mapping, base: GuestAddress(base), log: RegionLog { log, base } })
     }
 
     /// Whether the memory was taken away, and reads as zeroes since.
     pub(super) fn is_lost(&self) -> bool {
-        self.watched.as_ref().is_some_and(Watched::is_lost)
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // Nobody reads the mapping any more; its address may be another one's after this.
-        self.watched = None;
-        let (at, len) = self.mapped;
-        // SAFETY: it was mapped with this length, and no reference to it is left.
-        let _ = unsafe { rustix::mm::munmap(at.cast(), len) };
+        self.mapping.is_lost()
     }
 }
 
 impl GuestMemoryRegion for Region {
-    type B = ();
+    type B = RegionLog;
 
     fn len(&self) -> GuestUsize {
-        self.len as u64
+        self.mapping.len() as u64
     }
 
     fn start_addr(&self) -> GuestAddress {
         self.base
     }
 
-    fn bitmap(&self) {}
+    fn bitmap(&self) -> LogSlice<'_> {
+        LogSlice::new(&self.log.log, self.base.0)
+    }
 
     fn get_host_address(&self, address: MemoryRegionAddress) -> Result<*mut u8> {
         let offset = self.check_address(address).ok_or(Error::InvalidBackendAddress)?;
-        Ok(self.at.wrapping_add(offset.0 as usize))
+        Ok(self.mapping.start().wrapping_add(offset.0 as usize))
     }
 
     fn file_offset(&self) -> Option<&FileOffset> {
         None
     }
 
-    fn get_slice(&self, offset: MemoryRegionAddress, count: usize) -> Result<VolatileSlice<'_, ()>> {
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> Result<VolatileSlice<'_, LogSlice<'_>>> {
         let from = usize::try_from(offset.0).map_err(|_| Error::InvalidBackendAddress)?;
-        if from.checked_add(count).is_none_or(|end| end > self.len) {
+        if from.checked_add(count).is_none_or(|end| end > self.mapping.len()) {
             return Err(Error::InvalidBackendAddress);
         }
+        let log = self.log.slice_at(from);
         // SAFETY: the slice lies in the region, which is mapped as long as `self`, and is reached
         // by volatile accesses only.
-        Ok(unsafe { VolatileSlice::new(self.at.add(from), count) })
+        Ok(unsafe { VolatileSlice::with_bitmap(self.mapping.start().add(from), count, log, None) })
     }
 }
 

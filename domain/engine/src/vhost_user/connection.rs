@@ -1,5 +1,6 @@
 //! The vhost-user messages of one QEMU: features, memory, queues.
 
+mod dirty_log;
 mod slots;
 
 use std::fs::File;
@@ -17,6 +18,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vm_memory::GuestAddress;
 
+use self::dirty_log::WriteLog;
 use super::DeviceInfo;
 use super::descriptors;
 use crate::engine::{EngineHandle, Kick, QueueCommand, QueueId, VringStart};
@@ -34,6 +36,8 @@ struct VringSetup {
     size: Option<u16>,
     /// Descriptor table, available and used ring, as QEMU addresses.
     addresses: Option<(u64, u64, u64)>,
+    /// Guest address at which writes to the used ring are logged, if they are.
+    log_address: Option<u64>,
     base: u16,
     kick: Option<Kick>,
     call: Option<File>,
@@ -47,6 +51,7 @@ pub(super) struct Connection<C: From<QueueCommand>> {
     engine: EngineHandle<C>,
     features: u64,
     mem: Option<Arc<GuestMem>>,
+    log: WriteLog,
     /// Sizes of regions that were reported as left out.
     left_out: Vec<u64>,
     inflight: Option<Arc<Region>>,
@@ -70,8 +75,18 @@ fn reject<T>(device: &DeviceInfo, what: &str, why: &str) -> Result<T> {
 impl<C: From<QueueCommand>> Connection<C> {
     pub(super) fn new(device: DeviceInfo, engine: EngineHandle<C>, in_use: Arc<AtomicBool>) -> Self {
         let queues = (0..device.queues).map(|_| VringSetup::default()).collect();
-        let (mem, inflight, left_out) = (None, None, Vec::new());
-        Self { device, engine, features: 0, mem, left_out, inflight, queues, in_use, config_version: None }
+        Self {
+            device,
+            engine,
+            features: 0,
+            mem: None,
+            log: WriteLog::default(),
+            left_out: Vec::new(),
+            inflight: None,
+            queues,
+            in_use,
+            config_version: None,
+        }
     }
 
     /// Takes the channel to the front end. Returns whether there is one.
@@ -104,7 +119,9 @@ impl<C: From<QueueCommand>> Connection<C> {
     }
 
     fn offered_features(&self) -> u64 {
-        self.device.features | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+        self.device.features
+            | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+            | VhostUserVirtioFeatures::LOG_ALL.bits()
     }
 
     fn queue(&mut self, index: u32) -> Result<&mut VringSetup> {
@@ -156,6 +173,8 @@ impl<C: From<QueueCommand>> Connection<C> {
             translate("available ring", avail)?,
             translate("used ring", used)?,
         );
+        dirty_log::check_ring(setup.log_address, used)
+            .map_err(|why| log_and_reject(&name, &format!("queue {index} is not started"), why))?;
         let kick = setup.kick.as_ref().map(Kick::try_clone).transpose();
         let fds = kick.and_then(|k| Ok((k, setup.call.as_ref().map(File::try_clone).transpose()?)));
         let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
@@ -258,7 +277,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
-        Ok(())
+        self.apply_log()
     }
 
     fn set_mem_table(
@@ -293,14 +312,24 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _: u64,
+        log: u64,
     ) -> Result<()> {
+        let addresses = Some((descriptor, available, used));
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let setup = self.queue(index)?;
+        setup.log_address = is_logged.then_some(log);
+        // Sent again while the guest uses its disk, when logging begins and ends.
+        if setup.running && setup.addresses == addresses {
+            self.check_ring(index)?;
+            return self.apply_log();
+        }
         self.stop(index)?;
-        self.queue(index)?.addresses = Some((descriptor, available, used));
+        self.queue(index)?.addresses = addresses;
+        self.apply_log()?;
         self.try_start(index)
     }
 
@@ -351,6 +380,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         let mut offered = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if !self.device.config.is_empty() {
             offered |= VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ;
@@ -458,7 +488,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
         reject(&self.device, "shared memory", "there is none")
     }
 
-    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
-        reject(&self.device, "migration", "it is not offered")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.set_log(log, &file)
     }
 }

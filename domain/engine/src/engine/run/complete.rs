@@ -8,7 +8,7 @@ use rtvirtio_units::Nanos;
 
 use super::EventLoop;
 use crate::blk::{self, Refused};
-use crate::engine::data::copy_to_guest;
+use crate::engine::data::{copy_to_guest, mark_read};
 use crate::engine::queue_host::QueueHost;
 use crate::engine::queue_id::QueueId;
 use crate::engine::trace::TraceEvent;
@@ -86,10 +86,16 @@ impl EventLoop {
                 request.fail(piece.op, result);
             }
             request.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
-            if let Some(mem) = request.mem.clone().filter(|_| slot.bounced && whole && piece.op == Op::Read) {
-                if let Err(e) = copy_to_guest(slot, request, &mem.mem, &piece) {
-                    (request.failed, request.result) = (true, e);
+            let mem = request.mem.clone().filter(|_| piece.op == Op::Read);
+            match mem.map(|mem| (mem, slot.bounced)) {
+                Some((mem, true)) if whole => {
+                    if let Err(e) = copy_to_guest(slot, request, &mem.mem, &piece) {
+                        (request.failed, request.result) = (true, e);
+                    }
                 }
+                // Written by the kernel, before the guest learns of it.
+                Some((mem, false)) => mark_read(request, &mem, &piece),
+                _ => {}
             }
         }
         if !whole {

@@ -96,6 +96,10 @@ impl EventLoop {
                 let _ = reply.send(());
                 Ok(())
             }
+            QueueCommand::Barrier { reply, .. } => {
+                let _ = reply.send(());
+                Ok(())
+            }
             QueueCommand::Disconnect { vm, reply } => self.disconnect(time, vm, reply),
         }
     }

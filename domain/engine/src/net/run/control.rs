@@ -92,6 +92,10 @@ impl NetLoop {
                 let _ = reply.send(());
                 Ok(())
             }
+            QueueCommand::Barrier { reply, .. } => {
+                let _ = reply.send(());
+                Ok(())
+            }
             QueueCommand::Disconnect { vm, reply } => self.disconnect(vm, reply),
         }
     }

@@ -16,7 +16,8 @@ const MOST_LEFT_OUT: usize = 16;
 impl<C: From<QueueCommand>> Connection<C> {
     /// Replaces the whole table.
     pub(super) fn set_table(&mut self, regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<()> {
-        let mem = self.accepted(GuestMem::map(regions, files, self.device.trust))?;
+        let mem =
+            self.accepted(GuestMem::logged(&self.log.in_use).with_table(regions, files, self.device.trust))?;
         self.stop_all()?;
         self.mem = Some(mem);
         let started = self.start_all();
@@ -37,7 +38,7 @@ impl<C: From<QueueCommand>> Connection<C> {
     }
 
     fn slots(&self) -> Arc<GuestMem> {
-        self.mem.clone().unwrap_or_else(|| Arc::new(GuestMem::empty()))
+        self.mem.clone().unwrap_or_else(|| Arc::new(GuestMem::logged(&self.log.in_use)))
     }
 
     /// Puts another table in place while no queue uses one: a queue never sees a part of a change.
@@ -55,6 +56,7 @@ impl<C: From<QueueCommand>> Connection<C> {
     /// Logs regions that are left out, or why there are none.
     fn accepted(&mut self, mem: std::result::Result<GuestMem, MemoryError>) -> Result<Arc<GuestMem>> {
         let mem = mem.map_err(|e| log_and_reject(&self.device.name, "memory", e))?;
+        self.check_logged(&mem)?;
         // Sent again whenever the guest's memory changes: known regions are not reported again.
         for left_out in mem.left_out() {
             let size = left_out.size();

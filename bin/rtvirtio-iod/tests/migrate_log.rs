@@ -1,0 +1,276 @@
+//! The log of written pages, with the messages that QEMU sends while it migrates a guest.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{AttackedDomain, Iod, Neighbour, completion, connect, read, request, two_disks, write};
+use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, SharedMemory};
+use rtvirtio_testkit::HANG;
+use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::{VhostBackend as _, VhostUserDirtyLogRegion};
+
+const PAGE: usize = 4_096;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+fn page(offset: usize) -> usize {
+    offset / PAGE * PAGE
+}
+
+/// The pages of a buffer.
+fn pages(offset: usize, len: usize) -> BTreeSet<usize> {
+    (page(offset)..offset + len).step_by(PAGE).collect()
+}
+
+/// The pages that a completion writes: the status byte's and the used ring's, which is in one.
+fn completed(client: &Client, slot: u16) -> BTreeSet<usize> {
+    let queue = &client.queues[0];
+    let (_, _, used) = queue.ring_offsets();
+    [page(queue.header(slot) + 16), used].into()
+}
+
+fn taken(log: &DirtyPages) -> BTreeSet<usize> {
+    log.take().into_iter().collect()
+}
+
+/// Stops and starts the first queue: everything that the back end writes is written then.
+fn settle(client: &mut Client) {
+    client.raw().set_vring_enable(0, false).unwrap();
+    client.raw().set_vring_enable(0, true).unwrap();
+}
+
+#[test]
+fn exactly_the_written_pages_are_marked() {
+    let place = AttackedDomain::new();
+    let mut client = connect(&place.dir.path().join("a"));
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    assert_eq!(request(&mut client, &read(0, 65_536), None).0, 0);
+    assert_eq!(taken(&log), BTreeSet::new(), "shared, and not in use");
+    client.set_logging(true).unwrap();
+    for (ask, written) in [
+        (read(0, 16_384), 16_384),
+        (read(8, 512), 512),
+        (write(0, 16_384), 0),
+        (BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, 0),
+        // The serial number, and a read beyond the disk.
+        (BlkRequest { kind: 8, priority: 0, sector: 0, len: 20 }, 20),
+        (read(1 << 40, 4_096), 0),
+    ] {
+        settle(&mut client);
+        let _ = log.take();
+        let slot = client.queues[0].push(&ask).unwrap();
+        client.queues[0].notify().unwrap();
+        assert_eq!(completion(&mut client.queues[0]).unwrap().slot, slot);
+        settle(&mut client);
+        let data = pages(client.queues[0].data(slot), written);
+        let expected: BTreeSet<usize> = completed(&client, slot).union(&data).copied().collect();
+        assert_eq!(taken(&log), expected, "{ask:?}");
+    }
+    // A buffer that direct I/O does not take, across pages.
+    let mem = Arc::clone(&client.mem);
+    let queue = &mut client.queues[0];
+    let (header, data) = (queue.header(0), queue.data(0) + PAGE - 100);
+    let guest = |offset: usize| SharedMemory::BASE + offset as u64;
+    mem.write(header, &[0; 16]);
+    queue.write_descriptor_raw(0, guest(header), 16, NEXT, 1);
+    queue.write_descriptor_raw(1, guest(data), 8_192, NEXT | WRITE, 2);
+    queue.write_descriptor_raw(2, guest(header + 16), 1, WRITE, 0);
+    queue.add_avail(0);
+    queue.notify().unwrap();
+    assert_eq!(completion(queue).unwrap().status, 0);
+    settle(&mut client);
+    let expected: BTreeSet<usize> = completed(&client, 0).union(&pages(data, 8_192)).copied().collect();
+    assert_eq!(expected.len(), 5);
+    assert_eq!(taken(&log), expected);
+    // A migration that is cancelled, and the next one with another log.
+    client.set_logging(false).unwrap();
+    assert_eq!(request(&mut client, &read(0, 65_536), None).0, 0);
+    assert_eq!(taken(&log), BTreeSet::new());
+    let next = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&next).unwrap();
+    client.set_logging(true).unwrap();
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
+    assert!(!next.take().is_empty());
+    assert_eq!(taken(&log), BTreeSet::new());
+}
+
+/// Requests that were fetched before logging began, and complete after it.
+#[test]
+fn requests_in_flight_when_logging_begins_are_marked() {
+    let dir = common::disk(64);
+    let config = two_disks(dir.path(), 64, "").replacen(
+        "name = \"a\"\n",
+        "name = \"a\"\nread_cap = { requests = \"40/s\" }\n",
+        1,
+    );
+    let _iod = Iod::start(dir.path(), &config);
+    let mut client = connect(&dir.path().join("a"));
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    let slots: Vec<u16> = (0..40).map(|i| client.queues[0].push(&read(i * 8, 4_096)).unwrap()).collect();
+    client.queues[0].notify().unwrap();
+    let first = completion(&mut client.queues[0]).unwrap();
+    assert_eq!(first.status, 0);
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    // What completed before this need not be marked.
+    let mut before: BTreeSet<u16> = [first.slot].into();
+    while let Some(done) = client.queues[0].pop_used() {
+        before.insert(done.slot);
+    }
+    // Stopped in the middle: it waits for all, and says exactly where it is.
+    assert_eq!(client.stop_queue(0).unwrap(), 40);
+    let marked = taken(&log);
+    let mut later = 0;
+    while let Some(done) = client.queues[0].pop_used() {
+        assert_eq!(done.status, 0);
+        later += 1;
+        for page in pages(client.queues[0].data(done.slot), 4_096).union(&completed(&client, done.slot)) {
+            assert!(marked.contains(page), "slot {}: {page:#x}", done.slot);
+        }
+    }
+    assert_eq!(before.len() + later, slots.len());
+    assert!(later > 0, "all requests completed before logging began");
+}
+
+/// A copy of the memory that is made as QEMU makes it is equal to it at the end.
+#[test]
+fn a_copy_that_follows_the_log_is_exact() {
+    let place = AttackedDomain::new();
+    let mut client = connect(&place.dir.path().join("a"));
+    for i in 0..64u64 {
+        let data: Vec<u8> = (0..65_536u32).map(|at| (u64::from(at / 512) ^ (i * 7)) as u8).collect();
+        assert_eq!(request(&mut client, &write(i * 128, 65_536), Some(&data)).0, 0);
+    }
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    let mem = Arc::clone(&client.mem);
+    let mut copy = mem.read(0, mem.len());
+    let follow = |copy: &mut Vec<u8>| {
+        for at in log.take() {
+            copy[at..at + PAGE].copy_from_slice(&mem.read(at, PAGE));
+        }
+    };
+    let (begin, mut i, mut done, mut outstanding) = (Instant::now(), 0u64, 0u64, 0);
+    while done < 2_000 && begin.elapsed() < HANG {
+        while outstanding < 32 {
+            client.queues[0].push(&read(i * 8 % 8_192, 4_096 * (1 + i as u32 % 16))).unwrap();
+            (i, outstanding) = (i + 1, outstanding + 1);
+        }
+        client.queues[0].notify().unwrap();
+        while let Some(answer) = client.queues[0].pop_used() {
+            assert_eq!(answer.status, 0);
+            (done, outstanding) = (done + 1, outstanding - 1);
+        }
+        follow(&mut copy);
+    }
+    assert!(done >= 2_000, "{done} requests");
+    assert_eq!(client.stop_queue(0).unwrap(), 64 + i as u32);
+    follow(&mut copy);
+    // The driver writes descriptors, its ring and headers; the device all else.
+    let (_, _, used) = client.queues[0].ring_offsets();
+    let (status, data) = (client.queues[0].header(0), client.queues[0].data(0));
+    for at in (used..status).chain(data..mem.len()).step_by(PAGE) {
+        assert!(copy[at..at + PAGE] == mem.read(at, PAGE)[..], "the page at {at:#x} differs");
+    }
+}
+
+/// Logs that cannot be used end the connection, and nothing else.
+#[test]
+fn invalid_logs_are_refused() {
+    let mut place = AttackedDomain::new();
+    let socket = place.dir.path().join("a");
+    let neighbour = Neighbour::start(place.dir.path().join("b"));
+    let full = DirtyPages::new(4_096, true).unwrap();
+    let unsealed = DirtyPages::new(4_096, false).unwrap();
+    let disk = std::fs::File::open(place.dir.path().join("disk")).unwrap();
+    let region = |log: &DirtyPages, size, offset| VhostUserDirtyLogRegion {
+        mmap_size: size,
+        mmap_offset: offset,
+        ..log.region()
+    };
+    let of_disk = VhostUserDirtyLogRegion {
+        mmap_handle: std::os::fd::AsRawFd::as_raw_fd(&disk),
+        ..region(&full, 4_096, 0)
+    };
+    for (why, log) in [
+        ("too few bits", region(&full, 32, 0)),
+        ("no bits", region(&full, 0, 0)),
+        ("beyond its file", region(&full, 8_192, 0)),
+        ("an offset beyond its file", region(&full, 4_096, u64::MAX - 100)),
+        ("more than a guest has", region(&full, u64::MAX, 0)),
+        ("no seal", region(&unsealed, 4_096, 0)),
+        ("a file on a disk", of_disk),
+    ] {
+        let mut client = connect(&socket);
+        assert!(client.raw().set_log_base(0, Some(log)).is_err(), "{why}");
+        assert!(client.raw_is_closed(), "{why}");
+        assert!(place.iod.is_alive(), "{why}");
+    }
+    // An offset within a page is as good as any.
+    let mut client = connect(&socket);
+    client.raw().set_log_base(0, Some(region(&full, 2_048, 1_001))).unwrap();
+    client.set_logging(true).unwrap();
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
+    // A used ring is logged where it is.
+    let (_, _, used) = client.queues[0].ring_offsets();
+    let mut addresses = client.ring_addresses(0);
+    (addresses.flags, addresses.log_addr) = (1, Some(SharedMemory::BASE + used as u64 + 4_096));
+    assert!(client.raw().set_vring_addr(0, &addresses).is_err());
+    client.set_logging(true).unwrap();
+    // More memory than the log in use is for.
+    let more = SharedMemory::new(1 << 20, true).unwrap();
+    let mut far = more.region(0, 1 << 20);
+    far.guest_phys_addr = 1 << 40;
+    let table = [client.mem.region(0, client.mem.len()), far];
+    assert!(client.raw().set_mem_table(&table).is_err());
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0, "the old table stays");
+    client.set_logging(false).unwrap();
+    client.raw().set_mem_table(&table).unwrap();
+    assert!(neighbour.end().0 > 0);
+    drop(client);
+    let AttackedDomain { iod, dir } = place;
+    let (status, text) = iod.end();
+    drop(dir);
+    assert!(status.success(), "{text}");
+    for words in ["needs", "can be truncated", "ends beyond its file", "is to be logged"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+/// A trusted front end may truncate its log. Its own queue ends with that.
+#[test]
+fn a_log_that_is_truncated_ends_its_queue_only() {
+    let dir = common::disk(64);
+    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", "name = \"a\"\ntrust = true\n", 1);
+    let mut iod = Iod::start(dir.path(), &config);
+    let neighbour = Neighbour::start(dir.path().join("b"));
+    let mut client = connect(&dir.path().join("a"));
+    let end = (SharedMemory::BASE as usize + client.mem.len()).div_ceil(8 * PAGE);
+    let log = DirtyPages::new(end, false).unwrap();
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
+    log.truncate().unwrap();
+    let begin = Instant::now();
+    let is_broken = |status: &str| {
+        let status: serde_json::Value = serde_json::from_str(status).unwrap();
+        status.to_string().contains("\"broken\":1")
+    };
+    while !is_broken(&iod.status()) && begin.elapsed() < HANG {
+        if client.queues[0].free_slots() > 0 {
+            client.queues[0].push(&read(0, 4_096)).unwrap();
+            client.queues[0].notify().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(is_broken(&iod.status()), "{}", iod.status());
+    assert!(iod.is_alive());
+    assert!(neighbour.end().0 > 0);
+    drop(client);
+    assert_eq!(request(&mut connect(&dir.path().join("a")), &read(0, 4_096), None).0, 0);
+}
