@@ -38,6 +38,7 @@ fn door() -> &'static Mutex<Door> {
             largest_queue: 1_024,
             trust: Trust::None,
             has_inflight: true,
+            use_lock: None,
         };
         let listening = SocketListener::bind(&socket).expect("a socket");
         let frontend = VhostUserServer::start(disk, listening, house.handle.clone(), &Confine::none())

@@ -53,6 +53,14 @@ pub enum FileError {
         /// The reason, with its numbers.
         source: Refusal,
     },
+    /// A disk that moves, with a cache or with other writers.
+    #[error(
+        "disk \"{disk}\": `migrate` is neither with `cached`, because the other host would not see what is in this one's page cache, nor with `shared`, which takes no locks"
+    )]
+    Migrate {
+        /// Name of the disk.
+        disk: String,
+    },
     /// A block size that guests cannot use.
     #[error("disk \"{disk}\": `block_size` must be 512B, 1KiB, 2KiB or 4KiB")]
     BlockSize {

@@ -61,6 +61,9 @@ impl File {
                 if disk.block_size.is_some_and(|size| !BLOCK_SIZES.contains(&size.0)) {
                     return Err(FileError::BlockSize { disk: disk.name.clone() });
                 }
+                if disk.migrate && (disk.cached || disk.shared) {
+                    return Err(FileError::Migrate { disk: disk.name.clone() });
+                }
                 for (key, cap) in [("read_cap", disk.read_cap), ("write_cap", disk.write_cap)] {
                     let place = || format!("disk \"{}\": `{key}`", disk.name);
                     cap.check().map_err(|message| FileError::Rate { place: place(), message })?;

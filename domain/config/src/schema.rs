@@ -235,6 +235,9 @@ pub struct Disk {
     /// Expects other writers: the backing is not locked exclusively.
     #[serde(default)]
     pub shared: bool,
+    /// May move to another I/O domain while its guest runs: locked only while a guest uses it.
+    #[serde(default)]
+    pub migrate: bool,
     /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
     #[serde(default = "default_discard")]
     pub discard: bool,
@@ -277,6 +280,14 @@ pub struct Disk {
     pub write_cap: CapConfig,
     /// Treatment of I/O priorities in the guest's requests; they are ignored when not given.
     pub guest_priority: Option<GuestPriorityConfig>,
+}
+
+impl Disk {
+    /// Whether other processes may have the backing open for writing meanwhile.
+    #[must_use]
+    pub fn allows_other_writers(&self) -> bool {
+        self.shared || self.migrate
+    }
 }
 
 fn default_discard() -> bool {

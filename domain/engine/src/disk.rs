@@ -10,6 +10,7 @@ use rtvirtio_domain_resources::OpenError;
 use rtvirtio_domain_resources::backing::{Backing, BackingError};
 use rtvirtio_domain_resources::disk_lock::Identity;
 use rtvirtio_domain_resources::listen::SocketListener;
+use rtvirtio_domain_resources::use_lock::UseLock;
 
 use crate::confine::StartThread;
 use crate::engine::{self, EngineHandle};
@@ -48,10 +49,15 @@ impl Part {
             start: backing.start,
             size: backing.limits.size,
             block: backing.block.max(backing.guest_block),
-            shared: disk.shared,
+            shared: disk.allows_other_writers(),
             read_only: disk.read_only,
             file: Arc::new(file),
         })
+    }
+
+    /// The lock of a disk that may move.
+    fn use_lock(&self) -> UseLock {
+        UseLock::new(Arc::clone(&self.file), self.start, self.size, !self.read_only)
     }
 
     /// Copy with another size.
@@ -128,7 +134,7 @@ pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
 }
 
 /// A disk as its control thread sees it.
-pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo {
+pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize, part: &Part) -> DeviceInfo {
     DeviceInfo {
         name: disk.name.clone(),
         vm,
@@ -140,6 +146,7 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DeviceInfo
         largest_queue: crate::inflight::MAX_QUEUE_SIZE,
         trust: Trust::new(disk.trust, disk.hugepages),
         has_inflight: true,
+        use_lock: disk.migrate.then(|| Arc::new(part.use_lock())),
     }
 }
 

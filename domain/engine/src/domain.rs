@@ -73,7 +73,9 @@ impl OpenedDomain {
             let mut members = Vec::new();
             let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
             for (vm, ((disk, backing), socket)) in parts {
-                members.push((Part::new(disk, backing)?, disk_info(disk, backing, vm), socket));
+                let part = Part::new(disk, backing)?;
+                let info = disk_info(disk, backing, vm, &part);
+                members.push((part, info, socket));
             }
             let disks = device.disks.iter().zip(backings).map(|(disk, b)| engine_disk(disk, b));
             let config = EngineConfig {

@@ -80,6 +80,7 @@ pub(crate) fn serve_port(
         largest_queue: crate::net::LARGEST_QUEUE,
         trust: Trust::new(port.trust, port.hugepages),
         has_inflight: false,
+        use_lock: None,
     };
     VhostUserServer::start(info, socket, handle.clone(), threads)
         .map_err(|source| DomainError::Socket { device: format!("port \"{}\"", port.name), source })

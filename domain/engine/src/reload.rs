@@ -129,6 +129,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         read_only: _,
         cached: _,
         shared: _,
+        migrate: _,
         hugepages: _,
         trust: _,
         block_size: _,
@@ -147,7 +148,8 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     push_differences!(
-        list, place, old, new, socket, path, offset, read_only, cached, shared, hugepages, trust, block_size
+        list, place, old, new, socket, path, offset, read_only, cached, shared, migrate, hugepages, trust,
+        block_size
     );
     push_differences!(
         list,

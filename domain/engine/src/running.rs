@@ -293,7 +293,7 @@ impl Running {
     ) -> Result<Ready, ReloadError> {
         let AdoptedDisk { backing, lock, socket } = adopted;
         let part = Part::new(disk, &backing)?;
-        let info = disk_info(disk, &backing, place);
+        let info = disk_info(disk, &backing, place, &part);
         let sched = new.devices[device].sched();
         let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();
         let started = self.0.started.devices[device].sched();

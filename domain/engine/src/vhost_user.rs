@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rtvirtio_domain_resources::listen::SocketListener;
+use rtvirtio_domain_resources::use_lock::UseLock;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 pub use self::config_space::ConfigSpace;
@@ -47,6 +48,8 @@ pub struct DeviceInfo {
     /// Whether requests in flight are tracked in memory that outlives this process. QEMU has it for
     /// disks only.
     pub has_inflight: bool,
+    /// Lock that is held while a queue is served; `None` for a device that does not move.
+    pub use_lock: Option<Arc<UseLock>>,
 }
 
 /// A socket with its thread; serves one QEMU at a time.

@@ -53,7 +53,7 @@ impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
             size: disk.size.map(|s| s.0),
             read_only: disk.read_only,
             direct: !disk.cached,
-            shared: disk.shared,
+            shared: disk.allows_other_writers(),
             block_size: disk.block_size.map(|size| size.0 as u32),
         }
     }

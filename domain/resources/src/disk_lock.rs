@@ -15,7 +15,7 @@ use crate::backing_error::BackingError;
 use crate::image_format;
 
 /// Longest wait for the locks of a dead I/O domain: its last requests hold them.
-pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Device and inode of a file, or the number of a block device: disks with the same one share it.
 pub type Identity = (u64, u64);

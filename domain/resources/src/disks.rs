@@ -66,8 +66,10 @@ fn lock_files(
         }
     }
     let lock = |(_, disks): (Identity, Vec<&Disk>)| {
-        let wanted =
-            DiskUse { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
+        let wanted = DiskUse {
+            read_only: disks.iter().all(|d| d.read_only),
+            shared: disks.iter().all(|d| d.allows_other_writers()),
+        };
         take(&disks[0].path, wanted).map_err(|source| OpenError::Disk { disk: disks[0].name.clone(), source })
     };
     by_identity.into_iter().map(lock).collect()
@@ -140,7 +142,7 @@ fn refuse_overlaps(file: &File, backings: &[Vec<Backing>]) -> Result<(), OpenErr
     };
     for (i, (first, a)) in named() {
         for (_, (second, b)) in named().skip(i + 1) {
-            let meant = first.shared && second.shared;
+            let meant = first.allows_other_writers() && second.allows_other_writers();
             if a.overlaps(b) && !meant && !(a.limits.read_only && b.limits.read_only) {
                 return Err(OpenError::Overlap { first: first.name.clone(), second: second.name.clone() });
             }

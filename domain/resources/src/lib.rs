@@ -19,5 +19,6 @@ pub mod listen;
 mod partitions;
 pub mod socket_group;
 pub mod uplink;
+pub mod use_lock;
 
 pub use error::OpenError;

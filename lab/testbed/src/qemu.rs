@@ -19,12 +19,14 @@ mod args;
 mod config;
 mod error;
 mod files;
+mod migrate;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Accel, DiskRegion, GuestDisk, GuestNic, NicBackend, QemuConfig, UrgencyDevice};
 pub use error::QemuError;
 use files::Files;
+pub use migrate::Migration;
 
 /// Path of the guest's only disk, in the guest.
 pub const GUEST_DISK: &str = "/dev/vda";
@@ -97,7 +99,8 @@ pub struct QemuGuest {
 }
 
 impl QemuGuest {
-    /// Starts a guest and waits until its agent answers.
+    /// Starts a guest and waits until its agent answers; one that waits for a migration, until its
+    /// monitor does.
     ///
     /// # Errors
     /// See [`QemuError`]. A guest that died meanwhile is reported with the last lines of its
@@ -143,7 +146,11 @@ impl QemuGuest {
             boot_time: Duration::ZERO,
         };
         // On an error the guest is dropped, which ends it and removes its files.
-        guest.await_agent(start, config.boot_timeout)?;
+        if config.incoming {
+            guest.await_monitor(start, config.boot_timeout)?;
+        } else {
+            guest.await_agent(start, config.boot_timeout)?;
+        }
         guest.boot_time = start.elapsed();
         Ok(guest)
     }

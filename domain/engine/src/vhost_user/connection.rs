@@ -2,6 +2,7 @@
 
 mod dirty_log;
 mod slots;
+mod start;
 
 use std::fs::File;
 use std::io;
@@ -16,13 +17,11 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
-use vm_memory::GuestAddress;
 
 use self::dirty_log::WriteLog;
 use super::DeviceInfo;
 use super::descriptors;
-use crate::engine::{EngineHandle, Kick, QueueCommand, QueueId, VringStart};
-use crate::feature;
+use crate::engine::{EngineHandle, Kick, QueueCommand, QueueId};
 use crate::inflight::Region;
 use crate::memory::{GuestMem, MEMORY_SLOTS};
 
@@ -113,11 +112,6 @@ impl<C: From<QueueCommand>> Connection<C> {
         self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0
     }
 
-    /// Publishes whether a queue is served, before the front end has its reply.
-    fn publish_use(&self) {
-        self.in_use.store(self.queues.iter().any(|queue| queue.running), Ordering::Relaxed);
-    }
-
     fn offered_features(&self) -> u64 {
         self.device.features
             | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
@@ -141,98 +135,6 @@ impl<C: From<QueueCommand>> Connection<C> {
             log_and_reject(&self.device.name, &format!("queue {index} of {num} descriptors"), why)
         })
     }
-
-    /// Starts a queue as soon as it is completely configured.
-    fn try_start(&mut self, index: u32) -> Result<()> {
-        let name = self.device.name.clone();
-        let gone = |e| log_and_reject(&name, "engine", e);
-        let (mem, features, vm) = (self.mem.clone(), self.features, self.device.vm);
-        let enabled_by_message = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
-        let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
-        let tracked = self.inflight.as_ref().map(|r| r.queue_size());
-        let engine = self.engine.clone();
-        let setup = self.queue(index)?;
-        if setup.running || setup.kick.is_none() || (enabled_by_message && !setup.enabled) {
-            return Ok(());
-        }
-        let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
-        let Some(size) = setup.size else {
-            let why = "no number of descriptors was accepted for it (SET_VRING_NUM)";
-            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
-        };
-        // Requests beyond the in-flight memory would be lost with this process.
-        if let Some(tracked) = tracked.filter(|tracked| *tracked < size) {
-            let why = format!("it has {size} descriptors, and the in-flight memory is for {tracked}");
-            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
-        }
-        let translate = |what, user| {
-            mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
-        };
-        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) = (
-            translate("descriptor table", desc)?,
-            translate("available ring", avail)?,
-            translate("used ring", used)?,
-        );
-        dirty_log::check_ring(setup.log_address, used)
-            .map_err(|why| log_and_reject(&name, &format!("queue {index} is not started"), why))?;
-        let kick = setup.kick.as_ref().map(Kick::try_clone).transpose();
-        let fds = kick.and_then(|k| Ok((k, setup.call.as_ref().map(File::try_clone).transpose()?)));
-        let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
-        let Some(kick) = kick else { return Ok(()) };
-        let start = Box::new(VringStart {
-            mem: Arc::clone(&mem),
-            size,
-            desc,
-            avail,
-            used,
-            base: setup.base,
-            event_idx: features & feature::EVENT_IDX != 0,
-            features,
-            kick,
-            call,
-            inflight,
-        });
-        let done = engine
-            .ask(|reply| QueueCommand::Start { vm, queue: QueueId(index as u16), start, reply })
-            .map_err(gone)?;
-        done.map_err(|e| log_and_reject(&name, "queue", e))?;
-        setup.running = true;
-        self.publish_use();
-        self.notify_unread();
-        Ok(())
-    }
-
-    /// Stops a queue; returns when its requests are completed.
-    fn stop(&mut self, index: u32) -> Result<()> {
-        let (vm, engine, name) = (self.device.vm, self.engine.clone(), self.device.name.clone());
-        let setup = self.queue(index)?;
-        if std::mem::take(&mut setup.running) {
-            setup.base = engine
-                .ask(|reply| QueueCommand::Stop { vm, queue: QueueId(index as u16), reply })
-                .map_err(|e| log_and_reject(&name, "engine", e))?;
-        }
-        Ok(())
-    }
-
-    /// Stops a queue at the front end's wish. A stop before a change, which a start follows, is not
-    /// published: meanwhile the guest uses the device.
-    fn stop_for_good(&mut self, index: u32) -> Result<()> {
-        self.stop(index)?;
-        self.publish_use();
-        Ok(())
-    }
-
-    fn stop_all(&mut self) -> Result<()> {
-        (0..self.queues.len() as u32).try_for_each(|i| self.stop(i))
-    }
-
-    /// Starts all queues that can be started; returns the first error, which does not prevent the
-    /// others. A queue without an accepted size was refused already.
-    fn start_all(&mut self) -> Result<()> {
-        let sized: Vec<u32> =
-            (0..).zip(&self.queues).filter(|(_, queue)| queue.size.is_some()).map(|(i, _)| i).collect();
-        sized.into_iter().map(|i| self.try_start(i)).fold(Ok(()), Result::and)
-    }
 }
 
 impl<C: From<QueueCommand>> Drop for Connection<C> {
@@ -240,8 +142,11 @@ impl<C: From<QueueCommand>> Drop for Connection<C> {
         // Requests without a completion are in the in-flight memory; nothing is completed without a
         // connection.
         let vm = self.device.vm;
-        let _ = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply });
+        let is_idle = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply }).is_ok();
         self.in_use.store(false, Ordering::Relaxed);
+        if is_idle {
+            self.release_disk();
+        }
         self.device.config.set_channel(None);
     }
 }

@@ -15,6 +15,9 @@ const HELD: i64 = 100;
 /// First byte for permissions that are not shared (`RAW_LOCK_SHARED_BASE`).
 const NOT_SHARED: i64 = 200;
 
+/// First byte of the locks of disks in use, far behind any image: QEMU's bytes stay free.
+const IN_USE: i64 = 1 << 62;
+
 /// `BLK_PERM_CONSISTENT_READ`: reads see consistent data.
 const READ: i64 = 0;
 /// `BLK_PERM_WRITE`: data may be written.
@@ -72,6 +75,32 @@ pub fn hold_image(file: &File, sharing: Sharing) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Locks a part of an image for a user of it, to the exclusion of other open files that lock it so;
+/// of its writers only where it does not write itself. `false` when another one has it.
+///
+/// # Errors
+/// When the file system has no such locks, or the file is not open for this use.
+pub fn lock_in_use(file: &File, start: u64, len: u64, writes: bool) -> io::Result<bool> {
+    let (start, len) = in_use(start, len)?;
+    set(file, start, len, if writes { libc::F_WRLCK } else { libc::F_RDLCK })
+}
+
+/// Gives the lock of [`lock_in_use`] back.
+///
+/// # Errors
+/// As [`lock_in_use`].
+pub fn unlock_in_use(file: &File, start: u64, len: u64) -> io::Result<()> {
+    let (start, len) = in_use(start, len)?;
+    set(file, start, len, libc::F_UNLCK).map(drop)
+}
+
+fn in_use(start: u64, len: u64) -> io::Result<(i64, i64)> {
+    let beyond = || io::Error::from(io::ErrorKind::InvalidInput);
+    let start = i64::try_from(start).ok().and_then(|start| IN_USE.checked_add(start)).ok_or_else(beyond)?;
+    let len = i64::try_from(len).ok().filter(|len| *len > 0).ok_or_else(beyond)?;
+    start.checked_add(len).map(|_| (start, len)).ok_or_else(beyond)
 }
 
 /// Bytes to lock for this use.

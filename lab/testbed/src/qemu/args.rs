@@ -30,7 +30,7 @@ pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
         return Err(QemuError::Name { name: name.clone() });
     }
     let files = Files::new(&config.run_dir, name);
-    for path in [files.qmp, files.agent, files.start] {
+    for path in [files.qmp, files.agent, files.start, files.incoming] {
         let len = path.as_os_str().len();
         if len > SUN_PATH_MAX {
             return Err(QemuError::Vmm { name: name.clone(), source: VmmError::PathTooLong { path, len } });
@@ -111,6 +111,9 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr);
+    if config.incoming {
+        command.arg("-incoming").arg(format!("unix:{}", files.incoming.display()));
+    }
     if config.lock_memory {
         command.args(["-overcommit", "mem-lock=on"]);
     }

@@ -130,6 +130,9 @@ pub struct QemuConfig {
     pub start_port: bool,
     /// Network card; none when `None`.
     pub nic: Option<GuestNic>,
+    /// Whether it boots nothing, and waits for a guest of the same configuration that is migrated
+    /// to it: [`QemuGuest::migrate`](super::QemuGuest::migrate).
+    pub incoming: bool,
     /// Directory of sockets and logs. Made if missing; shared by the guests of one lab. Keep the
     /// path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -158,6 +161,7 @@ impl QemuConfig {
             urgency: None,
             start_port: false,
             nic: None,
+            incoming: false,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,

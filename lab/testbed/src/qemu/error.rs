@@ -99,6 +99,14 @@ pub enum QemuError {
         /// Error of the monitor or the agent.
         source: VmmError,
     },
+    /// A migration failed, was cancelled or did not end.
+    #[error("guest {name} is not migrated: {state}")]
+    Migration {
+        /// Name of the guest.
+        name: String,
+        /// State of the migration, as QEMU says it.
+        state: String,
+    },
     /// QEMU does not end after SIGKILL.
     #[error(
         "QEMU of guest {name} (pid {pid}) does not end, not even by SIGKILL: it waits for its disk in the kernel; end what serves that disk"

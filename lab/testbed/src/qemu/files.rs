@@ -18,6 +18,7 @@ pub(super) struct Files {
     pub(super) qmp: PathBuf,
     pub(super) agent: PathBuf,
     pub(super) start: PathBuf,
+    pub(super) incoming: PathBuf,
     pub(super) serial: PathBuf,
     pub(super) stderr: PathBuf,
 }
@@ -31,13 +32,14 @@ impl Files {
             qmp: file("qmp"),
             agent: file("qga"),
             start: file("start"),
+            incoming: file("in"),
             serial: file("console"),
             stderr: file("stderr"),
         }
     }
 
-    fn all(&self) -> [&Path; 5] {
-        [&self.qmp, &self.agent, &self.start, &self.serial, &self.stderr]
+    fn all(&self) -> [&Path; 6] {
+        [&self.qmp, &self.agent, &self.start, &self.incoming, &self.serial, &self.stderr]
     }
 
     /// Makes the directory and removes files of a crashed guest of this name.

@@ -1,0 +1,131 @@
+//! Live migration of a real guest between two I/O domains that share its disk.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Iod, connect, disk, read, request, write};
+use rtvirtio_testbed::image::{self, GuestImage};
+use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testkit::HANG;
+
+/// Migrations of one run: `RTVIRTIO_MIGRATIONS`, or five.
+fn migrations() -> usize {
+    std::env::var("RTVIRTIO_MIGRATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(5)
+}
+
+/// An I/O domain in a directory of its own, on a disk in another.
+fn domain(dir: &Path, image: &Path, more: &str) -> Iod {
+    std::fs::create_dir_all(dir).unwrap();
+    let (dir_text, image) = (dir.display(), image.display());
+    let config = format!(
+        "[[device]]\nname = \"d\"\nwindow = 4\n[[device.disk]]\nname = \"a\"\nserial = \"moves\"\n\
+         socket = \"{dir_text}/a\"\npath = \"{image}\"\n{more}"
+    );
+    Iod::start(dir, &config)
+}
+
+fn guest(name: &str, image: &GuestImage, dir: &Path, incoming: bool) -> QemuGuest {
+    let socket = GuestDisk::VhostUser { socket: dir.join("a"), queues: 1 };
+    let config = QemuConfig::new(name, image.clone(), socket, &dir.join("run"));
+    QemuGuest::start(&QemuConfig { incoming, ..config }).unwrap()
+}
+
+fn shell(guest: &mut QemuGuest, script: &str) -> String {
+    let output = guest.exec(&["sh", "-c", script], HANG).unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.success(), "{script}: {text}");
+    text
+}
+
+#[test]
+fn a_guest_moves_while_it_writes_and_verifies() {
+    let test = "a_guest_moves_while_it_writes_and_verifies";
+    if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::QEMU]) {
+        return;
+    }
+    let image = image::ensure(&image::default_cache(), &|line| eprintln!("{line}")).unwrap();
+    let dir = disk(64);
+    let disk = dir.path().join("disk");
+    let sides = [dir.path().join("0"), dir.path().join("1")];
+    let mut iods = sides.each_ref().map(|side| domain(side, &disk, "migrate = true\n"));
+    let mut here = guest("vm0", &image, &sides[0], false);
+    // Written once, and read by the device into the guest's page cache again and again.
+    let fill = "dd if=/dev/urandom of=/dev/vda bs=1M seek=32 count=24 oflag=direct 2>/dev/null";
+    let sum = "dd if=/dev/vda bs=1M skip=32 count=24 2>/dev/null | sha256sum | cut -c 1-64";
+    let sum = format!("echo 1 > /proc/sys/vm/drop_caches; {sum}; {sum}");
+    let sums = shell(&mut here, &format!("{fill}; {sum}"));
+    let expected = sums.lines().next().unwrap().to_owned();
+    let again = format!("while sleep 0.1; do {sum}; done > /tmp/sums");
+    let _reader = here.spawn(&["sh", "-c", &again]).unwrap();
+    let seconds = (4 * migrations() + 4).to_string();
+    let fio = "exec fio --name=v --filename=/dev/vda --rw=randrw --bssplit=4k/60:64k/40 --size=24M \
+               --io_size=64G --time_based --direct=1 --ioengine=libaio --iodepth=16 --verify=crc32c \
+               --verify_fatal=1 --verify_backlog=64 --runtime=";
+    let verify = here.spawn(&["sh", "-c", &format!("{fio}{seconds}")]).unwrap();
+    for i in 1..=migrations() {
+        let side = &sides[i % 2];
+        let mut there = guest(&format!("vm{i}"), &image, side, true);
+        let took = here.migrate(&there, HANG).unwrap_or_else(|e| panic!("migration {i}: {e}"));
+        eprintln!("migration {i}: {took:?}");
+        assert!(there.agent().is_ok(), "migration {i}");
+        here.stop().unwrap();
+        here = there;
+    }
+    let begin = Instant::now();
+    let output = loop {
+        if let Some(output) = here.poll(verify).unwrap() {
+            break output;
+        }
+        assert!(begin.elapsed() < HANG, "fio ends");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.success() && text.contains("err= 0"), "{text}");
+    let sums = shell(&mut here, &format!("cat /tmp/sums; {sum}"));
+    let wrong = sums.lines().filter(|line| *line != expected).count();
+    eprintln!("{} sums", sums.lines().count());
+    assert!(sums.lines().count() > 4 && wrong == 0, "{wrong} wrong: {sums}");
+    let kernel = shell(&mut here, "dmesg");
+    assert!(!kernel.contains("I/O error") && !kernel.contains("BUG:"), "{kernel}");
+    here.stop().unwrap();
+    assert!(iods.iter_mut().all(Iod::is_alive));
+}
+
+/// Two I/O domains never serve a disk that moves at once, whatever their front ends do.
+#[test]
+fn a_disk_that_moves_is_served_by_one_domain_at_a_time() {
+    let dir = disk(64);
+    let disk = dir.path().join("disk");
+    let (one, two) = (dir.path().join("0"), dir.path().join("1"));
+    let first = domain(&one, &disk, "migrate = true\n");
+    let second = domain(&two, &disk, "migrate = true\n");
+    let mut source = connect(&one.join("a"));
+    assert_eq!(request(&mut source, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
+    // Both are ready, and the other one does not begin.
+    let refused = rtvirtio_domain_client::Client::connect(&two.join("a"), Default::default());
+    assert!(refused.is_err());
+    source.stop_queue(0).unwrap();
+    let mut target = connect(&two.join("a"));
+    let (status, data) = request(&mut target, &read(0, 4_096), None);
+    assert!(status == 0 && data == [7; 4_096]);
+    // A killed one gives it back.
+    second.kill();
+    drop(source);
+    assert_eq!(request(&mut connect(&one.join("a")), &read(0, 4_096), None).0, 0);
+    // Nor does one that does not move it.
+    let alone = dir.path().join("2");
+    std::fs::create_dir_all(&alone).unwrap();
+    let config = format!(
+        "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{0}/a\"\npath = \"{1}\"\n",
+        alone.display(),
+        disk.display()
+    );
+    let refused = Iod::try_start(&alone, &config).err().expect("the disk is in use");
+    assert!(refused.contains("in use"), "{refused}");
+    let (status, log) = first.end();
+    assert!(status.success(), "{log}");
+}

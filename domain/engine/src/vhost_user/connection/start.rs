@@ -1,0 +1,132 @@
+//! Start and stop of a connection's queues.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rtvirtio_domain_resources::disk_lock::LOCK_TIMEOUT;
+use vhost::vhost_user::Result;
+use vhost::vhost_user::message::VhostUserVirtioFeatures;
+use vm_memory::GuestAddress;
+
+use super::{Connection, dirty_log, log_and_reject};
+use crate::engine::{Kick, QueueCommand, QueueId, VringStart};
+use crate::feature;
+
+impl<C: From<QueueCommand>> Connection<C> {
+    /// Publishes whether a queue is served, before the front end has its reply.
+    pub(super) fn publish_use(&self) {
+        let is_used = self.queues.iter().any(|queue| queue.running);
+        self.in_use.store(is_used, Ordering::Relaxed);
+        if !is_used {
+            self.release_disk();
+        }
+    }
+
+    /// Takes the lock of a disk that may move, before a queue is served.
+    fn take_disk(&self) -> Result<()> {
+        let Some(lock) = &self.device.use_lock else { return Ok(()) };
+        lock.acquire(LOCK_TIMEOUT).map_err(|e| log_and_reject(&self.device.name, "the disk", e))
+    }
+
+    /// Gives the lock back; nothing of the disk is in flight.
+    pub(super) fn release_disk(&self) {
+        if let Some(Err(e)) = self.device.use_lock.as_ref().map(|lock| lock.release()) {
+            crate::log::line(&self.device.name, format_args!("the disk stays locked: {e}"));
+        }
+    }
+
+    /// Starts a queue as soon as it is completely configured.
+    pub(super) fn try_start(&mut self, index: u32) -> Result<()> {
+        let name = self.device.name.clone();
+        let gone = |e| log_and_reject(&name, "engine", e);
+        let (mem, features, vm) = (self.mem.clone(), self.features, self.device.vm);
+        let enabled_by_message = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
+        let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
+        let tracked = self.inflight.as_ref().map(|r| r.queue_size());
+        let engine = self.engine.clone();
+        let setup = self.queue(index)?;
+        if setup.running || setup.kick.is_none() || (enabled_by_message && !setup.enabled) {
+            return Ok(());
+        }
+        let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
+        let base = setup.base;
+        let Some(size) = setup.size else {
+            let why = "no number of descriptors was accepted for it (SET_VRING_NUM)";
+            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
+        };
+        // Requests beyond the in-flight memory would be lost with this process.
+        if let Some(tracked) = tracked.filter(|tracked| *tracked < size) {
+            let why = format!("it has {size} descriptors, and the in-flight memory is for {tracked}");
+            return Err(log_and_reject(&name, &format!("queue {index} is not started"), why));
+        }
+        let translate = |what, user| {
+            mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
+        };
+        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) = (
+            translate("descriptor table", desc)?,
+            translate("available ring", avail)?,
+            translate("used ring", used)?,
+        );
+        dirty_log::check_ring(setup.log_address, used)
+            .map_err(|why| log_and_reject(&name, &format!("queue {index} is not started"), why))?;
+        let kick = setup.kick.as_ref().map(Kick::try_clone).transpose();
+        let fds = kick.and_then(|k| Ok((k, setup.call.as_ref().map(File::try_clone).transpose()?)));
+        let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
+        let Some(kick) = kick else { return Ok(()) };
+        self.take_disk()?;
+        let start = Box::new(VringStart {
+            mem: Arc::clone(&mem),
+            size,
+            desc,
+            avail,
+            used,
+            base,
+            event_idx: features & feature::EVENT_IDX != 0,
+            features,
+            kick,
+            call,
+            inflight,
+        });
+        let done = engine
+            .ask(|reply| QueueCommand::Start { vm, queue: QueueId(index as u16), start, reply })
+            .map_err(gone)?;
+        self.queue(index)?.running = done.is_ok();
+        self.publish_use();
+        done.map_err(|e| log_and_reject(&name, "queue", e))?;
+        self.notify_unread();
+        Ok(())
+    }
+
+    /// Stops a queue; returns when its requests are completed.
+    pub(super) fn stop(&mut self, index: u32) -> Result<()> {
+        let (vm, engine, name) = (self.device.vm, self.engine.clone(), self.device.name.clone());
+        let setup = self.queue(index)?;
+        if std::mem::take(&mut setup.running) {
+            setup.base = engine
+                .ask(|reply| QueueCommand::Stop { vm, queue: QueueId(index as u16), reply })
+                .map_err(|e| log_and_reject(&name, "engine", e))?;
+        }
+        Ok(())
+    }
+
+    /// Stops a queue at the front end's wish. A stop before a change, which a start follows, is not
+    /// published: meanwhile the guest uses the device.
+    pub(super) fn stop_for_good(&mut self, index: u32) -> Result<()> {
+        self.stop(index)?;
+        self.publish_use();
+        Ok(())
+    }
+
+    pub(super) fn stop_all(&mut self) -> Result<()> {
+        (0..self.queues.len() as u32).try_for_each(|i| self.stop(i))
+    }
+
+    /// Starts all queues that can be started; returns the first error, which does not prevent the
+    /// others. A queue without an accepted size was refused already.
+    pub(super) fn start_all(&mut self) -> Result<()> {
+        let sized: Vec<u32> =
+            (0..).zip(&self.queues).filter(|(_, queue)| queue.size.is_some()).map(|(i, _)| i).collect();
+        sized.into_iter().map(|i| self.try_start(i)).fold(Ok(()), Result::and)
+    }
+}

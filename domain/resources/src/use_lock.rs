@@ -1,0 +1,106 @@
+//! The lock of a disk that moves between I/O domains with its guest.
+//!
+//! Both I/O domains have the disk open, and neither may keep the other from that: a target is
+//! ready before its source stops. So the disk is locked while a guest uses it, and no longer. The
+//! lock is one of the open file that does the I/O: after a kill it lasts until the kernel has
+//! completed the last request of that file.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::holders::image_lock::{lock_in_use, unlock_in_use};
+
+/// Interval of attempts.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Reasons for which a disk is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UseLockError {
+    /// Another I/O domain serves it to a guest.
+    #[error(
+        "another I/O domain serves this disk to a guest, and two would destroy it: one begins when the other's guest has stopped, as a migration does it"
+    )]
+    InUse,
+    /// The file system does not lock.
+    #[error("it cannot be locked, which `migrate` needs: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// The lock on a disk's part of its file.
+#[derive(Debug)]
+pub struct UseLock {
+    file: Arc<File>,
+    start: u64,
+    size: u64,
+    writes: bool,
+}
+
+impl UseLock {
+    /// The lock of a part of a file, in bytes, which is free still. `file` shares the open file
+    /// that does the I/O.
+    #[must_use]
+    pub fn new(file: Arc<File>, start: u64, size: u64, writes: bool) -> Self {
+        Self { file, start, size, writes }
+    }
+
+    /// Takes the lock; waits up to `timeout` for another I/O domain that stops or has died.
+    ///
+    /// # Errors
+    /// [`UseLockError`].
+    pub fn acquire(&self, timeout: Duration) -> Result<(), UseLockError> {
+        let begin = Instant::now();
+        while !lock_in_use(&self.file, self.start, self.size, self.writes)? {
+            if begin.elapsed() >= timeout {
+                return Err(UseLockError::InUse);
+            }
+            std::thread::sleep(RETRY);
+        }
+        Ok(())
+    }
+
+    /// Gives the lock back. Nothing may be in flight.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn release(&self) -> io::Result<()> {
+        unlock_in_use(&self.file, self.start, self.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_locked_by_one_open_file_at_a_time() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        std::fs::write(&path, [0; 8_192]).unwrap();
+        let of = |start, writes| {
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            UseLock::new(Arc::new(file), start, 4_096, writes)
+        };
+        let soon = Duration::from_millis(1);
+        let (first, same, other) = (of(0, true), of(0, true), of(4_096, true));
+        first.acquire(soon).unwrap();
+        first.acquire(soon).unwrap();
+        other.acquire(soon).unwrap();
+        assert!(matches!(same.acquire(soon), Err(UseLockError::InUse)));
+        let waits = std::thread::spawn(move || same.acquire(Duration::from_secs(60)).map(|()| same));
+        std::thread::sleep(Duration::from_millis(20));
+        first.release().unwrap();
+        let same = waits.join().unwrap().unwrap();
+        assert!(first.acquire(soon).is_err());
+        drop(same);
+        let (reader, another) = (of(0, false), of(0, false));
+        reader.acquire(soon).unwrap();
+        another.acquire(soon).unwrap();
+        assert!(first.acquire(soon).is_err());
+        // Closed with the last descriptor of its open file.
+        drop((reader, another));
+        first.acquire(soon).unwrap();
+    }
+}
