@@ -88,6 +88,8 @@ fn exactly_the_written_pages_are_marked() {
     assert_eq!(taken(&log), expected);
     // A migration that is cancelled, and the next one with another log.
     client.set_logging(false).unwrap();
+    // The queue that was started again asked for a kick.
+    let _ = log.take();
     assert_eq!(request(&mut client, &read(0, 65_536), None).0, 0);
     assert_eq!(taken(&log), BTreeSet::new());
     let next = DirtyPages::covering(&client.mem).unwrap();
@@ -121,8 +123,8 @@ fn requests_in_flight_when_logging_begins_are_marked() {
     while let Some(done) = client.queues[0].pop_used() {
         before.insert(done.slot);
     }
-    // Stopped in the middle: it waits for all, and says exactly where it is.
-    assert_eq!(client.stop_queue(0).unwrap(), 40);
+    // Stopped in the middle: it waits for what it has fetched, and says exactly where it is.
+    let base = client.stop_queue(0).unwrap() as usize;
     let marked = taken(&log);
     let mut later = 0;
     while let Some(done) = client.queues[0].pop_used() {
@@ -132,7 +134,8 @@ fn requests_in_flight_when_logging_begins_are_marked() {
             assert!(marked.contains(page), "slot {}: {page:#x}", done.slot);
         }
     }
-    assert_eq!(before.len() + later, slots.len());
+    assert_eq!(before.len() + later, base);
+    assert!(base <= slots.len());
     assert!(later > 0, "all requests completed before logging began");
 }
 
@@ -169,7 +172,11 @@ fn a_copy_that_follows_the_log_is_exact() {
         follow(&mut copy);
     }
     assert!(done >= 2_000, "{done} requests");
-    assert_eq!(client.stop_queue(0).unwrap(), 64 + i as u32);
+    // What was fetched is completed; the rest is the target's.
+    let base = client.stop_queue(0).unwrap();
+    done += std::iter::from_fn(|| client.queues[0].pop_used()).count() as u64;
+    assert_eq!(u64::from(base), 64 + done);
+    assert!(done <= i);
     follow(&mut copy);
     // The driver writes descriptors, its ring and headers; the device all else.
     let (_, _, used) = client.queues[0].ring_offsets();

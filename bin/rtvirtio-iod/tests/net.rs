@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Iod, program};
-use rtvirtio_domain_client::{NET_HEADER, NetClient};
+use rtvirtio_domain_client::{ClientQueue, DirtyPages, NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_testkit::{HANG, Need, has};
 use rustix::event::{EventfdFlags, eventfd};
@@ -843,4 +844,73 @@ fn mistakes_are_named_with_the_remedy() {
     let short = reserve.replace("2ms", "900us").replace("60", "10");
     let error = refused(config(dir.path(), "link = \"100Mbit/s\"", &short, ""));
     assert!(error.contains("port \"a\" cannot be promised 900us"), "{error}");
+}
+
+/// While a guest is migrated, its frames and rings are in the log, and nothing else.
+#[test]
+fn frames_and_rings_are_logged() {
+    let Some(bed) = Bed::new("frames_and_rings_are_logged", "", "", "") else { return };
+    let mut a = bed.connect("a");
+    let log = DirtyPages::covering(&a.mem).unwrap();
+    a.begin_log(&log).unwrap();
+    let rings = |queue: &ClientQueue| {
+        let (_, _, used) = queue.ring_offsets();
+        // 1024 elements, behind and before two words each.
+        [used, used + 4_096, used + 8_192]
+    };
+    let (to_vm, from_vm) = (rings(&a.rx), rings(&a.tx));
+    let data = |client: &NetClient, slot| client.rx.data(slot);
+    let (first, last) = (data(&a, 0), data(&a, NetClient::BUFFERS - 1));
+    for number in 0..20u32 {
+        let sent = frame(A, PEER, number, 1_000);
+        bed.peer.send(&sent).unwrap();
+        assert_eq!(receive(&mut a, HANG), Some(sent), "frame {number}");
+        let marked = log.take();
+        let buffers: Vec<usize> = marked.iter().copied().filter(|at| (first..=last).contains(at)).collect();
+        assert_eq!(buffers, [data(&a, number as u16)], "frame {number}");
+        assert!(marked.contains(&to_vm[0]), "its index: {marked:?}");
+        let known = |at: &usize| buffers.contains(at) || to_vm.contains(at) || from_vm.contains(at);
+        assert!(marked.iter().all(known), "{marked:?}");
+    }
+    assert!(a.send(&frame(PEER, A, 1, 60)).unwrap());
+    assert!(bed.peer.receive(HANG).unwrap().is_some());
+    let begin = Instant::now();
+    while a.unfetched() > 0 && begin.elapsed() < HANG {
+        std::thread::yield_now();
+    }
+    let marked = log.take();
+    assert!(marked.contains(&from_vm[0]), "{marked:?}");
+    assert!(!marked.iter().any(|at| (first..=last).contains(at)), "{marked:?}");
+}
+
+/// The frame of a guest that has arrived: of the port's own address, in its VLANs.
+#[test]
+fn a_guest_that_has_arrived_is_announced() {
+    let name = "a_guest_that_has_arrived_is_announced";
+    let Some(bed) = Bed::packet_with(name, "", "vlans = [0, 5]") else { return };
+    let announce = |port: &str, mac: [u8; 6]| {
+        let mut qemu = std::os::unix::net::UnixStream::connect(bed.dir.path().join(port)).unwrap();
+        qemu.set_read_timeout(Some(HANG)).unwrap();
+        let header = [19u32, 1 | 1 << 3, 8].map(u32::to_ne_bytes).concat();
+        qemu.write_all(&[&header[..], &mac[..], &[0, 0]].concat()).unwrap();
+        let mut reply = [0; 20];
+        qemu.read_exact(&mut reply).unwrap();
+        u64::from_ne_bytes(reply[12..].try_into().unwrap()) == 0
+    };
+    let request = |mac: [u8; 6]| {
+        let body = [0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3];
+        let mut frame = [&[0xff; 6][..], &mac, &body, &mac, &[0; 4], &mac].concat();
+        frame.resize(60, 0);
+        frame
+    };
+    assert!(announce("a", A));
+    assert_eq!(bed.peer.receive(HANG).unwrap(), Some(request(A)));
+    assert!(!announce("a", B), "another port's address");
+    assert!(announce("b", B));
+    let both = [(); 2].map(|()| bed.peer.receive(HANG).unwrap().unwrap());
+    // The peer's kernel takes the second one's tag off.
+    assert_eq!(both, [request(B), request(B)]);
+    assert_eq!(bed.peer.receive(QUIET).unwrap(), None);
+    let (_, log) = bed.iod.end();
+    assert!(log.contains("52:54:00:00:00:0b is not its address"), "{log}");
 }

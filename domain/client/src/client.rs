@@ -72,7 +72,7 @@ pub enum ClientError {
 
 /// A disk over vhost-user, its queues started or left to the test.
 pub struct Client {
-    frontend: Frontend,
+    pub(crate) frontend: Frontend,
     /// Memory shared with the back end.
     pub mem: Arc<SharedMemory>,
     /// Virtqueues in order of their index.
@@ -229,7 +229,7 @@ pub(crate) fn share_memory(frontend: &Frontend, mem: &SharedMemory) -> vhost::Re
 }
 
 /// Addresses of descriptor table, used and available ring in this process.
-fn ring_addresses(mem: &SharedMemory, queue: &ClientQueue) -> VringConfigData {
+pub(crate) fn ring_addresses(mem: &SharedMemory, queue: &ClientQueue) -> VringConfigData {
     let (desc, avail, used) = queue.ring_offsets();
     let place = |offset: usize| mem.address() + offset as u64;
     VringConfigData {

@@ -1,13 +1,16 @@
 //! The log of written pages that a front end shares to migrate its guest.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vhost::vhost_user::VhostUserVirtioFeatures;
+use vhost::vhost_user::{Frontend, VhostUserVirtioFeatures};
 use vhost::{VhostBackend as _, VhostUserDirtyLogRegion};
 
-use crate::client::Client;
+use crate::client::{Client, ring_addresses};
 use crate::memory::SharedMemory;
+use crate::net::NetClient;
+use crate::queue::ClientQueue;
 
 /// Bytes of a page.
 const PAGE: u64 = 4_096;
@@ -70,6 +73,41 @@ impl DirtyPages {
     }
 }
 
+/// Sets the feature of logging, and the flag of each queue.
+fn set_logging<'a>(
+    frontend: &mut Frontend,
+    features: u64,
+    mem: &SharedMemory,
+    queues: impl Iterator<Item = (usize, &'a ClientQueue)>,
+    on: bool,
+) -> vhost::Result<()> {
+    let all = VhostUserVirtioFeatures::LOG_ALL.bits();
+    frontend.set_features(features & !all | if on { all } else { 0 })?;
+    for (index, queue) in queues {
+        let mut addresses = ring_addresses(mem, queue);
+        if on {
+            let (_, _, used) = queue.ring_offsets();
+            addresses.flags = LOG_RING;
+            addresses.log_addr = Some(SharedMemory::BASE + used as u64);
+        }
+        frontend.set_vring_addr(index, &addresses)?;
+    }
+    Ok(())
+}
+
+impl NetClient {
+    /// Shares a log and begins to use it, as QEMU does before a migration.
+    ///
+    /// # Errors
+    /// The back end refuses a message.
+    pub fn begin_log(&mut self, log: &DirtyPages) -> vhost::Result<()> {
+        self.frontend.set_log_base(0, Some(log.region()))?;
+        let (features, mem) = (self.features, Arc::clone(&self.mem));
+        let queues = [&self.rx, &self.tx].into_iter().enumerate();
+        set_logging(&mut self.frontend, features, &mem, queues, true)
+    }
+}
+
 impl Client {
     /// Shares a log, as QEMU does before a migration.
     ///
@@ -84,19 +122,8 @@ impl Client {
     /// # Errors
     /// The back end refuses a message.
     pub fn set_logging(&mut self, on: bool) -> vhost::Result<()> {
-        let all = VhostUserVirtioFeatures::LOG_ALL.bits();
-        let features = self.features & !all | if on { all } else { 0 };
-        self.raw().set_features(features)?;
-        for index in 0..self.queues.len() {
-            let mut addresses = self.ring_addresses(index);
-            if on {
-                let (_, _, used) = self.queues[index].ring_offsets();
-                addresses.flags = LOG_RING;
-                addresses.log_addr = Some(SharedMemory::BASE + used as u64);
-            }
-            self.raw().set_vring_addr(index, &addresses)?;
-        }
-        Ok(())
+        let (features, mem) = (self.features, Arc::clone(&self.mem));
+        set_logging(&mut self.frontend, features, &mem, self.queues.iter().enumerate(), on)
     }
 
     /// Stops a queue, as QEMU does when its guest is stopped. Returns the index in the available

@@ -24,8 +24,9 @@ const BUFFER: usize = 4_096;
 
 /// A network port over vhost-user, with one queue pair.
 pub struct NetClient {
-    frontend: Frontend,
-    mem: Arc<SharedMemory>,
+    pub(crate) frontend: Frontend,
+    /// Memory shared with the back end.
+    pub mem: Arc<SharedMemory>,
     /// Queue of frames to this side.
     pub rx: ClientQueue,
     /// Queue of frames from this side.
@@ -79,7 +80,9 @@ impl NetClient {
         frontend.set_features(features).map_err(backend("set features"))?;
         if features & protocol != 0 {
             let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
-            let wanted = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
+            let wanted = VhostUserProtocolFeatures::MQ
+                | VhostUserProtocolFeatures::REPLY_ACK
+                | VhostUserProtocolFeatures::LOG_SHMFD;
             frontend.set_protocol_features(there & wanted).map_err(backend("set protocol features"))?;
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);

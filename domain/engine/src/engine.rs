@@ -32,7 +32,7 @@ use rtvirtio_sched::{Config, ConfigError, Scheduler};
 
 use self::thread::EngineThread;
 use crate::confine::{Confine, Role};
-pub use command::{Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
+pub use command::{AnnounceError, Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
 pub use kick::Kick;
 pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub use queue_id::QueueId;

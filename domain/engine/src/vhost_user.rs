@@ -219,6 +219,8 @@ fn serve_early<C: From<QueueCommand>>(
     let is_done = match message.what {
         Early::Enable { index, enable } => connection.set_vring_enable(index, enable).is_ok(),
         Early::Channel(fd) => connection.set_channel(fd),
+        Early::Announce(mac) => connection.announce(mac).is_ok(),
+        Early::LogSignal => connection.refuse_log_signal(),
     };
     message.reply.send(stream, is_done)?;
     Ok(true)

@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UseLockError {
-    /// Another I/O domain serves it to a guest.
+    /// Use by a guest of another I/O domain.
     #[error(
         "another I/O domain serves this disk to a guest, and two would destroy it: one begins when the other's guest has stopped, as a migration does it"
     )]

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_domain_config::Poll;
+use rtvirtio_domain_config::{Mac, Poll};
 use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, Waits};
 use rtvirtio_stats::Latencies;
 
@@ -37,6 +37,29 @@ pub enum ReconfigureError {
     /// The engine has ended.
     #[error(transparent)]
     Gone(#[from] EngineGone),
+}
+
+/// Reasons for which a port is not announced.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnnounceError {
+    /// A disk, or a port that is gone.
+    #[error("it is no network port")]
+    NoPort,
+    /// An address of another port.
+    #[error("{mac} is not its address, which is {own}")]
+    OtherAddress {
+        /// Address as the front end says it.
+        mac: Mac,
+        /// Address of the port.
+        own: Mac,
+    },
+    /// The rules of the port's frames.
+    #[error("the port may not send this frame")]
+    NotAllowed,
+    /// The port's frames wait already.
+    #[error("all buffers of its frames are in use")]
+    NoBuffer,
 }
 
 /// A command about the queues of a VM, the same for disks and network ports.
@@ -73,6 +96,15 @@ pub enum QueueCommand {
         /// Sent when done. A QEMU has one command under way at a time, which bounds the engine's
         /// time for commands.
         reply: SyncSender<()>,
+    },
+    /// Sends a frame by which switches learn where a network port is.
+    Announce {
+        /// Index of the VM.
+        vm: usize,
+        /// Address as the front end says it.
+        mac: Mac,
+        /// Result, with the reason of a refusal.
+        reply: SyncSender<Result<(), AnnounceError>>,
     },
     /// Answered when every write to the VM's memory before this is made, and logged if writes are.
     Barrier {

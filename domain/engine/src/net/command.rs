@@ -109,6 +109,7 @@ impl NetCommand {
                 QueueCommand::Start { vm, .. }
                 | QueueCommand::Stop { vm, .. }
                 | QueueCommand::Call { vm, .. }
+                | QueueCommand::Announce { vm, .. }
                 | QueueCommand::Barrier { vm, .. }
                 | QueueCommand::Disconnect { vm, .. },
             ) => Some(*vm),

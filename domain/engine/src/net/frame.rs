@@ -152,6 +152,12 @@ impl PortRules {
         self.mac
     }
 
+    /// VLANs in which the port is announced; 0 is without a tag.
+    #[must_use]
+    pub fn tags(&self) -> Vec<u16> {
+        if self.vlans.is_empty() { vec![0] } else { self.vlans.clone() }
+    }
+
     fn allows_vlan(&self, frame: &Frame) -> bool {
         let id = frame.vlan.map_or(0, |(id, _)| id);
         self.vlans.is_empty() || self.vlans.contains(&id)

@@ -1,5 +1,6 @@
 //! The event loop of a network: fetch, order, send; read, order, deliver.
 
+mod announce;
 mod budget;
 mod control;
 mod membership;

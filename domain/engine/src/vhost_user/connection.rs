@@ -281,7 +281,7 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        // The crate handles no other messages (NET_SET_MTU, SEND_RARP, SET_STATUS).
+        // Nobody handles other messages (NET_SET_MTU, SET_STATUS).
         let mut offered = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
@@ -289,6 +289,8 @@ impl<C: From<QueueCommand>> VhostUserBackendReqHandlerMut for Connection<C> {
             | VhostUserProtocolFeatures::RESET_DEVICE;
         if !self.device.config.is_empty() {
             offered |= VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ;
+        } else {
+            offered |= VhostUserProtocolFeatures::RARP;
         }
         if self.device.has_inflight {
             offered |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;

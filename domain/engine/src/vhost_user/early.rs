@@ -15,6 +15,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 /// Request `VHOST_USER_SET_VRING_ENABLE`.
 const SET_VRING_ENABLE: u32 = 18;
+/// Request `VHOST_USER_SET_LOG_FD`.
+const SET_LOG_FD: u32 = 7;
+/// Request `VHOST_USER_SEND_RARP`.
+const SEND_RARP: u32 = 19;
 /// Request `VHOST_USER_SET_BACKEND_REQ_FD`.
 const SET_CHANNEL: u32 = 21;
 /// Flags of a message: version 1, that it is a reply, that the sender waits for one.
@@ -23,7 +27,7 @@ const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 /// Bytes of a header: request, flags, size of the body.
 const HEADER: usize = 12;
-/// Bytes of the body: index and state.
+/// Bytes of the body: index and state, or an address.
 const BODY: usize = 8;
 
 /// A message that is handled here.
@@ -45,6 +49,10 @@ pub(super) enum Early {
     },
     /// Hands over the channel to the front end; `None` where no descriptor came.
     Channel(Option<OwnedFd>),
+    /// Announces a network port by its address, after a migration.
+    Announce([u8; 6]),
+    /// Asks for a signal of writes that are logged.
+    LogSignal,
 }
 
 /// A reply, if the sender waits for one.
@@ -74,6 +82,16 @@ pub(super) fn take(stream: &UnixStream, is_early: bool) -> io::Result<Option<Mes
             let mut message = [0; HEADER + BODY];
             (&mut &*stream).read_exact(&mut message)?;
             Early::Enable { index: word(&message, 12), enable: word(&message, 16) == 1 }
+        }
+        (SEND_RARP, BODY) => {
+            let mut message = [0; HEADER + BODY];
+            (&mut &*stream).read_exact(&mut message)?;
+            let [.., a, b, c, d, e, f, _, _] = message;
+            Early::Announce([a, b, c, d, e, f])
+        }
+        (SET_LOG_FD, 0) => {
+            drop(take_descriptor(stream)?);
+            Early::LogSignal
         }
         (SET_CHANNEL, 0) => Early::Channel(take_descriptor(stream)?),
         _ => return Ok(None),
@@ -173,6 +191,11 @@ mod tests {
         let mut reply = [0; 20];
         (&qemu).read_exact(&mut reply).unwrap();
         assert_eq!(reply[..], message(SET_VRING_ENABLE, VERSION | REPLY, &[0, 0]));
+        (&qemu).write_all(&message(19, VERSION, &[0x0302_0100, 0xffff_0504])).unwrap();
+        let rarp = take(&ours, false).unwrap().unwrap();
+        assert!(matches!(rarp.what, Early::Announce([0, 1, 2, 3, 4, 5])));
+        (&qemu).write_all(&message(7, VERSION, &[])).unwrap();
+        assert!(matches!(take(&ours, false).unwrap().unwrap().what, Early::LogSignal));
         // Another one stays where it is.
         let other = message(1, VERSION, &[]);
         (&qemu).write_all(&other).unwrap();

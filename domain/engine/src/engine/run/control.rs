@@ -8,7 +8,9 @@ use rtvirtio_sched::{CompletedRequest, Config, Direction};
 use rtvirtio_units::Nanos;
 
 use super::{EventLoop, max_inflight_pieces, now};
-use crate::engine::command::{Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus};
+use crate::engine::command::{
+    AnnounceError, Command, EngineStatus, QueueCommand, ReconfigureError, VmStatus,
+};
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::QueueHost;
 use crate::engine::queue_id::QueueId;
@@ -94,6 +96,10 @@ impl EventLoop {
             QueueCommand::Call { vm, queue, call, reply } => {
                 self.set_call(vm, queue, call)?;
                 let _ = reply.send(());
+                Ok(())
+            }
+            QueueCommand::Announce { reply, .. } => {
+                let _ = reply.send(Err(AnnounceError::NoPort));
                 Ok(())
             }
             QueueCommand::Barrier { reply, .. } => {

@@ -92,6 +92,10 @@ impl NetLoop {
                 let _ = reply.send(());
                 Ok(())
             }
+            QueueCommand::Announce { vm, mac, reply } => {
+                let _ = reply.send(self.announce(vm, mac, now()));
+                Ok(())
+            }
             QueueCommand::Barrier { reply, .. } => {
                 let _ = reply.send(());
                 Ok(())

@@ -154,7 +154,7 @@ impl NetLoop {
     }
 
     /// Queues the frame in the first free buffer of a port, for the link.
-    fn enqueue_fetched(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
+    pub(super) fn enqueue_fetched(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
         let port = &mut self.ports[i];
         let Some(slot) = port.tx.take(len, time) else { return };
         let len = ((len - HEADER) as u64).max(SHORTEST_FRAME);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use rtvirtio_domain_config::Mac;
 use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
 use vhost::vhost_user::{Error, Result};
 use vm_memory::GuestAddress;
@@ -64,6 +65,20 @@ impl<C: From<QueueCommand>> Connection<C> {
             }
         }
         self.replace_log().map_err(|_| Error::InvalidMessage)
+    }
+
+    /// Announces a port in its network, where its guest has arrived.
+    pub(in crate::vhost_user) fn announce(&mut self, mac: [u8; 6]) -> Result<()> {
+        let (vm, mac) = (self.device.vm, Mac(mac));
+        let refused = |e: &dyn std::fmt::Display| log_and_reject(&self.device.name, "announcement", e);
+        let done = self.engine.ask(|reply| QueueCommand::Announce { vm, mac, reply });
+        done.map_err(|e| refused(&e))?.map_err(|e| refused(&e))
+    }
+
+    /// Refuses the signal of each write that is logged, for which no front end waits.
+    pub(in crate::vhost_user) fn refuse_log_signal(&self) -> bool {
+        let _ = log_and_reject(&self.device.name, "migration", "writes to the log are not signalled");
+        false
     }
 
     /// Refuses memory for which the log in use has no bits.
