@@ -361,6 +361,12 @@ impl GuestMem {
         self.is_watched && fault::has_losses() && is_lost()
     }
 
+    /// Whether writes are logged: a live migration is under way.
+    #[must_use]
+    pub fn is_logged(&self) -> bool {
+        self.log.is_on()
+    }
+
     /// Marks bytes that the kernel has written for this process, in the log if there is one. Other
     /// writes are marked by the regions.
     pub fn mark_written(&self, at: GuestAddress, len: usize) {

@@ -115,6 +115,11 @@ impl DirtyLog {
         self.current.swap(log)
     }
 
+    /// Whether there is a log.
+    pub(super) fn is_on(&self) -> bool {
+        self.current.load().is_some()
+    }
+
     /// Whether the log was taken away by a front end that is trusted not to do that.
     pub(super) fn is_lost(&self) -> bool {
         self.current.load().as_ref().is_some_and(|log| log.is_lost())

@@ -7,6 +7,7 @@ use rtvirtio_units::Nanos;
 
 use super::{EventLoop, now};
 use crate::engine::queue_id::QueueId;
+use crate::engine::vring::Vring;
 use crate::log::write_line;
 
 impl EventLoop {
@@ -89,13 +90,15 @@ impl EventLoop {
     }
 
     /// Ends a request without an answer, where its queue has memory of requests in flight: the next
-    /// start of the queue takes it from there. `false` where there is no such memory.
+    /// start of the queue takes it from there. `false` where there is no such memory, and in a live
+    /// migration, which does not take that memory along.
     fn leave_inflight(&mut self, i: usize, tag: u64) -> io::Result<bool> {
         let vm = &mut self.vms[i];
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
         let (queue, generation) = (request.queue, request.generation);
         let vring = vm.slots.get(usize::from(queue)).and_then(|s| s.vring.as_ref());
-        if !vring.is_some_and(|v| v.generation == generation && v.inflight.is_some()) {
+        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !v.mem.is_logged();
+        if !vring.is_some_and(keeps) {
             return Ok(false);
         }
         vm.requests.release(tag as u32);
