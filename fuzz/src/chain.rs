@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use rtvirtio_engine::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
+use rtvirtio_engine::blk::{Limits, Parsed, SECTOR, SEGMENTS, Segments, chain_at, parse};
 use rtvirtio_engine::memory::{GuestMem, Memory};
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
@@ -68,15 +68,15 @@ pub fn play(data: &[u8]) {
     rings.offer(&heads);
     let mut queue = rings.queue();
     assert!(queue.is_valid(mem));
-    let mut segments = Vec::with_capacity(SEGMENTS);
-    let mut again = Vec::with_capacity(SEGMENTS);
+    let mut segments = Segments::default();
+    let mut again = Segments::default();
     for _ in 0..heads.len() {
         let Some(chain) = queue.iter(mem).ok().and_then(|mut chains| chains.next()) else { break };
         let head = chain.head_index();
         let parsed = parse(mem, chain, &limits, &mut segments);
         let chain = chain_at(mem, GuestAddress(queue.desc_table()), queue.size(), head);
         assert_eq!(parse(mem, chain, &limits, &mut again), parsed, "made again after a restart");
-        assert_eq!(again, segments);
+        assert_eq!(again[..], segments[..]);
         assert!(segments.len() <= SEGMENTS);
         if let Ok(Parsed::Io { op, offset, len, .. }) = parsed {
             assert!(offset.checked_add(len).is_some_and(|end| end <= limits.size) && len % SECTOR == 0);
@@ -85,7 +85,7 @@ pub fn play(data: &[u8]) {
                 assert_eq!(len, segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
             }
             // The engine's use of them: an unmapped address is an error, never a panic.
-            for s in &segments {
+            for s in segments.iter() {
                 let found = GuestMemoryBackend::get_slices(mem, s.addr, s.len as usize);
                 let _ = found.take_while(Result::is_ok).count();
             }

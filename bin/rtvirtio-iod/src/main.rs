@@ -111,7 +111,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     // connected by then is not ours to fill.
     let locked = rustix::mm::mlockall(MlockAllFlags::CURRENT);
     let domain = opened.start(&confine)?;
-    // All memory that depends on guests' requests is allocated by now.
+    // Memory that depends on guests' requests is reserved by now, and locked when it is first used.
     let all = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
     if let Err(e) = locked.and(all) {
         write_line(format_args!("memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK"));

@@ -75,7 +75,10 @@ pub struct Head {
 /// Outstanding requests of one VM: queued and in flight.
 #[derive(Debug)]
 pub struct Queue {
+    /// Slots that were used so far; room for all of them is reserved.
     slots: Vec<Slot>,
+    depth: usize,
+    /// The first of the slots that were used and are free.
     free: u32,
     heads: [u32; LISTS],
     tails: [u32; LISTS],
@@ -92,19 +95,11 @@ pub struct Queue {
 impl Queue {
     /// Room for `depth` outstanding requests.
     pub fn new(depth: u32) -> Self {
-        let empty = Request { tag: 0, op: Op::Flush, len: 0, priority: Priority::NORMAL, arrival: Nanos(0) };
-        let slot = |i: u32| Slot {
-            request: empty,
-            submitted: 0,
-            inflight: 0,
-            fully_submitted: false,
-            in_use: false,
-            sequence: 0,
-            next: if i + 1 < depth { i + 1 } else { NONE },
-        };
+        let depth = depth as usize;
         Self {
-            slots: (0..depth).map(slot).collect(),
-            free: if depth > 0 { 0 } else { NONE },
+            slots: Vec::with_capacity(depth),
+            depth,
+            free: NONE,
             heads: [NONE; LISTS],
             tails: [NONE; LISTS],
             nonempty: 0,
@@ -143,19 +138,16 @@ impl Queue {
 
     /// Adds a request; `None` when all slots are in use.
     pub fn push(&mut self, request: Request) -> Option<u32> {
-        let i = self.free;
-        let slot = self.slots.get_mut(i as usize)?;
-        self.free = slot.next;
-        let sequence = self.sequence;
-        *slot = Slot {
+        let slot = Slot {
             request,
             submitted: 0,
             inflight: 0,
             fully_submitted: false,
             in_use: true,
-            sequence,
+            sequence: self.sequence,
             next: NONE,
         };
+        let i = self.take_slot(slot)?;
         self.sequence += 1;
         self.outstanding += 1;
         self.backlog += 1;
@@ -171,6 +163,19 @@ impl Queue {
         self.tails[list] = i;
         self.nonempty |= 1 << list;
         Some(i)
+    }
+
+    /// Puts a request into a free slot, one that was used before if there is one.
+    fn take_slot(&mut self, slot: Slot) -> Option<u32> {
+        if let Some(free) = self.slots.get_mut(self.free as usize) {
+            let next = std::mem::replace(free, slot).next;
+            return Some(std::mem::replace(&mut self.free, next));
+        }
+        if self.slots.len() == self.depth {
+            return None;
+        }
+        self.slots.push(slot);
+        Some(self.slots.len() as u32 - 1)
     }
 
     /// The oldest request of the most important list of a set.

@@ -10,10 +10,12 @@ mod latencies;
 pub mod pot;
 mod rng;
 mod rows;
+mod shared_latencies;
 mod summary;
 
 pub use interval::{Interval, normal_quantile};
 pub use latencies::{Latencies, MAX_LATENCY};
 pub use rng::Random;
 pub use rows::{Rows, RowsError, check_finite};
+pub use shared_latencies::{LatencyReader, LatencyRecorder};
 pub use summary::Summary;

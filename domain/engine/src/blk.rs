@@ -5,10 +5,14 @@
 //! may share one with data. So the readable part is one byte string whose first 16 bytes are the
 //! header, and the writable part is one whose last byte is the status.
 
+mod segments;
+
 pub use rtvirtio_domain_resources::backing::{Limits, SECTOR};
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
+
+pub use self::segments::Segments;
 
 /// Largest number of data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
@@ -134,8 +138,7 @@ pub enum Malformed {
 
 const HEADER: u32 = 16;
 
-/// Parses a chain; its data segments replace the contents of `segments`, which never grows beyond
-/// [`SEGMENTS`].
+/// Parses a chain; its data segments replace the contents of `segments`.
 ///
 /// # Errors
 /// [`Malformed`] when no status can be written.
@@ -143,7 +146,7 @@ pub fn parse<M: GuestMemory>(
     mem: &M,
     chain: impl Iterator<Item = Descriptor>,
     limits: &Limits,
-    segments: &mut Vec<Segment>,
+    segments: &mut Segments,
 ) -> Result<Parsed, Malformed> {
     segments.clear();
     let mut header = [0u8; HEADER as usize];
@@ -162,7 +165,7 @@ pub fn parse<M: GuestMemory>(
         if descriptor.is_write_only() {
             // The previous segment was not the last, so all of it is data.
             if let Some(segment) = last_writable.take() {
-                fits &= push_segment(segments, segment);
+                fits &= segments.push(segment);
             }
             if len > 0 {
                 last_writable = Some(Segment { addr, len });
@@ -180,14 +183,14 @@ pub fn parse<M: GuestMemory>(
         }
         if len > part {
             let addr = GuestAddress(addr.0.checked_add(part.into()).ok_or(Malformed::Memory)?);
-            fits &= push_segment(segments, Segment { addr, len: len - part });
+            fits &= segments.push(Segment { addr, len: len - part });
             readable = segments.len();
         }
     }
     let last = last_writable.ok_or(Malformed::NoStatus)?;
     let status = GuestAddress(last.addr.0.checked_add(u64::from(last.len) - 1).ok_or(Malformed::Memory)?);
     if last.len > 1 {
-        fits &= push_segment(segments, Segment { addr: last.addr, len: last.len - 1 });
+        fits &= segments.push(Segment { addr: last.addr, len: last.len - 1 });
     }
     if got < HEADER {
         return Err(Malformed::Header);
@@ -253,14 +256,6 @@ pub fn chain_at<M: GuestMemory>(
     })
 }
 
-fn push_segment(segments: &mut Vec<Segment>, segment: Segment) -> bool {
-    let fits = segments.len() < SEGMENTS;
-    if fits {
-        segments.push(segment);
-    }
-    fits
-}
-
 /// `VIRTIO_BLK_T_BARRIER` of legacy drivers, a flag of the type that firmware still sets (SLOF).
 /// Requests in flight have no order, so it asks for nothing, as in QEMU.
 const BARRIER: u32 = 1 << 31;
@@ -274,7 +269,7 @@ struct RequestHeader {
 }
 
 impl RequestHeader {
-    fn check<M: GuestMemory>(&self, mem: &M, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
+    fn check<M: GuestMemory>(&self, mem: &M, limits: &Limits, segments: &mut Segments) -> Parsed {
         let refuse = |why| self.refuse(why);
         let all_readable = self.readable == segments.len();
         match self.kind & !BARRIER {
@@ -327,7 +322,7 @@ impl RequestHeader {
         mem: &M,
         op: Op,
         limits: &Limits,
-        segments: &mut Vec<Segment>,
+        segments: &mut Segments,
     ) -> Parsed {
         let mut range = [0u8; 16];
         let mut got = 0;

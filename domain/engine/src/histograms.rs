@@ -15,7 +15,7 @@ fn direction(vm: &VmStatus, i: usize) -> DirectionHistogram {
         requests: vm.counters.completed[i],
         bytes: vm.counters.bytes[i],
         cap_hits: vm.counters.cap_hits[i],
-        latencies: vm.latencies[i].iter().map(|(latency, n)| (latency.0, n)).collect(),
+        latencies: vm.latencies[i].snapshot().iter().map(|(latency, n)| (latency.0, n)).collect(),
     }
 }
 

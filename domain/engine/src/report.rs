@@ -104,8 +104,8 @@ fn disk_status(
 }
 
 impl Running {
-    /// Snapshot of all counters. Each VM is a command of its own: an engine copies the histograms
-    /// of one at a time, and serves guests in between.
+    /// Snapshot of all counters. Each VM is a command of its own: an engine serves
+    /// guests in between, and shares its histograms instead of copying them.
     #[must_use]
     pub fn status(&self) -> Status {
         let mut all = Status { version: VERSION, ..Status::default() };

@@ -2,13 +2,14 @@
 
 use rtvirtio_domain_protocol::status::{Refusal, Regulators, Service};
 use rtvirtio_sched::Contract;
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyReader;
 use rtvirtio_units::Percentile;
 
 use crate::log::Refusals;
 
 /// Latency and service of one direction of a disk or port.
-pub(crate) fn service(latencies: &Latencies, contract: Contract, bytes: u64, cap_hits: u64) -> Service {
+pub(crate) fn service(latencies: &LatencyReader, contract: Contract, bytes: u64, cap_hits: u64) -> Service {
+    let latencies = latencies.snapshot();
     Service {
         bytes: Some(bytes),
         p50_ns: Some(latencies.at(Percentile(50.0)).0),
@@ -22,7 +23,8 @@ pub(crate) fn service(latencies: &Latencies, contract: Contract, bytes: u64, cap
 }
 
 /// Report of delays by regulators, from the lateness of each piece or frame.
-pub(crate) fn regulators(lateness: &Latencies) -> Regulators {
+pub(crate) fn regulators(lateness: &LatencyReader) -> Regulators {
+    let lateness = lateness.snapshot();
     Regulators {
         held: Some(lateness.n()),
         late_p50_ns: Some(lateness.at(Percentile(50.0)).0),

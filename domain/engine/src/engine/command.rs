@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Mac, Poll};
 use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, Waits};
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyReader;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
 use super::queue_id::QueueId;
@@ -190,8 +190,8 @@ pub enum Command {
         /// Sent when requests up to this size are accepted.
         reply: SyncSender<()>,
     },
-    /// Snapshot of what the device's VMs share. The VMs' snapshots are commands of their own: each
-    /// copies two histograms, and guests wait meanwhile.
+    /// Snapshot of what the device's VMs share. The VMs' snapshots are commands of their own:
+    /// guests wait for one at a time. Histograms are shared, not copied.
     Status {
         /// Receives the snapshot of the device.
         reply: SyncSender<EngineStatus>,
@@ -244,7 +244,7 @@ pub struct EngineStatus {
     /// The current window, in pieces.
     pub window: u32,
     /// Delay of regulated pieces beyond their exact moment.
-    pub regulator_lateness: Latencies,
+    pub regulator_lateness: LatencyReader,
     /// Measured discards and zeroing.
     pub deallocations: DeallocationStatus,
 }
@@ -263,7 +263,7 @@ pub struct VmStatus {
     /// Measured service, reads and writes.
     pub contracts: [Contract; 2],
     /// Latency from the fetch of a request to its completion; reads and writes.
-    pub latencies: [Latencies; 2],
+    pub latencies: [LatencyReader; 2],
     /// Requests under a reservation: real-time ones, then the others.
     pub promises: [PromiseCounters; 2],
     /// Signals of completed real-time requests; `None` while none is asked for.

@@ -59,6 +59,7 @@ pub fn map_iovecs(
         slot.map_bounce(blocks.len());
         return Ok(());
     }
+    slot.reserve_iovecs();
     let mut aligned = true;
     for (at, part) in guest_ranges(&request.segments, piece) {
         for slice in GuestMemoryBackend::get_slices(mem, at, part) {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use rtvirtio_sched::{Config, Scheduler};
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
 use super::command::Command;
@@ -23,13 +23,8 @@ use super::table::PieceSlot;
 use super::thread::Serve;
 use super::trace::TraceWriter;
 use super::uring::{CompletionToken, Uring};
-use super::vm::{LONGEST_LATENCY, Vm};
+use super::vm::Vm;
 use super::{Disk, EngineConfig, EngineError};
-
-/// A histogram of two digits, some 40 kB.
-fn histogram() -> Latencies {
-    Latencies::with_range(LONGEST_LATENCY, 2)
-}
 
 /// The state of the engine's thread.
 pub struct EventLoop {
@@ -59,7 +54,7 @@ pub struct EventLoop {
     had_completions: bool,
     /// The next moment at which a regulator admits a piece.
     regulator_wakeup: Option<Nanos>,
-    regulator_lateness: Latencies,
+    regulator_lateness: LatencyRecorder,
     poll: AdaptivePoll,
     /// Requests of a VM wait for room.
     has_held: bool,
@@ -136,7 +131,7 @@ impl EventLoop {
             had_work: false,
             had_completions: false,
             regulator_wakeup: None,
-            regulator_lateness: histogram(),
+            regulator_lateness: LatencyRecorder::default(),
             poll: AdaptivePoll::new(poll),
             has_held: false,
             trace: None,

@@ -10,7 +10,7 @@ use vm_memory::GuestAddress;
 use super::blocks::BlockRange;
 use super::queue_id::QueueId;
 use super::room;
-use crate::blk::{SEGMENTS, SLICES, Segment};
+use crate::blk::{SLICES, Segments};
 use crate::memory::GuestMem;
 
 /// A request of a VM between fetch and completion.
@@ -26,8 +26,8 @@ pub struct InflightRequest {
     pub len: u64,
     pub unmap: bool,
     pub status: GuestAddress,
-    /// Data in guest memory; at most [`SEGMENTS`].
-    pub segments: Vec<Segment>,
+    /// Data in guest memory.
+    pub segments: Segments,
     pub failed: bool,
     /// Result of the kernel for the last piece that failed: an error number, or bytes.
     pub result: i32,
@@ -60,7 +60,7 @@ impl InflightRequest {
             len: 0,
             unmap: false,
             status: GuestAddress(0),
-            segments: Vec::with_capacity(SEGMENTS),
+            segments: Segments::default(),
             failed: false,
             result: 0,
             unsupported: false,
@@ -130,21 +130,30 @@ impl PieceWindow {
     }
 }
 
-/// The requests of one VM.
+/// The requests of one VM. Address space for all of them is reserved at once; a slot takes memory
+/// when it is first used. Freed slots are used again first, so the table takes as much as the VM
+/// once had outstanding.
 #[derive(Debug)]
 pub struct RequestTable {
     slots: Vec<InflightRequest>,
+    /// Slots that were used and are free.
     free: Vec<u32>,
+    depth: usize,
 }
 
 impl RequestTable {
     /// Room for `depth` requests.
     pub fn new(depth: u32) -> Self {
-        Self { slots: (0..depth).map(|_| InflightRequest::new()).collect(), free: (0..depth).rev().collect() }
+        let depth = depth as usize;
+        Self { slots: Vec::with_capacity(depth), free: Vec::with_capacity(depth), depth }
     }
 
     /// A free slot, which stays free until it is marked as used.
     pub fn first_free(&mut self) -> Option<(u32, &mut InflightRequest)> {
+        if self.free.is_empty() && self.slots.len() < self.depth {
+            self.free.push(self.slots.len() as u32);
+            self.slots.push(InflightRequest::new());
+        }
         let i = *self.free.last()?;
         self.slots.get_mut(i as usize).map(|s| (i, s))
     }
@@ -197,7 +206,7 @@ impl PieceSlot {
     pub fn new(largest: u64) -> std::io::Result<Self> {
         Ok(Self {
             piece: None,
-            iovecs: Vec::with_capacity(SLICES),
+            iovecs: Vec::new(),
             bounce: BounceBuffer::new(largest as usize + 2 * LARGEST_BLOCK as usize)?,
             bounced: false,
             blocks: None,
@@ -212,6 +221,14 @@ impl PieceSlot {
     pub fn is_whole(&self, piece: &Piece, result: i32) -> bool {
         let len = self.blocks.map_or(piece.len, |blocks| blocks.len());
         if piece.op.moves_data() { i64::from(result) == len as i64 } else { result >= 0 }
+    }
+
+    /// Makes room for the iovecs of the largest piece, at the first use of the slot. Slots of
+    /// flushes have none.
+    pub fn reserve_iovecs(&mut self) {
+        if self.iovecs.capacity() < SLICES {
+            self.iovecs.reserve_exact(SLICES);
+        }
     }
 
     /// Makes the first `len` bytes of the bounce buffer the only iovec.

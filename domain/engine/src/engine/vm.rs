@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
 use super::Disk;
@@ -13,9 +13,6 @@ use super::table::RequestTable;
 use super::urgency_eventfd::UrgencyEventfd;
 use super::vring::Vring;
 use crate::blk::Refused;
-
-/// Longest latency that the histograms tell apart: 1000 s.
-pub(super) const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// A VM, or a vacant place: the index of a VM never changes.
 pub(super) struct Vm {
@@ -30,7 +27,7 @@ pub(super) struct Vm {
     /// time.
     pub(super) deferred: bool,
     pub(super) requests: RequestTable,
-    pub(super) latencies: [Latencies; 2],
+    pub(super) latencies: [LatencyRecorder; 2],
     pub(super) faults: Faults,
     /// Requests under a reservation: real-time ones, then the others.
     pub(super) promises: [PromiseCounters; 2],
@@ -46,19 +43,18 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// A VM with this disk, all of its memory allocated.
+    /// A VM with this disk, all of its memory reserved.
     pub(super) fn new(disk: Disk, depth: u32) -> Self {
         let queues = disk.queues;
-        Self { disk: Some(disk), ..Self::with_queues(queues, depth, LONGEST_LATENCY) }
+        Self { disk: Some(disk), ..Self::with_queues(queues, depth) }
     }
 
     /// A place without a VM.
     pub(super) fn vacant() -> Self {
-        Self::with_queues(0, 0, Nanos(2))
+        Self::with_queues(0, 0)
     }
 
-    fn with_queues(queues: u16, depth: u32, longest: Nanos) -> Self {
-        let histogram = || Latencies::with_range(longest, 2);
+    fn with_queues(queues: u16, depth: u32) -> Self {
         Self {
             disk: None,
             member: 0,
@@ -66,7 +62,7 @@ impl Vm {
             next_queue: 0,
             deferred: false,
             requests: RequestTable::new(depth),
-            latencies: [histogram(), histogram()],
+            latencies: Default::default(),
             faults: Faults::default(),
             promises: [PromiseCounters::default(); 2],
             urgency: UrgencyEventfd::default(),

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::kick::Kick;
 use super::queue_id::QueueId;
-use crate::blk::{self, Limits, Malformed, Parsed, Segment};
+use crate::blk::{self, Limits, Malformed, Parsed, Segments};
 use crate::inflight::Inflight;
 use crate::memory::{GuestMem, LOST};
 
@@ -162,7 +162,7 @@ impl Vring {
         &mut self,
         mem: &GuestMem,
         limits: &Limits,
-        segments: &mut Vec<Segment>,
+        segments: &mut Segments,
     ) -> Option<(u16, Result<Parsed, Malformed>)> {
         if let Some(head) = self.resubmit.pop() {
             let table = GuestAddress(self.queue.desc_table());

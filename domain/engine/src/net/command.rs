@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters};
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyReader;
 
 use super::prepared::{DetachedPort, PreparedPort, VacantPort};
 use super::settings::{Drops, PortSettings};
@@ -152,7 +152,7 @@ pub struct NetStatus {
     /// Number of places, vacant ones included.
     pub ports: usize,
     /// Delay of regulated frames to the link beyond their exact moment.
-    pub regulator_lateness: Latencies,
+    pub regulator_lateness: LatencyReader,
 }
 
 /// Counters of one direction of a port.
@@ -163,7 +163,7 @@ pub struct Flow {
     /// Bytes of these frames, without FCS.
     pub bytes: u64,
     /// From the VM: from fetch to the uplink. To the VM: from the read to its memory.
-    pub latencies: Latencies,
+    pub latencies: LatencyReader,
     /// Measured service: alpha and Delta.
     pub contract: Contract,
 }

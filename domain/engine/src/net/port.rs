@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 use rtvirtio_domain_config::{Mac, Network, OFFLOADED_FRAME, Port as PortConfig};
 use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{Bucket, Meter};
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -42,29 +42,26 @@ const LARGEST_RECEIVED: usize = HEADER + OFFLOADED_FRAME as usize;
 const MAX_DESCRIPTORS: usize = 64;
 /// Largest number of chains of a frame to the VM.
 const MAX_CHAINS: usize = 256;
-/// Largest latency that the histograms distinguish: 1000 s.
-const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// Counters of one direction.
 #[derive(Debug)]
 pub struct FlowMeter {
     pub frames: u64,
     pub bytes: u64,
-    pub latencies: Latencies,
+    pub latencies: LatencyRecorder,
     pub meter: Meter,
 }
 
 impl FlowMeter {
     fn new() -> Self {
-        let latencies = Latencies::with_range(LONGEST_LATENCY, 2);
-        Self { frames: 0, bytes: 0, latencies, meter: Meter::default() }
+        Self { frames: 0, bytes: 0, latencies: LatencyRecorder::default(), meter: Meter::default() }
     }
 
     /// Records a frame that is passed on.
     pub fn record(&mut self, now: Nanos, since: Nanos, bytes: u64, more: bool) {
         self.frames += 1;
         self.bytes += bytes;
-        self.latencies.record(Nanos(now.0.saturating_sub(since.0)), 1);
+        self.latencies.record(Nanos(now.0.saturating_sub(since.0)));
         self.meter.on_complete(now, bytes, more);
     }
 }

@@ -15,7 +15,7 @@ use std::sync::mpsc::Receiver;
 use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW, Network, Poll, UplinkKind};
 use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{CpuBudget, Scheduler, VirtualLink};
-use rtvirtio_stats::Latencies;
+use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
 use self::budget::Spending;
@@ -58,7 +58,7 @@ pub struct NetLoop {
     first: usize,
     /// The next moment at which a regulator admits a frame to the link.
     regulator_wakeup: Option<Nanos>,
-    regulator_lateness: Latencies,
+    regulator_lateness: LatencyRecorder,
     poll: AdaptivePoll,
     /// Account of the thread's CPU time, where it has a budget.
     spending: Option<Spending>,
@@ -108,7 +108,7 @@ impl NetLoop {
             pending: false,
             first: 0,
             regulator_wakeup: None,
-            regulator_lateness: Latencies::with_range(Nanos(1_000_000_000_000), 2),
+            regulator_lateness: LatencyRecorder::default(),
             poll: AdaptivePoll::new(poll),
             spending,
             trace: None,

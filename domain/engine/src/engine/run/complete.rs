@@ -118,7 +118,7 @@ impl EventLoop {
         let mut completed = *completed;
         completed.request.arrival = request.arrived.unwrap_or(completed.request.arrival);
         let latency = Nanos(time.0.saturating_sub(completed.request.arrival.0));
-        vm.latencies[request.op.direction().index()].record(latency, 1);
+        vm.latencies[request.op.direction().index()].record(latency);
         if request.failed && request.unsupported {
             vm.faults.refused.count(Refused::Unsupported);
         } else if request.failed {

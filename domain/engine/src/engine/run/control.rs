@@ -5,6 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::Poll;
 use rtvirtio_sched::{CompletedRequest, Config, Direction};
+use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
 use super::{EventLoop, max_inflight_pieces, now};
@@ -47,7 +48,7 @@ impl EventLoop {
                 let _ = reply.send(EngineStatus {
                     places: self.vms.len(),
                     window: self.scheduler.window(),
-                    regulator_lateness: self.regulator_lateness.clone(),
+                    regulator_lateness: self.regulator_lateness.reader(),
                     deallocations: self.scheduler.deallocation_status(),
                 });
             }
@@ -177,7 +178,7 @@ impl EventLoop {
             outstanding: self.scheduler.outstanding(i),
             counters: self.scheduler.counters(i),
             contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
-            latencies: vm.latencies.clone(),
+            latencies: vm.latencies.each_ref().map(LatencyRecorder::reader),
             promises: vm.promises,
             urgent_signals: vm.urgency.signals(),
             waits: self.scheduler.waits(i, time),

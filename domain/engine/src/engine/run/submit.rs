@@ -29,7 +29,7 @@ impl EventLoop {
                 Next::Piece(piece) => {
                     // A piece before that moment was not held by the regulator.
                     if let Some(at) = self.regulator_wakeup.take_if(|at| time >= *at) {
-                        self.regulator_lateness.record(Nanos(time.0 - at.0), 1);
+                        self.regulator_lateness.record(Nanos(time.0 - at.0));
                     }
                     self.submit_piece(time, piece)?;
                 }

@@ -41,7 +41,7 @@ impl NetLoop {
                 let _ = reply.send(self.reconfigure(&tx, &rx, &ports, &settings));
             }
             NetCommand::Status { reply } => {
-                let regulator_lateness = self.regulator_lateness.clone();
+                let regulator_lateness = self.regulator_lateness.reader();
                 let _ = reply.send(NetStatus { ports: self.ports.len(), regulator_lateness });
             }
             NetCommand::PortStatus { port, reply } => {
@@ -170,7 +170,7 @@ impl NetLoop {
         let flow = |meter: &FlowMeter| Flow {
             frames: meter.frames,
             bytes: meter.bytes,
-            latencies: meter.latencies.clone(),
+            latencies: meter.latencies.reader(),
             contract: meter.meter.contract(time),
         };
         Some(PortStatus {

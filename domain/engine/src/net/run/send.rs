@@ -179,7 +179,7 @@ impl NetLoop {
             match self.tx.next(time) {
                 Next::Piece(piece) => {
                     if let Some(at) = self.regulator_wakeup.take_if(|at| time >= *at) {
-                        self.regulator_lateness.record(Nanos(time.0 - at.0), 1);
+                        self.regulator_lateness.record(Nanos(time.0 - at.0));
                     }
                     self.send(time, piece);
                     self.lap(Some(piece.vm));
