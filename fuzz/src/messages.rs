@@ -12,7 +12,7 @@ use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::memory::Trust;
-use rtvirtio_engine::vhost_user::{DeviceInfo, VhostUserServer};
+use rtvirtio_engine::vhost_user::{DeviceInfo, FrontEnds, VhostUserServer};
 
 use super::engine::{house, vm_status};
 use super::qemu;
@@ -21,6 +21,7 @@ struct Door {
     socket: PathBuf,
     kinds: Vec<File>,
     _frontend: VhostUserServer,
+    _front_ends: FrontEnds,
 }
 
 fn door() -> &'static Mutex<Door> {
@@ -41,9 +42,11 @@ fn door() -> &'static Mutex<Door> {
             use_lock: None,
         };
         let listening = SocketListener::bind(&socket).expect("a socket");
-        let frontend = VhostUserServer::start(disk, listening, house.handle.clone(), &Confine::none())
-            .expect("a thread");
-        Mutex::new(Door { socket, kinds: qemu::descriptors(), _frontend: frontend })
+        let front_ends = FrontEnds::start(Box::new(Confine::none()), &Confine::none()).expect("a thread");
+        let frontend =
+            VhostUserServer::start(disk, listening, house.handle.clone(), &front_ends).expect("a descriptor");
+        let kinds = qemu::descriptors();
+        Mutex::new(Door { socket, kinds, _frontend: frontend, _front_ends: front_ends })
     })
 }
 

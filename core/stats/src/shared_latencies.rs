@@ -134,7 +134,7 @@ mod tests {
     }
 
     proptest! {
-        /// The same percentiles, counts and maximum as a histogram that is not shared.
+        /// Percentiles, counts and maximum are those of a histogram that is not shared.
         #[test]
         fn a_snapshot_is_what_was_recorded(samples in prop::collection::vec(
             (0u32..64, any::<u64>()).prop_map(|(shift, bits)| bits >> shift), 0..200)

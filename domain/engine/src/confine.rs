@@ -18,11 +18,12 @@ pub enum Role {
     },
     /// Serves the ports of a network: reads and writes frames, and sets filters and offloads.
     Network,
-    /// Handles one VM's vhost-user messages, descriptors and memory mappings.
+    /// Waits for front ends, or handles one VM's vhost-user messages, descriptors and memory
+    /// mappings.
     VhostUser,
     /// Serves the control socket and reloads the configuration.
     Control,
-    /// Starts threads of the role [`Role::VhostUser`], for disks that are attached later. It reads
+    /// Starts threads of the role [`Role::VhostUser`] when front ends send. The thread reads
     /// nothing of guests.
     Spawner,
 }

@@ -12,11 +12,10 @@ use rtvirtio_domain_resources::disk_lock::Identity;
 use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::use_lock::UseLock;
 
-use crate::confine::StartThread;
 use crate::engine::{self, EngineHandle};
 use crate::error::DomainError;
 use crate::memory::Trust;
-use crate::vhost_user::{DeviceInfo, VhostUserServer};
+use crate::vhost_user::{DeviceInfo, FrontEnds, VhostUserServer};
 
 /// Part of a file that a disk occupies.
 #[derive(Clone, Debug)]
@@ -155,9 +154,9 @@ pub(crate) fn serve_disk(
     info: DeviceInfo,
     socket: SocketListener,
     engine: &EngineHandle,
-    threads: &dyn StartThread,
+    front_ends: &FrontEnds,
 ) -> Result<VhostUserServer, DomainError> {
     let device = format!("disk \"{}\"", info.name);
-    VhostUserServer::start(info, socket, engine.clone(), threads)
+    VhostUserServer::start(info, socket, engine.clone(), front_ends)
         .map_err(|source| DomainError::Socket { device, source })
 }

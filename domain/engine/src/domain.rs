@@ -13,6 +13,7 @@ use crate::engine::{Engine, EngineConfig, EngineHandle};
 use crate::error::DomainError;
 use crate::network::OpenedNetwork;
 use crate::running::{Running, RunningParts};
+use crate::vhost_user::FrontEnds;
 
 /// All files, locks and sockets of an I/O domain, open. No guest is served yet: this is the moment
 /// to drop the right to open anything else.
@@ -63,10 +64,12 @@ impl OpenedDomain {
     /// [`DomainError`]; no thread runs then.
     pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
         let Self { file, backings, sockets, locks, networks } = self;
-        let spawner = Spawner::start(confine).map_err(|source| OpenError::Path {
-            what: "cannot start the thread that starts those of disks attached later".into(),
-            source,
-        })?;
+        let front_ends = Spawner::start(confine)
+            .and_then(|threads| FrontEnds::start(Box::new(threads), confine))
+            .map_err(|source| OpenError::Path {
+                what: "cannot start the threads that serve front ends".into(),
+                source,
+            })?;
         let mut engines = Vec::new();
         let mut places = Vec::new();
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
@@ -91,18 +94,18 @@ impl OpenedDomain {
             let handle = started.handle();
             engines.push((device.name.clone(), started));
             let serve = |(part, info, socket)| {
-                let server = serve_disk(info, socket, &handle, confine)?;
+                let server = serve_disk(info, socket, &handle, &front_ends)?;
                 Ok(Some(Member::new(part, server)))
             };
             places.push(members.into_iter().map(serve).collect::<Result<Vec<_>, DomainError>>()?);
         }
         let handles = engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect();
         let pairs = file.networks.iter().zip(networks);
-        let networks = pairs.map(|(network, opened)| opened.start(network, file.power, confine));
+        let networks = pairs.map(|(network, opened)| opened.start(network, file.power, confine, &front_ends));
         let networks = networks.collect::<Result<Vec<_>, _>>()?;
         let is_restricted = networks.iter().all(|n| n.engine.is_restricted());
         let parts = RunningParts { places, locks, networks };
-        let running = Running::new(file, handles, parts, Box::new(spawner));
+        let running = Running::new(file, handles, parts, front_ends);
         Ok(Domain { running, engines, is_restricted })
     }
 }

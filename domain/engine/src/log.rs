@@ -1,7 +1,7 @@
 //! Lines on standard error; those about one VM within a rate limit.
 //!
-//! A QEMU can repeat a refused message without end, which must not fill the log. The limit is per
-//! thread, and each VM has its own control thread: a noisy VM does not silence others.
+//! A QEMU can repeat a refused message without end, which must not fill the log. Each VM has a
+//! limit of its own, whichever thread handles its messages: a noisy VM does not silence others.
 
 use std::cell::RefCell;
 use std::io::{self, Write as _};
@@ -15,6 +15,7 @@ const MAX_CHARS: usize = 500;
 /// Interval at which another line is admitted.
 const INTERVAL: Duration = Duration::from_secs(2);
 
+#[derive(Debug)]
 struct Limit {
     left: u32,
     since: Instant,
@@ -38,15 +39,24 @@ impl Limit {
     }
 }
 
+impl Default for Limit {
+    fn default() -> Self {
+        Self { left: BURST, since: Instant::now(), suppressed: 0 }
+    }
+}
+
 thread_local! {
-    static LIMIT: RefCell<Limit> =
-        RefCell::new(Limit { left: BURST, since: Instant::now(), suppressed: 0 });
+    /// Limit of lines outside of the handling of a VM's messages.
+    static LIMIT: RefCell<Limit> = RefCell::new(Limit::default());
     static REFUSALS: RefCell<Option<Arc<Refusals>>> = const { RefCell::new(None) };
 }
 
-/// Refusals of messages from one disk's QEMU, for the status.
+/// Refusals of messages from one disk's QEMU, for the status, and the limit of its log lines.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<Option<Refusal>>);
+pub struct Refusals {
+    last: Mutex<Option<Refusal>>,
+    limit: Mutex<Limit>,
+}
 
 /// The last refusal of a disk.
 #[derive(Clone, Debug)]
@@ -63,17 +73,17 @@ impl Refusals {
     /// The last refusal; `None` without any.
     #[must_use]
     pub fn last(&self) -> Option<Refusal> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn note(&self, why: &str) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let count = last.as_ref().map_or(0, |last| last.count) + 1;
         *last = Some(Refusal { why: why.to_owned(), at: Instant::now(), count });
     }
 }
 
-/// Counts lines of this thread as refusals of its disk from now on.
+/// Counts lines of this thread as refusals of a disk from now on, within its limit.
 pub fn keep_refusals(refusals: Arc<Refusals>) {
     REFUSALS.with_borrow_mut(|kept| *kept = Some(refusals));
 }
@@ -92,8 +102,15 @@ pub fn write_line(text: impl std::fmt::Display) {
 /// Writes `rtvirtio-iod: DISK: TEXT`, within the limit.
 pub fn line(disk: &str, text: impl std::fmt::Display) {
     let text = printable(&text.to_string());
-    REFUSALS.with_borrow(|kept| kept.iter().for_each(|kept| kept.note(&text)));
-    let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
+    let now = Instant::now();
+    let admitted = REFUSALS.with_borrow(|kept| match kept {
+        Some(kept) => {
+            kept.note(&text);
+            kept.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now)
+        }
+        None => LIMIT.with_borrow_mut(|limit| limit.admit(now)),
+    });
+    let Some(suppressed) = admitted else { return };
     if suppressed > 0 {
         write_line(format_args!("{disk}: {suppressed} more lines were not written"));
     }

@@ -6,14 +6,14 @@ use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_domain_resources::{OpenError, socket_group};
 use rtvirtio_sched::Config;
 
-use crate::confine::{Confine, StartThread};
+use crate::confine::Confine;
 use crate::error::DomainError;
 use crate::feature;
 use crate::memory::Trust;
 use crate::net::{NetCommand, NetEngine, NetHandle, PortSettings};
 use crate::refusal::ReloadError;
 use crate::reload::{network_changes, port_changes};
-use crate::vhost_user::{DeviceInfo, VhostUserServer};
+use crate::vhost_user::{DeviceInfo, FrontEnds, VhostUserServer};
 
 /// Queues of a port: receive and transmit.
 const QUEUES: u16 = crate::net::QUEUES as u16;
@@ -49,12 +49,13 @@ impl OpenedNetwork {
         network: &Network,
         power: Power,
         confine: &Confine,
+        front_ends: &FrontEnds,
     ) -> Result<RunningNetwork, DomainError> {
         let engine = NetEngine::start(network, self.uplinks, power, confine)
             .map_err(|source| DomainError::Network { network: network.name.clone(), source })?;
         let handle = engine.handle();
         let serve = |(place, (port, socket)): (usize, (&Port, SocketListener))| {
-            let server = serve_port(port, place, socket, &handle, confine)?;
+            let server = serve_port(port, place, socket, &handle, front_ends)?;
             Ok(Some(PortMember { name: port.name.clone(), server }))
         };
         let pairs = network.ports.iter().zip(self.sockets);
@@ -69,7 +70,7 @@ pub(crate) fn serve_port(
     place: usize,
     socket: SocketListener,
     handle: &NetHandle,
-    threads: &dyn StartThread,
+    front_ends: &FrontEnds,
 ) -> Result<VhostUserServer<NetCommand>, DomainError> {
     let info = DeviceInfo {
         name: port.name.clone(),
@@ -82,7 +83,7 @@ pub(crate) fn serve_port(
         has_inflight: false,
         use_lock: None,
     };
-    VhostUserServer::start(info, socket, handle.clone(), threads)
+    VhostUserServer::start(info, socket, handle.clone(), front_ends)
         .map_err(|source| DomainError::Socket { device: format!("port \"{}\"", port.name), source })
 }
 
@@ -116,7 +117,7 @@ impl RunningNetwork {
         self.members().any(|(_, member)| member.name == name && member.server.is_connected())
     }
 
-    /// Ends the connections; dropping the ports joins the threads.
+    /// Ends the connections; dropping the ports waits for that.
     pub(crate) fn close(&self) {
         self.members().for_each(|(_, member)| member.server.close());
     }

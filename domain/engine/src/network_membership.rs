@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use rtvirtio_domain_config::File;
 use rtvirtio_domain_resources::handover_port::{AdoptedPort, PassedPort};
 
-use crate::confine::StartThread;
 use crate::error::DomainError;
 use crate::net::prepared::{PreparedPort, VacantPort};
 use crate::net::{NetCommand, NetHandle};
 use crate::network::{PortMember, RunningNetwork, serve_port};
 use crate::refusal::{ReloadError, named};
 use crate::reload::Membership;
+use crate::vhost_user::FrontEnds;
 
 /// Longest time for a removed port's frames on the link.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ impl RunningNetwork {
         &mut self,
         file: &File,
         ready: ReadyPort,
-        threads: &dyn StartThread,
+        front_ends: &FrontEnds,
     ) -> Result<(), ReloadError> {
         let ReadyPort { network, name, adopted } = ready;
         let network = &file.networks[network];
@@ -84,7 +84,7 @@ impl RunningNetwork {
         let served = socket
             .listen()
             .map_err(|source| DomainError::Socket { device, source })
-            .and_then(|socket| serve_port(&network.ports[index], place, socket, &handle, threads));
+            .and_then(|socket| serve_port(&network.ports[index], place, socket, &handle, front_ends));
         let member = served.map(|server| PortMember { name: name.clone(), server });
         // Where it cannot be served, the port is removed again.
         let failed = member.as_ref().is_err();
@@ -129,7 +129,7 @@ impl RunningNetwork {
             }
             std::thread::sleep(LOOK);
         }
-        // Joins the thread, and removes the socket.
+        // Removes the socket.
         self.places[place] = None;
         let vacant = Box::new(VacantPort::new());
         let left = handle.ask(|reply| NetCommand::Detach { port: place, vacant, reply });

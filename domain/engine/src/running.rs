@@ -13,7 +13,6 @@ use rtvirtio_domain_resources::handover::{AdoptedDisk, Passed, PassedDisk, is_be
 use rtvirtio_domain_resources::listen::AdoptedSocket;
 use rtvirtio_sched::{Config, VmConfig};
 
-use crate::confine::StartThread;
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
@@ -25,6 +24,7 @@ use crate::network_membership;
 use crate::refusal::{ReloadError, named};
 use crate::reload::{Membership, device_changes, disk_changes, needs_restart};
 pub(crate) use crate::running_state::{RunningParts, State};
+use crate::vhost_user::FrontEnds;
 
 /// Longest time for a removed disk's requests at the device.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ struct Shared {
     directories: BTreeSet<PathBuf>,
     state: Mutex<State>,
     engines: Vec<(String, EngineHandle)>,
-    threads: Box<dyn StartThread + Send + Sync>,
+    front_ends: FrontEnds,
 }
 
 /// The disks and ports of a running I/O domain; shared by several threads.
@@ -67,12 +67,12 @@ impl Running {
         file: File,
         engines: Vec<(String, EngineHandle)>,
         parts: RunningParts,
-        threads: Box<dyn StartThread + Send + Sync>,
+        front_ends: FrontEnds,
     ) -> Self {
         let directories = socket_directories(&file);
         let RunningParts { places, locks, networks } = parts;
         let state = Mutex::new(State { file: file.clone(), places, locks, networks });
-        Self(Arc::new(Shared { started: file, directories, state, engines, threads }))
+        Self(Arc::new(Shared { started: file, directories, state, engines, front_ends }))
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -118,7 +118,7 @@ impl Running {
     /// Ends all servers. Engines may end after that.
     pub(crate) fn end(&self) {
         let mut state = self.state();
-        // All end at the same time; then each is joined.
+        // All end at the same time; then each is waited for.
         state.places.iter().flatten().flatten().for_each(|m| m.server.close());
         state.networks.iter().for_each(RunningNetwork::close);
         state.places.iter_mut().for_each(Vec::clear);
@@ -221,7 +221,7 @@ impl Running {
         }
         for port in ready_ports {
             let (network, name) = (port.network, port.name.clone());
-            state.networks[network].attach(&new, port, &*self.0.threads)?;
+            state.networks[network].attach(&new, port, &self.0.front_ends)?;
             let table = new.networks[network].ports.iter().find(|port| port.name == name);
             state.file.networks[network].ports.extend(table.cloned());
             changes.push(format!("port \"{name}\": attached"));
@@ -321,7 +321,7 @@ impl Running {
         }
         let Some(member) = state.places[device][place].take() else { return Ok(()) };
         let part = member.part.clone();
-        // Joins the thread, and removes the socket.
+        // Removes the socket.
         drop(member);
         let handle = &self.0.engines[device].1;
         let left = handle.ask(|reply| Command::Detach { vm: place, reply });
@@ -401,7 +401,7 @@ impl Running {
         let served = socket
             .listen()
             .map_err(|source| DomainError::Socket { device: format!("disk \"{}\"", part.name), source })
-            .and_then(|listener| serve_disk(info, listener, handle, &*self.0.threads));
+            .and_then(|listener| serve_disk(info, listener, handle, &self.0.front_ends));
         let server = match served {
             Ok(server) => server,
             Err(e) => {

@@ -55,8 +55,9 @@ const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
 /// in [`filters`].
 const NETWORK: &[c_long] = &[libc::SYS_io_uring_enter, libc::SYS_recvmsg];
 
-/// Messages with descriptors, and the checks of these descriptors.
+/// Waiting for front ends, messages with descriptors, and the checks of these descriptors.
 const VHOST_USER: &[c_long] = &[
+    libc::SYS_ppoll,
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,

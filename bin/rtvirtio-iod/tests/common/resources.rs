@@ -9,6 +9,8 @@ pub struct Resources {
     pub files: i64,
     pub descriptors: i64,
     pub resident_kib: i64,
+    /// Part of it that is neither a file nor shared.
+    pub anonymous_kib: i64,
     pub threads: i64,
 }
 
@@ -35,6 +37,7 @@ impl Resources {
                 .expect("a number"),
             descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors").count() as i64,
             resident_kib: field("VmRSS:"),
+            anonymous_kib: field("RssAnon:"),
             threads: field("Threads:"),
         }
     }
