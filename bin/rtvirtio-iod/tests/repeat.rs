@@ -20,6 +20,10 @@ use vmm_sys_util::eventfd::EventFd;
 /// How often the steps are tried while other programs open files.
 const ATTEMPTS: usize = 6;
 
+/// Most memory that a disk may keep after any number of repetitions, in bytes: its tables and
+/// histograms in full. About 100 000 are measured.
+const MOST_GROWN: i64 = 1 << 20;
+
 /// Repetitions of each step.
 fn repetitions() -> usize {
     std::env::var("RTVIRTIO_REPEAT").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500)
@@ -94,7 +98,8 @@ impl AttackedDomain {
         // A write to an eventfd may get a kernel worker, one for each queue at most, which ends
         // after some seconds.
         assert!(after.threads - before.threads <= 2, "{name}: threads stay");
-        assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
+        let grown = (after.resident_kib - before.resident_kib) * 1_024;
+        assert!(grown < MOST_GROWN, "{name}: {grown} bytes stay for the disk");
         let mut next = connect(&socket);
         assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
         after.files - before.files < few.max(200)

@@ -139,10 +139,22 @@ pub fn rw_sqe(
 ) -> squeue::Entry {
     let (fd, n) = (Fd(file.as_raw_fd()), slot.iovecs.len() as u32);
     let at = slot.blocks.map_or(offset + piece.offset, |blocks| blocks.start);
+    // A piece in one segment needs no list, which the kernel would copy and check. Pieces are far
+    // smaller than 4 GiB.
+    let only = match slot.iovecs.as_slice() {
+        [only] => u32::try_from(only.iov_len).ok().map(|len| (only.iov_base.cast::<u8>(), len)),
+        _ => None,
+    };
     if piece.op == Op::Read || slot.is_reading_first {
-        return opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build();
+        return match only {
+            Some((to, len)) => opcode::Read::new(fd, to, len).offset(at).ioprio(priority).build(),
+            None => opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build(),
+        };
     }
     let flags = if write_through { libc::RWF_DSYNC } else { 0 };
+    if let Some((from, len)) = only {
+        return opcode::Write::new(fd, from, len).offset(at).ioprio(priority).rw_flags(flags).build();
+    }
     opcode::Writev::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).rw_flags(flags).build()
 }
 

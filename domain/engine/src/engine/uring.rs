@@ -66,7 +66,8 @@ pub struct Completion {
 /// The operations that the engine uses. Requests in a ring pass no seccomp filter, so the ring
 /// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flags,
 /// no registering.
-const ALLOWED_OPCODES: [u8; 7] = [
+const ALLOWED_OPCODES: [u8; 8] = [
+    opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Write::CODE,
