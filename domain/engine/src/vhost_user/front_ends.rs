@@ -37,7 +37,7 @@ impl AsFd for Awaited {
 
 /// State of a socket, from the view of the waiting thread.
 pub(super) enum SocketState {
-    /// Its front end is awaited on this descriptor.
+    /// The front end is awaited on this descriptor.
     Awaits(Awaited),
     /// A thread is due at once: the socket is being closed.
     Due,
@@ -52,7 +52,7 @@ pub(super) trait FrontEndSocket: Send + Sync {
     /// Name of the thread.
     fn thread_name(&self) -> String;
 
-    /// What the waiting thread has to do.
+    /// State of the socket, from which the waiting thread tells what to do.
     fn state(&self) -> SocketState;
 
     /// Reserves the socket for a thread, or gives it back when none could be started.
@@ -197,5 +197,85 @@ impl Waiter {
         socket.set_claimed(false);
         crate::log::line(&name, format_args!("no thread for its front end: {e}"));
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+    use crate::confine::Body;
+
+    /// Starts threads, but for the first ones.
+    struct FailsAtFirst(AtomicU32);
+
+    impl StartThread for FailsAtFirst {
+        fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>> {
+            if self.0.load(Ordering::Relaxed) > 0 {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Confine::none().start_thread(name, role, body)
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Phase {
+        Awaited,
+        Claimed,
+        Ended,
+    }
+
+    /// A socket that serves one connection.
+    struct Once {
+        listener: Arc<UnixListener>,
+        phase: Mutex<Phase>,
+    }
+
+    impl FrontEndSocket for Once {
+        fn thread_name(&self) -> String {
+            "once".to_owned()
+        }
+
+        fn state(&self) -> SocketState {
+            match *self.phase.lock().unwrap() {
+                Phase::Awaited => SocketState::Awaits(Awaited::Connection(Arc::clone(&self.listener))),
+                Phase::Claimed => SocketState::Served,
+                Phase::Ended => SocketState::Ended,
+            }
+        }
+
+        fn set_claimed(&self, claimed: bool) {
+            *self.phase.lock().unwrap() = if claimed { Phase::Claimed } else { Phase::Awaited };
+        }
+
+        fn serve(&self) {
+            drop(self.listener.accept().unwrap());
+            *self.phase.lock().unwrap() = Phase::Ended;
+        }
+    }
+
+    #[test]
+    fn threads_that_cannot_be_started_are_tried_again() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let threads = Box::new(FailsAtFirst(AtomicU32::new(3)));
+        let front_ends = FrontEnds::start(threads, &Confine::none()).unwrap();
+        let sockets = ["a", "b"].map(|name| {
+            let listener = Arc::new(UnixListener::bind(dir.path().join(name)).unwrap());
+            Arc::new(Once { listener, phase: Mutex::new(Phase::Awaited) })
+        });
+        sockets.iter().for_each(|socket| front_ends.add(Arc::clone(socket) as _).unwrap());
+        let clients = ["a", "b"].map(|name| UnixStream::connect(dir.path().join(name)).unwrap());
+        let begin = Instant::now();
+        while sockets.iter().any(|socket| *socket.phase.lock().unwrap() != Phase::Ended) {
+            assert!(begin.elapsed() < rtvirtio_testkit::HANG, "a connection is not served");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(clients);
+        // Ends when all sockets have.
+        drop(front_ends);
     }
 }
