@@ -281,3 +281,38 @@ fn a_log_that_is_truncated_ends_its_queue_only() {
     drop(client);
     assert_eq!(request(&mut connect(&dir.path().join("a")), &read(0, 4_096), None).0, 0);
 }
+
+/// Requests per second with and without logging, in turn. The figures are printed; an assertion on
+/// them would depend on a quiet machine.
+#[test]
+fn the_cost_of_logging() {
+    let dir = common::disk(64);
+    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", "name = \"a\"\ncached = true\n", 1);
+    let _iod = Iod::start(dir.path(), &config);
+    let mut client = connect(&dir.path().join("a"));
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    let mut rates = [Vec::new(), Vec::new()];
+    for turn in 0..16 {
+        client.set_logging(turn % 2 == 1).unwrap();
+        let (begin, mut i, mut done, mut outstanding) = (Instant::now(), 0u64, 0u64, 0);
+        while begin.elapsed() < Duration::from_millis(100) || outstanding > 0 {
+            while outstanding < 16 && begin.elapsed() < Duration::from_millis(100) {
+                client.queues[0].push(&read(i % 4_096 * 8, 4_096)).unwrap();
+                (i, outstanding) = (i + 1, outstanding + 1);
+            }
+            client.queues[0].notify().unwrap();
+            while client.queues[0].pop_used().is_some() {
+                (done, outstanding) = (done + 1, outstanding - 1);
+            }
+            assert!(begin.elapsed() < HANG);
+        }
+        rates[turn % 2].push((done as f64 / begin.elapsed().as_secs_f64()) as u64);
+    }
+    let [without, with] = rates.map(|mut rates| {
+        rates.sort_unstable();
+        rates
+    });
+    eprintln!("requests/s without logging {without:?}, with {with:?}");
+    assert!(without[0] > 0 && with[0] > 0);
+}
