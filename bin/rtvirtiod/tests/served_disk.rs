@@ -132,6 +132,10 @@ fn a_disk_of_the_io_domain_is_judged_with_its_caps_and_with_what_late_requests_w
     assert!(served["histogram"]["reads"].as_array().unwrap().iter().any(|n| n.as_u64() > Some(0)));
     let late = vm["targets"][0]["exceedances"].as_u64().unwrap();
     assert_eq!(late, vm["targets"][0]["n"], "each is above 1 us");
+    // A missed target has causes, or says that none is seen and what is not known.
+    let unread = vm["targets"][0]["causes_unread"].as_array().unwrap();
+    assert!(vm["targets"][0]["causes"].is_array() && unread.contains(&"its limits".into()), "{vm:#}");
+    assert!(vm["targets"][1]["causes"].is_null(), "{vm:#}");
     // Without a monitor QEMU's disks are not seen, and that is said.
     assert!(vm["disks_unseen"].as_str().unwrap().contains("monitor"), "{vm:#}");
     wait_for("hits of the cap", || {
@@ -155,7 +159,7 @@ fn a_disk_of_the_io_domain_is_judged_with_its_caps_and_with_what_late_requests_w
     wait_for("the probes' rest", || observation(&rig)["host"]["stalls"].is_null());
     let metrics =
         text(answer(UnixStream::connect(rig.socket()).unwrap(), "GET", "/metrics", "localhost").1.as_bytes());
-    for name in ["rtvirtio_limiter_hits_per_second{", "rtvirtio_target_verdict{"] {
+    for name in ["rtvirtio_limiter_hits_per_second{", "rtvirtio_target_verdict{", "rtvirtio_target_cause{"] {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
     rig.kill();

@@ -75,6 +75,34 @@ function verdicts(seen) {
   return ["missed", "unproven", "met"].filter((v) => count[v]).map((v) => [v, count[v]]);
 }
 
+// The first cause of a VM's missed target, where one is seen.
+function cause(seen) {
+  const missed = (seen?.targets || []).filter((t) => t.causes);
+  const cell = el("td", null, { class: "why" });
+  if (!missed.length) { cell.textContent = "–"; return cell; }
+  const known = missed.find((t) => t.causes.length);
+  cell.textContent = known ? words(known.causes[0].kind) : "not seen";
+  cell.title = missed.map((t) => t.task + ": " + causesText(t)).join("\n");
+  return cell;
+}
+
+function causesText(judged) {
+  if (!judged.causes.length) return "cause not seen: " + (judged.causes_unread.length ? "not known are " + judged.causes_unread.join(", ") : "no counter shows one");
+  return judged.causes.map((c) => c.evidence + (c.share === null ? "" : " (about " + share(c.share) + " of the late requests)") + ": " + c.remedy).join("; also ");
+}
+
+// The neighbour that a VM waited for longest, over all devices.
+function waitsFor(vm) {
+  let worst = null;
+  for (const row of state.seen?.waits?.rows || []) {
+    const one = row.vm === vm ? row.neighbours[0] : null;
+    if (one?.share > 0 && (!worst || one.share > worst.share)) worst = { vm: one.vm, share: one.share, kind: row.kind };
+  }
+  const cell = el("td", worst ? worst.vm + " " + share(worst.share) : "–");
+  if (worst && worst.kind !== "exact") cell.title = "estimate";
+  return cell;
+}
+
 function shown() {
   const all = state.status ? state.status.vms : [];
   const filter = state.filter.toLowerCase();
@@ -124,7 +152,7 @@ function drawTable() {
       if (seen?.disks_unseen) targets.title = seen.disks_unseen;
     } else if (!judged.length) targets.textContent = "none";
     for (const [name, n] of judged) targets.append(el("span", n + " " + name + " ", { class: colour(name) }));
-    row.append(targets);
+    row.append(targets, cause(seen), waitsFor(vm.name));
     let rate = 0;
     for (const disk of seen?.disks || []) for (const one of disk.directions) if (one.direction !== "flush") rate += one.rate;
     row.append(tail(seen?.disks, "read"), tail(seen?.disks, "write"));
@@ -246,6 +274,7 @@ function drawDetail() {
       row.append(el("td", judged ? judged.verdict : "–", { class: colour(judged?.verdict) }), el("td", judged?.why || "", { class: "why" }));
       row.append(el("td", judged ? judged.seconds.toFixed(0) + " s" : ""));
       table.append(row);
+      if (judged?.causes) line(judged.task + " p" + judged.percentile + ": " + causesText(judged) + ".", judged.causes.length ? "bad" : "warn");
       if (judged?.late?.told) line(late(judged), "why");
     }
     const scroll = el("div", null, { class: "scroll" });

@@ -143,20 +143,7 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
 pub(crate) fn reason(t: &TaskResult) -> String {
     let why = explain(t);
     let Some(causes) = t.causes.as_ref().filter(|_| t.verdict == Some(Verdict::Missed)) else { return why };
-    if causes.is_empty() {
-        let unread = match &t.causes_unread[..] {
-            [] => "no counter shows one".to_owned(),
-            unread => format!("not known are {}", unread.join(", ")),
-        };
-        return format!("cause not seen: {unread}; {why}");
-    }
-    let causes = causes.iter().map(|cause| {
-        let of_late = |share: f64| format!(" (about {:.0} % of the late requests)", 100.0 * share);
-        let share = cause.share.map_or_else(String::new, of_late);
-        format!("{}{share}: {}", cause.evidence, cause.remedy)
-    });
-    let causes: Vec<String> = causes.collect();
-    format!("{}; {why}", causes.join("; also "))
+    format!("{}; {why}", rtvirtio_blame::words(causes, &t.causes_unread))
 }
 
 /// Reason of a task's verdict; a general one where the result has none.

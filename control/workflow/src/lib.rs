@@ -63,6 +63,7 @@ pub mod tune;
 pub mod uncovered;
 mod unreached;
 pub mod verified;
+pub mod vm_counters;
 pub mod vmms;
 
 pub use dirs::{Dirs, is_there, profile_key, write_state};

@@ -1,36 +1,24 @@
 //! Facts of a run that show why a target was missed, from counters before and after it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Stops, causes};
-use rtvirtio_kernel::cgroup::{Cgroups, Limit, SetLimit};
+use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Stops, causes};
+use rtvirtio_kernel::cgroup::{Cgroups, SetLimit};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::pressure::{Throttled, throttled};
-use rtvirtio_kernel::steal::cpus_online;
-use rtvirtio_kernel::{HostError, Root, task};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::workload::VmLoad;
 use rtvirtio_measure::{TaskResult, Verdict};
+use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
 
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
-
-/// Counters of one VM.
-#[derive(Clone, Debug, Default)]
-struct VmCounters {
-    /// Time that each thread was ready without a CPU; `None` where some thread has no such count.
-    ready: Option<BTreeMap<u32, Duration>>,
-    /// Stops by CPU quotas of its threads' cgroups and those above them.
-    quota: Option<Throttled>,
-    /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
-    bytes: Option<f64>,
-}
+use crate::vm_counters::{self, Dimension, VmCounters, past, quota, ready, waited};
 
 /// All counters of one device's site at one moment.
 #[derive(Clone, Debug, Default)]
@@ -57,47 +45,6 @@ impl Counters {
     }
 }
 
-fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Duration>>, HostError> {
-    let mut all = BTreeMap::new();
-    for pid in pids {
-        for tid in task::tids(root, *pid)? {
-            match task::run_delay(root, *pid, tid) {
-                Ok(Some(waited)) => drop(all.insert(tid, waited)),
-                // A thread that has not run has not waited, or the kernel does not count it.
-                Ok(None) => {}
-                Err(e) if e.is_gone() => {}
-                Err(e) => return Err(e),
-            }
-        }
-    }
-    Ok((!all.is_empty()).then_some(all))
-}
-
-/// Stops by the quotas of all groups of these processes' threads, and of those above: of the group
-/// with the longest. The kernel adds them up over CPUs, so that a part for each thread is what they
-/// last at least.
-fn quota(root: &Root, pids: &[u32]) -> Result<Option<Throttled>, HostError> {
-    let cgroups = Cgroups::detect_cpu(root)?;
-    let (mut groups, mut threads) = (BTreeSet::new(), 0);
-    for pid in pids {
-        for tid in task::tids(root, *pid)? {
-            match cgroups.of_pid(root, tid) {
-                Ok(group) => groups.extend(cgroups.path_of(&group)),
-                Err(e) if e.is_gone() => continue,
-                Err(e) => return Err(e),
-            }
-            threads += 1;
-        }
-    }
-    let mut longest: Option<Throttled> = None;
-    for group in groups {
-        let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
-        longest = longest.filter(|other| other.time >= one.time).or(Some(one));
-    }
-    let parts = threads.min(cpus_online(root)?).max(1);
-    Ok(longest.map(|of| Throttled { time: of.time / parts, ..of }))
-}
-
 /// Bytes that the kernel counts for this VM; `None` where it counts others' with them.
 fn bytes(site: &Site, vm: &str) -> Option<f64> {
     let cgroup = site.io_group(vm).filter(|cgroup| !Cgroups::is_root(cgroup))?;
@@ -108,11 +55,6 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
     }
     let io = IoCounters::read(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).ok()??;
     Some((io.read_bytes + io.write_bytes) as f64)
-}
-
-/// Difference of two counters; `None` where one was not read or began anew.
-fn past(before: Option<f64>, after: Option<f64>) -> Option<f64> {
-    Some(after? - before?).filter(|past| *past >= 0.0)
 }
 
 /// Measurements of a run besides its tasks.
@@ -158,7 +100,7 @@ pub(crate) fn explain(
             vm: name.clone(),
             seconds,
             limits,
-            quota: stopped(then.and_then(|c| c.quota), now.and_then(|c| c.quota)),
+            quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: watched.noise.and_then(|noise| noise.stolen),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
@@ -183,19 +125,8 @@ pub(crate) fn explain(
     }
 }
 
-/// Longest time that a thread of both readings waited for a CPU between them.
-fn waited(
-    before: Option<&BTreeMap<u32, Duration>>,
-    after: Option<&BTreeMap<u32, Duration>>,
-) -> Option<Duration> {
-    let (before, after) = (before?, after?);
-    after.iter().filter_map(|(tid, now)| now.checked_sub(*before.get(tid)?)).max()
-}
-
-fn stopped(before: Option<Throttled>, after: Option<Throttled>) -> Option<Stops> {
-    let (before, after) = (before?, after?);
-    let total = after.time.checked_sub(before.time)?;
-    Some(Stops { count: after.periods.checked_sub(before.periods)?, total: Nanos(total.as_nanos() as u64) })
+fn stopped(before: Option<&VmCounters>, after: Option<&VmCounters>) -> Option<Stops> {
+    after?.quota.as_ref()?.stops_since(before?.quota.as_ref()?)
 }
 
 /// Stalls longer than 1 ms; `None` where probes could not tell them from load.
@@ -207,14 +138,10 @@ fn of_noise(noise: &Noise, seconds: f64) -> Option<Stops> {
 
 fn device_use(before: &Counters, after: &Counters) -> Option<DeviceUse> {
     let io = after.device?.since(&before.device?)?;
-    let bytes = (io.read_bytes + io.write_bytes) as f64;
-    let share = |(name, now): (&String, &VmCounters)| {
-        let moved = past(before.vms.get(name)?.bytes, now.bytes)?;
-        Some((name.clone(), if bytes > 0.0 { (moved / bytes).min(1.0) } else { 0.0 }))
-    };
-    let shares = after.vms.iter().map(share).collect();
-    let waited = (io.read_time + io.write_time).as_secs_f64();
-    Some(DeviceUse { requests: (io.reads + io.writes) as f64, waited, shares })
+    let moved = after.vms.iter().map(|(name, now)| {
+        (name.as_str(), past(before.vms.get(name).and_then(|then| then.bytes), now.bytes))
+    });
+    Some(vm_counters::device_use(&io, moved))
 }
 
 /// Limits of a VM's cgroup, with what its tasks completed and asked for. `None` where they cannot
@@ -223,27 +150,19 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<Limi
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
+    let used = |task: &Task| {
+        let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
+        Some(results.iter().find(of_task)?.achieved_rate.0)
+    };
     let fact = |set: SetLimit| -> Option<LimitFact> {
-        let (mut used, mut asked) = (0.0, 0.0);
-        for task in &load.vm.tasks {
-            let writes = task.op.write_share();
-            let part = match set.limit {
-                Limit::ReadBps | Limit::ReadIops => 1.0 - writes,
-                Limit::WriteBps | Limit::WriteIops => writes,
-            };
-            let size = match set.limit {
-                Limit::ReadBps | Limit::WriteBps => task.mean_block(),
-                Limit::ReadIops | Limit::WriteIops => 1.0,
-            };
-            if part > 0.0 {
-                let of_task =
-                    |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
-                used += results.iter().find(of_task)?.achieved_rate.0 * part * size;
-                asked += task.rate.map_or(f64::INFINITY, |rate| rate.0 * part * size);
-            }
-        }
+        let dimension = Dimension::of(set.limit);
+        let used: Option<f64> = load.vm.tasks.iter().try_fold(0.0, |sum, task| {
+            let amount = dimension.of_task(task);
+            if amount == 0.0 { Some(sum) } else { Some(sum + used(task)? * amount) }
+        });
         let file = format!("{} ({})", set.cgroup.display(), set.file);
-        Some(LimitFact { file, value: set.value as f64, used, asked })
+        let asked = dimension.asked(&load.vm.tasks);
+        Some(LimitFact { by: Limiter::Kernel, file, value: set.value as f64, used: used?, asked })
     };
     set.into_iter().map(fact).collect()
 }
@@ -251,22 +170,6 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<Limi
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counters_that_were_not_read_or_began_anew_are_no_facts() {
-        let ms = Duration::from_millis;
-        let stops = |periods, time| Some(Throttled { periods, time: ms(time) });
-        let some = Some(Stops { count: 2, total: Nanos::from_millis(30) });
-        assert_eq!(stopped(stops(1, 10), stops(3, 40)), some);
-        assert_eq!(stopped(stops(3, 40), stops(1, 10)), None);
-        assert_eq!((stopped(None, stops(3, 40)), stopped(stops(3, 40), None)), (None, None));
-        let (then, now) = (
-            BTreeMap::from([(1, ms(5)), (2, ms(9)), (4, ms(1))]),
-            BTreeMap::from([(1, ms(8)), (3, ms(70)), (4, ms(3))]),
-        );
-        assert_eq!(waited(Some(&then), Some(&now)), Some(ms(3)), "the longest of threads of both readings");
-        assert_eq!(waited(None, Some(&now)), None);
-    }
 
     #[test]
     fn shares_of_a_device_need_every_vm() {

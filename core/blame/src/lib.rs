@@ -6,7 +6,8 @@
 //! # Evidence
 //!
 //! - A limit holds a VM when it used at least [`USED`] of it and asked for more: the backlog then
-//!   grows as long as the load lasts, so that the limit is the whole cause.
+//!   grows as long as the load lasts, so that the limit is the whole cause. Where it declares no
+//!   more than the limit, and sends at least [`OVER`] times that, its own load is.
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
 //!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
 //!   its share, as in `rtvirtio-measure`'s `late`.
@@ -15,7 +16,9 @@
 //!   its users are not the cause, and waiting for CPUs may be named.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, the device is where they wait: of those who moved its bytes, each
-//!   other one with at least [`SHARED`] of them is named, and the VM itself with [`ALONE`].
+//!   other one with at least [`SHARED`] of them is named. A VM with at least [`ALONE`] of them
+//!   waits for its own load where it sends [`OVER`] times what it declares, which the device
+//!   carries then, else for the device.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -28,6 +31,8 @@ pub const NAMED: f64 = 0.3;
 pub const SHARED: f64 = 0.4;
 /// Share of a device's bytes from which on a VM counts as alone on it.
 pub const ALONE: f64 = 0.8;
+/// Rate as a multiple of the declared one from which on the load is above the declaration.
+pub const OVER: f64 = 1.1;
 /// Time per second that one of the VM's threads was ready without a CPU, or share of the host's CPU
 /// time that the hypervisor below stole, from which on it is named.
 pub const WAITED: f64 = 0.3;
@@ -38,6 +43,10 @@ pub const WAITED: f64 = 0.3;
 pub enum CauseKind {
     /// Limit of a cgroup for the device.
     KernelLimit,
+    /// Throttling of a drive by QEMU.
+    QemuThrottle,
+    /// The VM sends more than it declares.
+    Load,
     /// Quota of CPU time of the VM's own cgroup.
     CpuQuota,
     /// The hypervisor below this host took its CPUs.
@@ -56,6 +65,23 @@ pub enum CauseKind {
     Device,
 }
 
+impl CauseKind {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::KernelLimit,
+        Self::QemuThrottle,
+        Self::Load,
+        Self::CpuQuota,
+        Self::CpuSteal,
+        Self::CpuOthers,
+        Self::HostStall,
+        Self::DiskStall,
+        Self::Neighbour,
+        Self::OtherProgram,
+        Self::Device,
+    ];
+}
+
 /// Cause of a missed target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
@@ -70,10 +96,21 @@ pub struct Cause {
     pub remedy: String,
 }
 
-/// Limit of a cgroup for the device, against what its VM asks for.
+/// Program that holds a VM to a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limiter {
+    /// The kernel, by a cgroup.
+    Kernel,
+    /// QEMU, by its throttling of a drive.
+    Qemu,
+}
+
+/// Limit of the device's use, against what its VM asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
-    /// File of the limit.
+    /// Program that enforces it.
+    pub by: Limiter,
+    /// File of the limit, or its name in QEMU.
     pub file: String,
     /// Limit per second, in bytes or requests.
     pub value: f64,
@@ -84,9 +121,29 @@ pub struct Limit {
 }
 
 impl Limit {
+    fn is_used_up(&self) -> bool {
+        self.used >= self.value * USED
+    }
+
     /// Whether it holds the VM.
     fn holds(&self) -> bool {
-        self.used >= self.value * USED && self.asked > self.value
+        self.is_used_up() && self.asked > self.value
+    }
+
+    /// Cause, where it holds the VM.
+    fn cause(&self) -> Option<Cause> {
+        let Self { by, file, value, asked, .. } = self;
+        let asked = if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
+        let (kind, whose) = match by {
+            Limiter::Kernel => (CauseKind::KernelLimit, "its limit"),
+            Limiter::Qemu => (CauseKind::QemuThrottle, "QEMU's throttling to"),
+        };
+        self.holds().then(|| Cause {
+            kind,
+            share: None,
+            evidence: format!("{whose} {value:.0} in {file} holds it: it asks for {asked}"),
+            remedy: "raise the limit, or lower the rate".to_owned(),
+        })
     }
 }
 
@@ -117,8 +174,10 @@ pub struct Facts {
     pub vm: String,
     /// Length of the window in seconds.
     pub seconds: f64,
-    /// Requests due per second.
+    /// Requests per second that were due or, where that is not known, came.
     pub rate: f64,
+    /// Requests per second that the task declares, where more may come.
+    pub declared: Option<f64>,
     /// Completed requests.
     pub n: u64,
     /// Requests above the target.
@@ -187,6 +246,17 @@ impl Facts {
         self.device.as_ref().is_some_and(|device| device.waited < lost / 2.0)
     }
 
+    /// Load, where it is above the declaration.
+    fn load(&self) -> Option<Cause> {
+        let declared = self.declared.filter(|declared| *declared > 0.0 && self.rate >= declared * OVER)?;
+        Some(Cause {
+            kind: CauseKind::Load,
+            share: None,
+            evidence: format!("it sends {:.0}/s and declares {declared:.0}/s", self.rate),
+            remedy: "lower what the guest sends, or declare it and plan again".to_owned(),
+        })
+    }
+
     /// Whether the device is where requests wait.
     fn is_at_device(&self) -> bool {
         self.late.saturating_mul(2) >= self.n.max(1)
@@ -201,17 +271,17 @@ impl Facts {
 /// seen.
 #[must_use]
 pub fn causes(facts: &Facts) -> Vec<Cause> {
-    let mut found = Vec::new();
+    let mut found: Vec<Cause> = facts.limits.iter().flatten().filter_map(Limit::cause).collect();
+    // Nothing holds what it declares: the rest waits for its own limit.
+    let is_beyond = found.is_empty() && facts.limits.iter().flatten().any(Limit::is_used_up);
+    let load = facts.load().filter(|_| is_beyond);
+    let is_loaded = load.is_some();
+    found.extend(load);
     let mut name = |kind, share: Option<f64>, evidence: String, remedy: &str| {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
     let limits = facts.limits.as_deref().unwrap_or_default();
-    for Limit { file, value, asked, .. } in limits.iter().filter(|limit| limit.holds()) {
-        let asked = if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
-        let evidence = format!("its limit {value:.0} in {file} holds it: it asks for {asked}");
-        name(CauseKind::KernelLimit, None, evidence, "raise the limit, or lower the rate");
-    }
-    let is_limited = limits.iter().any(Limit::holds);
+    let is_limited = is_loaded || limits.iter().any(Limit::holds);
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_time = |stops: Option<Stops>| {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
@@ -275,7 +345,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     }
     if facts.is_at_device() && !is_limited && by_quota.is_none() && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
-        found.extend(shares.map(|shares| users(&facts.vm, shares)).unwrap_or_default());
+        found.extend(shares.map(|shares| users(facts, shares)).unwrap_or_default());
     }
     let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
     found.sort_by(|a, b| of(b).total_cmp(&of(a)));
@@ -283,8 +353,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
 }
 
 /// Causes among the users of a device on which requests wait.
-fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
-    let mut found = Vec::new();
+fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
+    let (vm, mut found) = (&facts.vm, Vec::new());
     let own = shares.iter().find(|(name, _)| name == vm).map_or(0.0, |(_, share)| *share);
     for (name, share) in shares.iter().filter(|(name, share)| name != vm && *share >= SHARED) {
         found.push(Cause {
@@ -311,7 +381,7 @@ fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
         });
     }
     if own >= ALONE {
-        found.push(Cause {
+        found.push(facts.load().unwrap_or_else(|| Cause {
             kind: CauseKind::Device,
             share: None,
             evidence: format!(
@@ -319,9 +389,28 @@ fn users(vm: &str, shares: &[(String, f64)]) -> Vec<Cause> {
                 100.0 * own
             ),
             remedy: "lower the rate or block size, raise the target, or use a faster device".to_owned(),
-        });
+        }));
     }
     found
+}
+
+/// Causes in words, each with its remedy; where none is seen, what could not be read.
+#[must_use]
+pub fn words(causes: &[Cause], unread: &[String]) -> String {
+    if causes.is_empty() {
+        let unread = match unread {
+            [] => "no counter shows one".to_owned(),
+            unread => format!("not known are {}", unread.join(", ")),
+        };
+        return format!("cause not seen: {unread}");
+    }
+    let one = |cause: &Cause| {
+        let of_late = |share: f64| format!(" (about {:.0} % of the late requests)", 100.0 * share);
+        let share = cause.share.map_or_else(String::new, of_late);
+        format!("{}{share}: {}", cause.evidence, cause.remedy)
+    };
+    let all: Vec<String> = causes.iter().map(one).collect();
+    all.join("; also ")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ fn facts() -> Facts {
         vm: "plc".to_owned(),
         seconds: 30.0,
         rate: 100.0,
+        declared: None,
         n: 3000,
         late: 2000,
         target: Nanos::from_millis(20),
@@ -58,13 +59,55 @@ fn what_was_not_read_is_told() {
 
 #[test]
 fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
-    let limit = |used, asked| Limit { file: "io.max".to_owned(), value: 50.0, used, asked };
+    let limit =
+        |used, asked| Limit { by: Limiter::Kernel, file: "io.max".to_owned(), value: 50.0, used, asked };
     let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
     assert_eq!(kinds(&with(limit(49.0, 100.0))), [CauseKind::KernelLimit]);
     assert_eq!(kinds(&with(limit(49.0, f64::INFINITY))), [CauseKind::KernelLimit]);
     assert_eq!(kinds(&with(limit(42.0, 100.0))), [CauseKind::CpuOthers], "less than it allows");
     assert_eq!(kinds(&with(limit(20.0, 100.0))), [CauseKind::CpuOthers], "something else holds it");
     assert_eq!(kinds(&Facts { ready: None, ..with(limit(49.0, 49.0)) }), [], "it asks for no more");
+}
+
+#[test]
+fn throttling_by_qemu_is_told_from_a_limit_of_the_kernel() {
+    let limit = Limit {
+        by: Limiter::Qemu,
+        file: "iops-total of drive d".to_owned(),
+        value: 50.0,
+        used: 49.0,
+        asked: 100.0,
+    };
+    let found = causes(&Facts { limits: Some(vec![limit]), ..facts() });
+    assert_eq!((found.len(), found[0].kind), (1, CauseKind::QemuThrottle));
+    assert!(found[0].evidence.contains("iops-total of drive d"), "{found:?}");
+}
+
+#[test]
+fn a_load_above_the_declaration_is_its_own_cause_where_it_waits_for_itself() {
+    let limit =
+        |value, used, asked| Limit { by: Limiter::Kernel, file: "io.max".to_owned(), value, used, asked };
+    let of = |limit, declared| Facts { limits: Some(vec![limit]), declared: Some(declared), ..facts() };
+    // 100/s arrive.
+    assert_eq!(kinds(&of(limit(100.0, 100.0, 50.0), 50.0)), [CauseKind::Load]);
+    assert_eq!(kinds(&of(limit(100.0, 100.0, 95.0), 95.0)), [], "hardly more than it declares");
+    assert_eq!(kinds(&of(limit(200.0, 100.0, 50.0), 50.0)), [], "the limit has room");
+    let below = of(limit(40.0, 40.0, 50.0), 50.0);
+    assert_eq!(kinds(&below), [CauseKind::KernelLimit], "the limit is below what it declares");
+    let alone = waiting_at_device(Some(vec![("plc".to_owned(), 0.95), ("bulk".to_owned(), 0.05)]));
+    assert_eq!(kinds(&Facts { declared: Some(50.0), ..alone.clone() }), [CauseKind::Load]);
+    assert_eq!(kinds(&Facts { declared: Some(100.0), ..alone }), [CauseKind::Device]);
+    let flood = waiting_at_device(Some(vec![("plc".to_owned(), 0.1), ("bulk".to_owned(), 0.9)]));
+    assert_eq!(kinds(&Facts { declared: Some(50.0), ..flood }), [CauseKind::Neighbour]);
+}
+
+#[test]
+fn causes_in_words_have_their_remedy_and_no_cause_says_what_is_not_known() {
+    assert_eq!(words(&[], &[]), "cause not seen: no counter shows one");
+    assert_eq!(words(&[], &["steal".to_owned()]), "cause not seen: not known are steal");
+    let found = causes(&Facts { quota: stops(200, 12_000), ..facts() });
+    let text = words(&found, &[]);
+    assert!(text.contains("(about 60 % of the late requests): raise the quota"), "{text}");
 }
 
 #[test]

@@ -54,6 +54,14 @@ impl Histogram {
         None
     }
 
+    /// Sum with another histogram; `None` where their bins differ.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Option<Self> {
+        let same = self.boundaries == other.boundaries && self.bins.len() == other.bins.len();
+        let bins = self.bins.iter().zip(&other.bins).map(|(a, b)| a.saturating_add(*b));
+        same.then(|| Self { boundaries: self.boundaries.clone(), bins: bins.collect() })
+    }
+
     /// Difference to `earlier`; `None` when the histogram was reset in between.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Self> {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
 use rtvirtio_units::Nanos;
 
-use crate::observe::Observation;
+use crate::observe::{Observation, TargetObservation};
 use crate::plan::PlanSnapshot;
 use crate::shared::{Counters, Shared};
 use crate::snapshot::{PlacementSnapshot, Snapshot};
@@ -158,6 +158,11 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         "Verdict of a target over the last minutes: 1 for met, missed or unproven.",
         &["vm", "task", "percentile", "verdict"],
     )?;
+    let named = gauge(
+        "rtvirtio_target_cause",
+        "Cause of a missed target over the last minutes: 1 for each that is seen, or for not_seen.",
+        &["vm", "task", "percentile", "cause"],
+    )?;
     let latency = gauge(
         "rtvirtio_disk_latency_seconds",
         "Latency of a VM's requests as QEMU counts them, over the last minutes; at most 12 % too high.",
@@ -250,6 +255,9 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         for t in &of.targets {
             let percentile = t.percentile.to_string();
             verdict.with_label_values(&[vm, &t.task, &percentile, &word(&t.verdict)]).set(1.0);
+            for cause in cause_words(t) {
+                named.with_label_values(&[vm.as_str(), &t.task, &percentile, &cause]).set(1.0);
+            }
             let Some(causes) = t.late.filter(|causes| causes.told > 0) else { continue };
             for (cause, n) in
                 [("host", Some(causes.host)), ("disk", causes.disk), ("other", Some(causes.other))]
@@ -290,6 +298,15 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         stolen.with_label_values::<&str>(&[]).set(share);
     }
     Ok(())
+}
+
+/// Kinds of the causes of a missed target, `not_seen` without one; none for another verdict.
+fn cause_words(target: &TargetObservation) -> Vec<String> {
+    match target.causes.as_deref() {
+        None => Vec::new(),
+        Some([]) => vec!["not_seen".to_owned()],
+        Some(causes) => causes.iter().map(|cause| word(&cause.kind)).collect(),
+    }
 }
 
 /// Gauges of I/O on which no setting in force acts.

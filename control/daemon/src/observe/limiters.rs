@@ -12,6 +12,7 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root, unless_gone};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::{Drive, ThrottleLimits};
+use rtvirtio_workflow::vm_counters::Dimension;
 use serde::Serialize;
 
 use super::VmObservation;
@@ -51,6 +52,9 @@ pub struct LimiterObservation {
     pub hits_per_s: Option<f64>,
     /// Reason why hits are not counted.
     pub unseen: Option<String>,
+    /// Part of I/O that it counts; `None` where that is not known, and for others than disks.
+    #[serde(skip)]
+    pub dimension: Option<Dimension>,
 }
 
 /// Counters of a VM's limiters at the last sample.
@@ -128,7 +132,7 @@ impl LimiterCounters {
         let hits_per_s = before.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
         into.insert(name.clone(), hits);
         let unseen = hits_per_s.is_none().then(|| FIRST.to_owned());
-        LimiterObservation { kind, name, limit: None, used: None, hits_per_s, unseen }
+        LimiterObservation { kind, name, limit: None, used: None, hits_per_s, unseen, dimension: None }
     }
 
     /// Limits of the cgroup that a VM is in, and of those above it, for the disks of its contract.
@@ -177,6 +181,7 @@ impl LimiterCounters {
                     used,
                     hits_per_s: None,
                     unseen: Some(WHY.to_owned()),
+                    dimension: Some(Dimension::of(one.limit)),
                 });
             }
         }
@@ -206,6 +211,7 @@ impl LimiterCounters {
                         used,
                         hits_per_s: None,
                         unseen: Some(WHY.to_owned()),
+                        dimension: Some(dimension(name)),
                     });
                 }
             }
@@ -224,7 +230,15 @@ fn group_of(vm: &RunningVm, root: &Root) -> Result<Option<(Cgroups, PathBuf)>, H
 }
 
 fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
-    LimiterObservation { kind, name, limit: None, used: None, hits_per_s: None, unseen: Some(why) }
+    LimiterObservation {
+        kind,
+        name,
+        limit: None,
+        used: None,
+        hits_per_s: None,
+        unseen: Some(why),
+        dimension: None,
+    }
 }
 
 /// CPU quota of a VM's contract, or of its cgroup without one.
@@ -241,6 +255,7 @@ fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation>
         used: seen.cpu_used,
         hits_per_s,
         unseen: hits_per_s.is_none().then(|| why.to_owned()),
+        dimension: None,
     })
 }
 
@@ -256,6 +271,15 @@ fn part_of(io: &IoCounters, limit: Limit) -> f64 {
 
 fn named(limit: Limit, device: &Path, cgroup: &Path) -> String {
     format!("{} for {} in {}", limit.key(), device.display(), cgroup.display())
+}
+
+/// Part of I/O that a limit of QEMU counts, by its name.
+fn dimension(name: &str) -> Dimension {
+    Dimension {
+        reads: !name.ends_with("-write"),
+        writes: !name.ends_with("-read"),
+        bytes: name.starts_with("bps"),
+    }
 }
 
 type Count = fn(&DiskStats) -> u64;
@@ -274,4 +298,4 @@ fn each(limits: &ThrottleLimits) -> Vec<(&'static str, u64, Count)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

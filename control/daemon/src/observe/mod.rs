@@ -2,8 +2,11 @@
 //! I/O domain, run delay of threads, hits of limits, pressure; and a verdict for each target over
 //! sliding windows.
 
+mod causes;
+pub(crate) mod coverage;
 mod domain;
 mod domain_waits;
+mod facts;
 mod limiters;
 mod memory;
 mod monitors;
@@ -18,6 +21,7 @@ mod window;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use rtvirtio_blame::Cause;
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::LateCauses;
 use rtvirtio_measure::observe::Observed;
@@ -184,6 +188,13 @@ pub struct TargetObservation {
     /// Reason why causes are not known, or not of all late requests.
     #[serde(default)]
     pub late_unseen: Option<String>,
+    /// Causes of a missed target, the most certain first; empty where none is seen. `None` where
+    /// causes were not looked for: the target is not missed.
+    #[serde(default)]
+    pub causes: Option<Vec<Cause>>,
+    /// Names of counters that could not be read: what these would show is not ruled out.
+    #[serde(default)]
+    pub causes_unread: Vec<String>,
 }
 
 /// The host over the time between two samples.

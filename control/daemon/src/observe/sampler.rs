@@ -2,22 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rtvirtio_cpu::group_name;
+use rtvirtio_blame::Stops;
+use rtvirtio_cpu::Backend;
 use rtvirtio_domain_protocol::histograms::DiskHistograms;
-use rtvirtio_kernel::pressure::{Throttled, pressure, throttled};
+use rtvirtio_kernel::pressure::pressure;
 use rtvirtio_kernel::steal::StealWatch;
-use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, task, unless_gone};
+use rtvirtio_kernel::{HostError, ProcessId, Root, task, unless_gone};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
+use rtvirtio_workflow::vm_counters::{QuotaCounters, quota};
 
-use super::domain;
+use super::coverage::Coverage;
+use super::facts::{self, DeviceFacts, DeviceInterval, IntervalFacts, ThreadKey, devices, only_device};
 use super::limiters::{LimiterCounters, LimiterInput};
 use super::memory::MemoryWindow;
 use super::monitors::{Disks, Monitors, limits};
@@ -26,14 +29,14 @@ use super::waits::WaitWindows;
 use super::window::{DiskWindow, StoodStill, doubt_where_held_back, judge_task};
 use super::{
     DiskObservation, DiskSource, HostObservation, Observation, TargetObservation, ThreadObservation,
-    UncoveredObservation, VmObservation,
+    UncoveredObservation, VmObservation, causes, domain,
 };
 use crate::history::now;
 use crate::linux::RunningVm;
+use crate::lock::lock;
 
-/// CPU time and run delay in ns, by thread id and start time.
+/// CPU time and run delay in ns.
 type ThreadTimes = BTreeMap<ThreadKey, (u64, Option<u64>)>;
-type ThreadKey = (u32, u64);
 
 /// State of a VM between two samples.
 struct VmSample {
@@ -46,8 +49,23 @@ struct VmSample {
     at: Option<Instant>,
     /// CPU time and delay of each thread, in ns; `None` where not all could be read.
     cpu: Option<(Instant, ThreadTimes)>,
-    /// CPU cgroup and its throttling counters.
-    throttled: Option<(PathBuf, Throttled)>,
+    /// Stops by CPU quotas so far.
+    quota: Option<QuotaCounters>,
+}
+
+/// Inputs that all VMs of one sample share.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    of_domain: &'a Result<Vec<DiskHistograms>, String>,
+    stalls: &'a Stalls,
+    stolen: Option<f64>,
+}
+
+/// Use of a VM's device; nothing where its requests are not counted there.
+#[derive(Default)]
+struct OnDevice {
+    device: Option<Arc<DeviceInterval>>,
+    has_shares: bool,
 }
 
 /// Samples VMs and the host, in a thread of its own.
@@ -59,6 +77,8 @@ pub struct Sampler {
     /// Devices whose service time is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
     waits: WaitWindows,
+    devices_used: DeviceFacts,
+    coverage: Arc<Mutex<Coverage>>,
     memory: MemoryWindow,
     stalls: StallWatch,
     pressure: BTreeMap<&'static str, std::time::Duration>,
@@ -78,6 +98,8 @@ impl Sampler {
             seen: BTreeMap::new(),
             devices: devices.then(DeviceWindows::default),
             waits: WaitWindows::default(),
+            devices_used: DeviceFacts::default(),
+            coverage: Arc::default(),
             memory: MemoryWindow::default(),
             stalls: StallWatch::default(),
             pressure: BTreeMap::new(),
@@ -86,10 +108,19 @@ impl Sampler {
         }
     }
 
+    /// Scans of open files, without which no use of a device is laid to a VM.
+    #[must_use]
+    pub(crate) fn with_coverage(mut self, coverage: Arc<Mutex<Coverage>>) -> Self {
+        self.coverage = coverage;
+        self
+    }
+
     /// Takes one sample of all VMs that run.
     pub fn sample(&mut self, vms: &[Arc<RunningVm>]) -> Observation {
         self.seen.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
         self.memory.sample(&self.root);
+        self.devices_used.sample(vms, &self.root);
+        let mut host = self.host();
         let mut observed = BTreeMap::new();
         let mut of_monitors = self.monitors.sample(vms);
         let stalls = self.stalls.take();
@@ -103,9 +134,10 @@ impl Sampler {
             let name = &vm.contract.vm.name;
             let not_asked = || (Instant::now(), Err("its monitor was not asked".to_owned()));
             let disks = of_monitors.remove(name).unwrap_or_else(not_asked);
-            observed.insert(name.clone(), self.sample_vm(vm, disks, &of_domain, &stalls));
+            let on_device = self.on_device(vm, vms);
+            let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen: host.stolen };
+            observed.insert(name.clone(), self.sample_vm(vm, disks, &shared, on_device));
         }
-        let mut host = self.host();
         host.standstills =
             stalls.disks.iter().map(|(path, one)| (path.display().to_string(), *one)).collect();
         (host.stalls, host.stalls_unseen) = (stalls.host, stalls.unseen);
@@ -144,13 +176,28 @@ impl Sampler {
         }
     }
 
+    /// Use of the device of a VM since the last sample, where its requests are counted there.
+    fn on_device(&self, vm: &RunningVm, vms: &[Arc<RunningVm>]) -> OnDevice {
+        let now = Instant::now();
+        let coverage = lock(&self.coverage);
+        let covers = |vm: &RunningVm| {
+            let seen = self.seen.get(&vm.contract.vm.name);
+            let file = seen.and_then(|seen| seen.disks.values().next()?.file());
+            coverage.covers(vm, file.as_deref(), now)
+        };
+        let Some(path) = only_device(vm).filter(|_| covers(vm)) else { return OnDevice::default() };
+        let mut users = vms.iter().filter(|other| devices(other).any(|other| other == path));
+        OnDevice { device: self.devices_used.of(&path), has_shares: users.all(|user| covers(user)) }
+    }
+
     fn sample_vm(
         &mut self,
         vm: &RunningVm,
         (at, disks): (Instant, Disks),
-        of_domain: &Result<Vec<DiskHistograms>, String>,
-        stalls: &Stalls,
+        shared: &Surroundings<'_>,
+        on_device: OnDevice,
     ) -> VmObservation {
+        let Surroundings { of_domain, stalls, stolen } = *shared;
         let spec = &vm.contract.vm;
         let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| VmSample::new(&vm.processes));
         if seen.processes != vm.processes {
@@ -159,14 +206,7 @@ impl Sampler {
         let now = Instant::now();
         let memory = self.memory.traffic_of(&self.root, &vm.processes);
         let mut out = VmObservation { memory, ..VmObservation::default() };
-        // Which of several devices holds the disk is not known.
-        let stood = StoodStill {
-            host: stalls.of_host(),
-            disk: match devices(vm).collect::<Vec<_>>()[..] {
-                [ref device] => stalls.of_disk(device),
-                _ => None,
-            },
-        };
+        let stood = stood_still(vm, stalls);
         let (disks, drives) = match disks {
             Ok((disks, drives)) => (disks, drives),
             Err(why) => {
@@ -176,26 +216,31 @@ impl Sampler {
                 (Vec::new(), Vec::new())
             }
         };
-        add(&mut seen.disks, disks.clone(), stood, at);
         let all_of_domain = of_domain.as_deref().unwrap_or_default();
         let of_domain: Vec<&DiskHistograms> =
             all_of_domain.iter().filter(|disk| domain::is_of(disk, &spec.name, &vm.processes)).collect();
+        let ready = seen.threads(&self.root, vm, now, &mut out);
+        let quota = seen.throttling(&self.root, vm, now, &mut out);
+        let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
+        out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
+        let seconds = seen.at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
+        let threads = IntervalFacts { seconds, ready, quota, stolen, ..IntervalFacts::default() };
+        let facts = IntervalFacts {
+            limits: facts::limits(&out.limiters),
+            device: on_device.device,
+            has_shares: on_device.has_shares,
+            ..threads.clone()
+        };
+        add(&mut seen.disks, disks, (stood, facts), at);
         let limits = limits(spec);
-        add(
-            &mut seen.domain,
-            of_domain.iter().map(|disk| domain::stats(disk, &limits)).collect(),
-            stood,
-            now,
-        );
+        // The I/O domain's requests are in its own cgroup, where no limit of the VM acts.
+        let served = of_domain.iter().map(|disk| domain::stats(disk, &limits)).collect();
+        add(&mut seen.domain, served, (stood, threads), now);
         let of_qemu = seen.disks.iter().filter_map(|(id, window)| disk(id, window, DiskSource::Qemu));
         let served = seen.domain.iter().filter_map(|(id, window)| disk(id, window, DiskSource::IoDomain));
         out.disks = of_qemu.chain(served).collect();
         out.targets = targets(vm, seen, out.disks_unseen.is_some());
-        seen.threads(&self.root, vm, now, &mut out);
-        seen.throttling(&self.root, vm, now, &mut out);
         doubt_where_held_back(&mut out.targets, &spec.tasks, (out.throttled_time, out.cpu_delay));
-        let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
-        out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         seen.at = Some(now);
         // A late answer is as old as its reading.
         out.at = Some(at.min(now));
@@ -224,19 +269,26 @@ impl Sampler {
     }
 }
 
-/// The devices of a VM's contract that exist.
-fn devices(vm: &RunningVm) -> impl Iterator<Item = PathBuf> {
-    vm.contract.parts.iter().filter_map(|part| match &part.spec.device {
-        Device::Path(path) => Some(path.clone()),
-        Device::Twin { .. } | Device::File { .. } => None,
-    })
+/// Stalls of the host, and of the VM's device: which of several holds the disk is not known.
+fn stood_still(vm: &RunningVm, stalls: &Stalls) -> StoodStill {
+    let disk = match devices(vm).collect::<Vec<_>>()[..] {
+        [ref device] => stalls.of_disk(device),
+        _ => None,
+    };
+    StoodStill { host: stalls.of_host(), disk }
 }
 
 /// Adds a sample of disks; windows of disks that are gone are dropped.
-fn add(windows: &mut BTreeMap<String, DiskWindow>, disks: Vec<DiskStats>, stood: StoodStill, now: Instant) {
+fn add(
+    windows: &mut BTreeMap<String, DiskWindow>,
+    disks: Vec<DiskStats>,
+    (stood, facts): (StoodStill, IntervalFacts),
+    now: Instant,
+) {
+    let facts = Arc::new(facts);
     windows.retain(|id, _| disks.iter().any(|disk| disk.id == *id));
     for disk in disks {
-        windows.entry(disk.id.clone()).or_default().add(now, disk, stood);
+        windows.entry(disk.id.clone()).or_default().add_with(now, disk, stood, Some(Arc::clone(&facts)));
     }
 }
 
@@ -260,7 +312,10 @@ fn targets(vm: &RunningVm, seen: &VmSample, is_unseen: bool) -> Vec<TargetObserv
     let mut windows = seen.disks.values().chain(seen.domain.values());
     match (windows.next(), windows.next()) {
         (Some(window), None) if !is_unseen || vm.contract.parts.len() == 1 => {
-            spec.tasks.iter().flat_map(|task| judge_task(spec, task, window)).collect()
+            let mut judged: Vec<TargetObservation> =
+                spec.tasks.iter().flat_map(|task| judge_task(spec, task, window)).collect();
+            causes::explain(vm, window, &mut judged);
+            judged
         }
         _ => Vec::new(),
     }
@@ -280,24 +335,35 @@ impl VmSample {
             limiters: LimiterCounters::default(),
             at: None,
             cpu: None,
-            throttled: None,
+            quota: None,
         }
     }
 
     /// CPU time and delay of all threads since the last sample; threads that came meanwhile count
-    /// from their start.
-    fn threads(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
+    /// from their start. Returns each thread's delay, `None` where none is counted.
+    fn threads(
+        &mut self,
+        root: &Root,
+        vm: &RunningVm,
+        now: Instant,
+        out: &mut VmObservation,
+    ) -> Option<BTreeMap<ThreadKey, u64>> {
         // A thread that could not be read would count from its start at the next sample.
         let before = self.cpu.take();
-        let Ok((cpu, roles)) = read_threads(root, &self.processes, vm) else { return };
+        let Ok((cpu, roles)) = read_threads(root, &self.processes, vm) else { return None };
+        let mut ready = None;
         if let Some((at, then)) = before {
             let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
             let before = |key: &ThreadKey| then.get(key).copied().unwrap_or((0, Some(0)));
             let used: u64 = cpu.iter().map(|(key, now)| now.0.saturating_sub(before(key).0)).sum();
             out.cpu_used = Some(used as f64 / 1e9 / passed);
-            let delays = cpu.iter().map(|(key, now)| Some(now.1?.saturating_sub(before(key).1?)));
-            let delay: u64 = delays.clone().flatten().sum();
-            out.cpu_delay = delays.flatten().next().map(|_| delay as f64 / 1e9 / passed);
+            let delay_of = |(key, now): (&ThreadKey, &(u64, Option<u64>))| {
+                Some((*key, now.1?.saturating_sub(before(key).1?)))
+            };
+            let delays: BTreeMap<ThreadKey, u64> = cpu.iter().filter_map(delay_of).collect();
+            ready = (!delays.is_empty()).then_some(delays);
+            let delay = ready.as_ref().map(|all| all.values().sum::<u64>());
+            out.cpu_delay = delay.map(|delay| delay as f64 / 1e9 / passed);
             let share = |ns: u64| ns as f64 / 1e9 / passed;
             let one = |(key, role): &(ThreadKey, Role)| {
                 let (now, then) = (cpu.get(key)?, before(key));
@@ -308,19 +374,25 @@ impl VmSample {
             out.threads = roles.iter().filter_map(one).collect();
         }
         self.cpu = Some((now, cpu));
+        ready
     }
 
-    /// Throttling by a CPU quota since the last sample, where both are of the same group.
-    fn throttling(&mut self, root: &Root, vm: &RunningVm, now: Instant, out: &mut VmObservation) {
-        let found = throttled_of(root, vm);
-        if let (Some(at), Some((then_of, then)), Some((of, total))) = (self.at, &self.throttled, &found) {
-            let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
-            let periods = total.periods.checked_sub(then.periods).filter(|_| of == then_of);
-            let time = total.time.checked_sub(then.time).filter(|_| of == then_of);
-            out.throttled_per_s = periods.map(|n| n as f64 / passed);
-            out.throttled_time = time.map(|time| time.as_secs_f64() / passed);
-        }
-        self.throttled = found;
+    /// Throttling by CPU quotas since the last sample.
+    fn throttling(
+        &mut self,
+        root: &Root,
+        vm: &RunningVm,
+        now: Instant,
+        out: &mut VmObservation,
+    ) -> Option<Stops> {
+        let found = quota_of(root, vm);
+        let before = std::mem::replace(&mut self.quota, found);
+        let (now_of, then, at) = (self.quota.as_ref()?, before?, self.at?);
+        let passed = now.duration_since(at).as_secs_f64().max(f64::MIN_POSITIVE);
+        let between = now_of.since(&then)?;
+        out.throttled_per_s = Some(between.periods as f64 / passed);
+        out.throttled_time = Some(between.time.as_secs_f64() / passed);
+        now_of.stops_since(&then)
     }
 }
 
@@ -346,16 +418,11 @@ fn read_threads(
     Ok((cpu, roles))
 }
 
-/// CPU cgroup of a VM, with its counters: its contract's, else the one it is in.
-fn throttled_of(root: &Root, vm: &RunningVm) -> Option<(PathBuf, Throttled)> {
-    let cgroups = Cgroups::detect_cpu(root).ok()?;
-    let group = match &vm.cpu {
-        Some(cpu) => cpu
-            .group
-            .clone()
-            .unwrap_or_else(|| std::path::Path::new("/").join(group_name(&vm.contract.vm.name))),
-        None => cgroups.of_pid(root, vm.processes.first()?.pid).ok()?,
-    };
-    let counters = throttled(root, &cgroups.dir(&group).ok()?).ok()??;
-    Some((group, counters))
+/// Stops of a VM by CPU quotas; `None` where nothing counts them, as under a real-time budget.
+fn quota_of(root: &Root, vm: &RunningVm) -> Option<QuotaCounters> {
+    if vm.cpu.as_ref().is_some_and(|cpu| cpu.backend != Backend::CpuMax) {
+        return None;
+    }
+    let pids: Vec<u32> = vm.processes.iter().map(|process| process.pid).collect();
+    quota(root, &pids).ok().flatten()
 }

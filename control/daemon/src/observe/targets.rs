@@ -75,8 +75,11 @@ impl ObservedVmTargets {
         });
         let tails: String = tails.collect();
         let verdict = crate::word(&target.verdict);
+        let causes = target.causes.as_ref().map_or_else(String::new, |causes| {
+            format!("; {}", rtvirtio_blame::words(causes, &target.causes_unread))
+        });
         format!(
-            "{} {} <= {}: {verdict} ({}; {} of {} later{tails})",
+            "{} {} <= {}: {verdict} ({}; {} of {} later{tails}{causes})",
             target.task, target.percentile, target.latency_ns, target.why, target.exceedances, target.n
         )
     }
@@ -95,6 +98,12 @@ mod tests {
                 { "direction": "write", "n": 0, "tails": [] }] }] }"#;
         let seen: ObservedVmTargets = serde_json::from_str(json).unwrap();
         assert_eq!(seen.lines(), ["cycle p99 <= 10ms: missed (2 % late; 2 of 100 later, reads 12ms)"]);
+        let json = json.replace(
+            "\"n\": 100, \"exc",
+            "\"causes\": [], \"causes_unread\": [\"steal\"], \"n\": 100, \"exc",
+        );
+        let seen: ObservedVmTargets = serde_json::from_str(&json).unwrap();
+        assert!(seen.lines()[0].ends_with("reads 12ms; cause not seen: not known are steal)"), "{seen:?}");
         assert_eq!(ObservedVmTargets::default().lines(), Vec::<String>::new());
     }
 }

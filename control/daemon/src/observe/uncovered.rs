@@ -6,11 +6,14 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::Root;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::covered::{self, InForce};
 use serde::Serialize;
 
+use super::coverage::Coverage;
 use crate::error::DaemonError;
+use crate::linux::RunningVm;
 use crate::lock::lock;
 
 /// Shortest interval of scans: disks come and go seldom.
@@ -69,11 +72,13 @@ impl UncoveredObservation {
     }
 }
 
-/// Scans periodically until the sender is dropped.
+/// Scans periodically until the sender is dropped: settings in force, and the disks of the VMs that
+/// run.
 pub(crate) fn watch(
     dirs: Dirs,
     every: Duration,
-    into: Arc<Mutex<UncoveredObservation>>,
+    running: impl Fn() -> Vec<Arc<RunningVm>> + Send + 'static,
+    (into, coverage): (Arc<Mutex<UncoveredObservation>>, Arc<Mutex<Coverage>>),
 ) -> Result<Sender<()>, DaemonError> {
     let (sender, end) = channel::<()>();
     // Until the first scan ends, age is counted from here.
@@ -82,6 +87,9 @@ pub(crate) fn watch(
         loop {
             let seen = UncoveredObservation::scan(&dirs);
             *lock(&into) = seen;
+            let until = Instant::now() + every.max(LEAST_EVERY) + LONGEST_LOOK;
+            let scanned = Coverage::scan(&running(), &Root::default(), until);
+            *lock(&coverage) = scanned;
             if !matches!(end.recv_timeout(every.max(LEAST_EVERY)), Err(RecvTimeoutError::Timeout)) {
                 return;
             }

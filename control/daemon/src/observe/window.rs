@@ -1,6 +1,7 @@
 //! Sliding windows over counters that only rise.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rtvirtio_measure::Verdict;
@@ -11,6 +12,7 @@ use rtvirtio_spec::{Op, Task, Vm};
 use rtvirtio_units::Iops;
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
 
+use super::facts::IntervalFacts;
 use super::{HistogramObservation, TargetObservation};
 
 /// Length of a window.
@@ -32,11 +34,13 @@ pub struct StoodStill {
 
 /// Sample of a disk's counters.
 #[derive(Clone, Debug)]
-struct DiskSample {
-    at: Instant,
-    stats: DiskStats,
+pub(super) struct DiskSample {
+    pub at: Instant,
+    pub stats: DiskStats,
     /// Stalls in the interval that this sample ends.
-    stood: StoodStill,
+    pub stood: StoodStill,
+    /// Further counters of the same interval.
+    pub facts: Option<Arc<IntervalFacts>>,
 }
 
 /// The counters of one disk over a window that slides.
@@ -49,6 +53,17 @@ pub struct DiskWindow {
 impl DiskWindow {
     /// Adds a sample. Counters that began anew begin a new window.
     pub fn add(&mut self, now: Instant, stats: DiskStats, stood: StoodStill) {
+        self.add_with(now, stats, stood, None);
+    }
+
+    /// Adds a sample with further counters of the interval that it ends.
+    pub(super) fn add_with(
+        &mut self,
+        now: Instant,
+        stats: DiskStats,
+        stood: StoodStill,
+        facts: Option<Arc<IntervalFacts>>,
+    ) {
         if let Some(DiskSample { at, stats: last, .. }) = self.looks.back() {
             let same = of_qemu(last, &stats, now.duration_since(*at)).is_some()
                 && has_histogram(last) == has_histogram(&stats)
@@ -57,10 +72,15 @@ impl DiskWindow {
                 self.looks.clear();
             }
         }
-        self.looks.push_back(DiskSample { at: now, stats, stood });
+        self.looks.push_back(DiskSample { at: now, stats, stood, facts });
         while self.looks.get(1).is_some_and(|look| now.duration_since(look.at) >= WINDOW) {
             self.looks.pop_front();
         }
+    }
+
+    /// All samples, the oldest first.
+    pub(super) fn samples(&self) -> impl Iterator<Item = &DiskSample> + Clone {
+        self.looks.iter()
     }
 
     /// First and last sample of the window, and the time between; `None` before the second sample.
@@ -141,8 +161,17 @@ fn boundaries(stats: &DiskStats) -> Option<&[u64]> {
     stats.read.histogram.as_ref().map(|h| h.boundaries.as_slice())
 }
 
-fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
+pub(super) fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
     after.histogram.as_ref()?.since(before.histogram.as_ref()?)
+}
+
+/// Counters of the directions of an operation.
+pub(super) fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
+    match op {
+        Op::Read => &[|s| &s.read],
+        Op::Write => &[|s| &s.write],
+        Op::Mixed { .. } => &[|s| &s.read, |s| &s.write],
+    }
 }
 
 /// The verdicts of a task's targets from the window of the disk that it uses.
@@ -158,11 +187,7 @@ fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
 #[must_use]
 pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObservation> {
     let Some((first, last, time)) = window.ends() else { return Vec::new() };
-    let directions: &[fn(&DiskStats) -> &Counters] = match task.op {
-        Op::Read => &[|s| &s.read],
-        Op::Write => &[|s| &s.write],
-        Op::Mixed { .. } => &[|s| &s.read, |s| &s.write],
-    };
+    let directions = directions(task.op);
     let seconds = time.as_secs_f64();
     let n: u64 = directions.iter().map(|of| of(last).ops.saturating_sub(of(first).ops)).sum();
     let rate = Iops(n as f64 / seconds.max(f64::MIN_POSITIVE));
@@ -239,6 +264,8 @@ pub fn judge_task(vm: &Vm, task: &Task, window: &DiskWindow) -> Vec<TargetObserv
             seconds,
             late: is_told.then_some(causes),
             late_unseen,
+            causes: None,
+            causes_unread: Vec::new(),
         }
     };
     task.goals().flatten().map(one).collect()
@@ -309,7 +336,7 @@ fn overlaps(a: Op, b: Op) -> bool {
 }
 
 /// Requests in bins that reach above a latency: exact where it is a limit between two bins.
-fn above(histogram: &Histogram, latency_ns: u64) -> u64 {
+pub(super) fn above(histogram: &Histogram, latency_ns: u64) -> u64 {
     let first = histogram.boundaries.partition_point(|limit| *limit <= latency_ns);
     histogram.bins.iter().skip(first).sum()
 }

@@ -124,6 +124,8 @@ mod tests {
             seconds: 300.0,
             late: None,
             late_unseen: None,
+            causes: None,
+            causes_unread: Vec::new(),
         }
     }
 

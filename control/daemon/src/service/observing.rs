@@ -17,9 +17,14 @@ pub(super) fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<[
     let (sender, end) = channel::<()>();
     let every = Duration::from_nanos(options.config.observe.0);
     let config = &options.config;
-    let mut sampler =
-        Sampler::new(options.places.dirs.clone(), config.monitor_of_libvirt, config.plan.is_some());
-    let of_uncovered = uncovered::watch(options.places.dirs.clone(), every, Arc::clone(&shared.uncovered))?;
+    let dirs = || options.places.dirs.clone();
+    let coverage = Arc::default();
+    let mut sampler = Sampler::new(dirs(), config.monitor_of_libvirt, config.plan.is_some())
+        .with_coverage(Arc::clone(&coverage));
+    let scanned = (Arc::clone(&shared.uncovered), coverage);
+    let of_service = Arc::clone(&shared);
+    let running = move || lock(&of_service.running).clone();
+    let of_uncovered = uncovered::watch(dirs(), every, running, scanned)?;
     let run = move || {
         while matches!(end.recv_timeout(every), Err(RecvTimeoutError::Timeout)) {
             let vms = lock(&shared.running).clone();

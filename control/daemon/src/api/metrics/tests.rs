@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_blame::{Cause, CauseKind};
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::LateCauses;
 use rtvirtio_measure::observe::{Observed, Tail};
@@ -63,6 +64,13 @@ fn everything() -> String {
         seconds: 1.0,
         late: Some(LateCauses { told: 4, host: 1, disk: Some(1), other: 2 }),
         late_unseen: None,
+        causes: Some(vec![Cause {
+            kind: CauseKind::CpuQuota,
+            share: Some(0.5),
+            evidence: String::new(),
+            remedy: String::new(),
+        }]),
+        causes_unread: Vec::new(),
     };
     let vm = VmObservation {
         disks: vec![disk],
@@ -82,6 +90,7 @@ fn everything() -> String {
             used: Some(50.0),
             hits_per_s: Some(2.0),
             unseen: None,
+            dimension: None,
         }],
         targets: vec![target],
         ..VmObservation::default()
@@ -215,6 +224,20 @@ fn the_dashboard_shows_what_is_exported() {
         }
     }
     assert!(seen >= 25, "{seen}");
+}
+
+#[test]
+fn a_missed_target_has_its_causes_or_that_none_is_seen() {
+    let text = everything();
+    let line = r#"rtvirtio_target_cause{cause="cpu_quota",percentile="p99.99",task="t",vm="plc"} 1"#;
+    assert!(text.contains(line), "{text}");
+    let judged = |causes| {
+        let json = serde_json::json!({ "task": "t", "percentile": 99.0, "latency_ns": 1, "verdict": "missed", "why": "",
+            "n": 1, "exceedances": 1, "rate": 1.0, "seconds": 1.0, "causes": causes });
+        cause_words(&serde_json::from_value(json).unwrap())
+    };
+    assert_eq!(judged(serde_json::json!([])), ["not_seen"]);
+    assert_eq!(judged(serde_json::Value::Null), Vec::<String>::new());
 }
 
 #[test]

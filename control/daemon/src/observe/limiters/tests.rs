@@ -17,9 +17,9 @@ use crate::Contract;
 const READS: u64 = 20;
 
 /// A cgroup, removed when its VM has gone.
-struct Group {
-    cgroups: Cgroups,
-    path: PathBuf,
+pub(in crate::observe) struct Group {
+    pub cgroups: Cgroups,
+    pub path: PathBuf,
 }
 
 impl Drop for Group {

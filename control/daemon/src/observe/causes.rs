@@ -1,0 +1,199 @@
+//! Causes of missed targets, by the facts of those intervals of a window in which they were missed.
+
+use rtvirtio_blame::{DeviceUse, Facts, Limit, Stops, causes};
+use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_measure::Verdict;
+use rtvirtio_measure::late::StallTotal;
+use rtvirtio_measure::verdict::allowed;
+use rtvirtio_spec::{Target, Task};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
+use rtvirtio_workflow::vm_counters::{Dimension, device_use};
+
+use super::TargetObservation;
+use super::facts::IntervalFacts;
+use super::window::{DiskSample, DiskWindow, above, between, directions};
+use crate::linux::RunningVm;
+
+/// Interval between two samples of a window.
+struct Interval<'a> {
+    then: &'a DiskStats,
+    now: &'a DiskSample,
+    seconds: f64,
+    /// Latencies of the task's directions.
+    histogram: Histogram,
+    late: u64,
+}
+
+/// Names the causes of each missed target of a VM with one disk.
+pub(super) fn explain(vm: &RunningVm, window: &DiskWindow, targets: &mut [TargetObservation]) {
+    for target in targets.iter_mut().filter(|target| target.verdict == Verdict::Missed) {
+        let Some(task) = vm.contract.vm.tasks.iter().find(|task| task.name == target.task) else { continue };
+        let of = Target { percentile: target.percentile, latency: target.latency_ns };
+        let facts = facts_of(vm, task, of, window);
+        target.causes = Some(causes(&facts));
+        target.causes_unread = facts.unread();
+    }
+}
+
+/// Intervals with more late requests than the target allows; a target that is missed in none by
+/// itself is missed in all.
+fn missed_in<'a>(window: &'a DiskWindow, task: &Task, target: Target) -> Vec<Interval<'a>> {
+    let samples = window.samples();
+    let pairs = samples.clone().zip(samples.skip(1));
+    let one = |(then, now): (&'a DiskSample, &'a DiskSample)| {
+        let mut all: Option<Histogram> = None;
+        for of in directions(task.op) {
+            let one = between(of(&then.stats), of(&now.stats))?;
+            all = Some(match all {
+                None => one,
+                Some(sum) => sum.and(&one)?,
+            });
+        }
+        let histogram = all?;
+        let late = above(&histogram, target.latency.0);
+        let seconds = now.at.duration_since(then.at).as_secs_f64();
+        Some(Interval { then: &then.stats, now, seconds, histogram, late })
+    };
+    let all: Option<Vec<Interval<'a>>> = pairs.map(one).collect();
+    let mut all = all.unwrap_or_default();
+    let is_missed = |one: &Interval<'_>| one.late > allowed(one.histogram.count(), target.percentile);
+    if all.iter().any(is_missed) {
+        all.retain(is_missed);
+    }
+    all
+}
+
+fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) -> Facts {
+    let intervals = missed_in(window, task, target);
+    let seconds: f64 = intervals.iter().map(|one| one.seconds).sum();
+    let (n, late) =
+        intervals.iter().fold((0, 0), |sum, one| (sum.0 + one.histogram.count(), sum.1 + one.late));
+    let facts: Option<Vec<&IntervalFacts>> = intervals.iter().map(|one| one.now.facts.as_deref()).collect();
+    let facts = facts.filter(|facts| !facts.is_empty()).unwrap_or_default();
+    Facts {
+        vm: vm.contract.vm.name.clone(),
+        seconds,
+        rate: n as f64 / seconds.max(f64::MIN_POSITIVE),
+        declared: task.rate.map(|rate| rate.0),
+        n,
+        late,
+        target: target.latency,
+        median: median(&intervals),
+        limits: limits(vm, &intervals, &facts, seconds),
+        quota: sum_of(facts.iter().map(|one| one.quota)),
+        ready: ready(&facts),
+        stolen: stolen(&facts),
+        host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
+        disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
+        device: device(&facts),
+    }
+}
+
+fn stops(of: StallTotal) -> Stops {
+    Stops { count: of.count, total: of.total }
+}
+
+/// Sum of the stops of all intervals; `None` where they are not known of one, or there is none.
+fn sum_of(all: impl Iterator<Item = Option<Stops>>) -> Option<Stops> {
+    let mut sum: Option<Stops> = None;
+    for one in all {
+        let one = one?;
+        let (count, total) = sum.map_or((0, 0), |sum| (sum.count, sum.total.0));
+        sum = Some(Stops {
+            count: count.saturating_add(one.count),
+            total: Nanos(total.saturating_add(one.total.0)),
+        });
+    }
+    sum
+}
+
+/// Median latency, rounded up to the limit of its bin.
+fn median(intervals: &[Interval<'_>]) -> Nanos {
+    let sum = intervals.iter().try_fold(None, |sum: Option<Histogram>, one| match sum {
+        None => Some(Some(one.histogram.clone())),
+        Some(sum) => sum.and(&one.histogram).map(Some),
+    });
+    let sum = sum.flatten();
+    let median = sum.as_ref().and_then(|sum| sum.quantile(0.5).or_else(|| sum.boundaries.last().copied()));
+    Nanos(median.unwrap_or_default())
+}
+
+/// Time per second that the thread with the longest wait was ready without a CPU.
+fn ready(facts: &[&IntervalFacts]) -> Option<f64> {
+    let mut all = std::collections::BTreeMap::new();
+    for one in facts {
+        for (thread, ns) in one.ready.as_ref()? {
+            *all.entry(*thread).or_insert(0_u64) += ns;
+        }
+    }
+    let seconds: f64 = facts.iter().map(|one| one.seconds).sum();
+    let longest = *all.values().max()?;
+    Some(longest as f64 / 1e9 / seconds.max(f64::MIN_POSITIVE))
+}
+
+fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
+    let seconds: f64 = facts.iter().map(|one| one.seconds).sum();
+    let stolen: Option<f64> = facts.iter().map(|one| Some(one.stolen? * one.seconds)).sum();
+    stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
+}
+
+/// Limits of the VM's disk, with what it completed. `None` where they are not known, or were changed
+/// meanwhile.
+fn limits(
+    vm: &RunningVm,
+    intervals: &[Interval<'_>],
+    facts: &[&IntervalFacts],
+    seconds: f64,
+) -> Option<Vec<Limit>> {
+    let set = facts.first()?.limits.as_ref()?;
+    if facts.iter().any(|one| one.limits.as_ref() != Some(set)) {
+        return None;
+    }
+    let used = |dimension: Dimension| -> f64 {
+        let amount = |(then, now): (&Counters, &Counters)| {
+            let count = |of: &Counters| if dimension.bytes { of.bytes } else { of.ops };
+            count(now).saturating_sub(count(then)) as f64
+        };
+        let of = |one: &Interval<'_>| {
+            let now = &one.now.stats;
+            let reads = if dimension.reads { amount((&one.then.read, &now.read)) } else { 0.0 };
+            reads + if dimension.writes { amount((&one.then.write, &now.write)) } else { 0.0 }
+        };
+        intervals.iter().map(of).sum::<f64>() / seconds.max(f64::MIN_POSITIVE)
+    };
+    let one = |of: &super::facts::IntervalLimit| Limit {
+        by: of.by,
+        file: of.name.clone(),
+        value: of.value,
+        used: used(of.dimension),
+        asked: of.dimension.asked(&vm.contract.vm.tasks),
+    };
+    Some(set.iter().map(one).collect())
+}
+
+/// Use of the VM's device; no shares where the requests of some VM on it are not counted.
+fn device(facts: &[&IntervalFacts]) -> Option<DeviceUse> {
+    let mut io = DeviceIo::default();
+    let mut moved: std::collections::BTreeMap<&str, Option<f64>> = std::collections::BTreeMap::new();
+    for one in facts {
+        let device = one.device.as_ref()?;
+        let of = &device.io;
+        io.reads += of.reads;
+        io.writes += of.writes;
+        io.read_bytes = io.read_bytes.saturating_add(of.read_bytes);
+        io.write_bytes = io.write_bytes.saturating_add(of.write_bytes);
+        io.read_time += of.read_time;
+        io.write_time += of.write_time;
+        for (name, bytes) in &device.moved {
+            let sum = moved.entry(name).or_insert(Some(0.0));
+            *sum = sum.zip(bytes.filter(|_| one.has_shares)).map(|(sum, bytes)| sum + bytes);
+        }
+    }
+    (!facts.is_empty()).then(|| device_use(&io, moved.into_iter()))
+}
+
+#[cfg(test)]
+mod real_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Counters between two samples that show why requests were late.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rtvirtio_blame::{Limiter, Stops};
+use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::io_counters::IoCounters;
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
+use rtvirtio_spec::Device;
+use rtvirtio_workflow::vm_counters::Dimension;
+
+use super::limiters::{LimiterKind, LimiterObservation};
+use crate::linux::RunningVm;
+
+/// Thread id and start time.
+pub(super) type ThreadKey = (u32, u64);
+
+/// Limit that was set during an interval.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct IntervalLimit {
+    pub by: Limiter,
+    pub name: String,
+    pub value: f64,
+    pub dimension: Dimension,
+}
+
+/// Facts of the interval that a sample of a VM ends; `None` is what could not be read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct IntervalFacts {
+    pub seconds: f64,
+    /// Time that each thread was ready without a CPU, ns.
+    pub ready: Option<BTreeMap<ThreadKey, u64>>,
+    /// Stops by CPU quotas.
+    pub quota: Option<Stops>,
+    /// Share of CPU time that the hypervisor below the host took.
+    pub stolen: Option<f64>,
+    pub limits: Option<Vec<IntervalLimit>>,
+    /// Use of the VM's device, where its requests are counted there.
+    pub device: Option<Arc<DeviceInterval>>,
+    /// Whether the requests of all VMs on the device are counted in their cgroups.
+    pub has_shares: bool,
+}
+
+/// Use of a device between two samples, by all programs.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceInterval {
+    pub io: DeviceIo,
+    /// Bytes by VM; `None` where these are not counted for the VM alone.
+    pub moved: BTreeMap<String, Option<f64>>,
+}
+
+/// Counters of the devices of all contracts, at the last sample and since the one before.
+#[derive(Debug, Default)]
+pub(super) struct DeviceFacts {
+    last: BTreeMap<PathBuf, (DeviceIo, BTreeMap<String, Option<f64>>)>,
+    since: BTreeMap<PathBuf, Arc<DeviceInterval>>,
+}
+
+impl DeviceFacts {
+    /// Reads the devices of all VMs. One that cannot be read has no interval.
+    pub fn sample(&mut self, vms: &[Arc<RunningVm>], root: &Root) {
+        let paths: BTreeSet<PathBuf> = vms.iter().flat_map(|vm| devices(vm)).collect();
+        let groups = Cgroups::detect(root).ok().map(|cgroups| {
+            let groups = own_groups(vms, &cgroups, root);
+            (cgroups, groups)
+        });
+        let before = std::mem::take(&mut self.last);
+        self.since.clear();
+        for path in paths {
+            let Ok(device) = BlockDevice::find(root, &path) else { continue };
+            let Ok(io) = DeviceIo::read(root, &device) else { continue };
+            let bytes = vms.iter().map(|vm| {
+                let name = vm.contract.vm.name.clone();
+                let group = groups.as_ref().and_then(|(cgroups, of)| Some((cgroups, of.get(&name)?)));
+                (name, group.and_then(|(cgroups, group)| bytes(root, cgroups, group, &device.dev)))
+            });
+            let bytes: BTreeMap<String, Option<f64>> = bytes.collect();
+            let since = before.get(&path).and_then(|(then, of_vms)| {
+                let moved = bytes.iter().map(|(name, now)| {
+                    let moved = now.zip(of_vms.get(name).copied().flatten()).map(|(now, then)| now - then);
+                    (name.clone(), moved.filter(|moved| *moved >= 0.0))
+                });
+                Some(DeviceInterval { io: io.since(then)?, moved: moved.collect() })
+            });
+            self.since.extend(since.map(|since| (path.clone(), Arc::new(since))));
+            self.last.insert(path, (io, bytes));
+        }
+    }
+
+    /// Use of a device since the sample before.
+    pub fn of(&self, path: &Path) -> Option<Arc<DeviceInterval>> {
+        self.since.get(path).cloned()
+    }
+}
+
+/// Bytes that a cgroup has moved at a device; `None` where nothing counts them.
+fn bytes(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> Option<f64> {
+    let counters = IoCounters::read(root, cgroups, group, dev).ok()?;
+    // A group of v2 that is not in the file has sent nothing yet; on v1 nothing may count it.
+    let counters = match counters {
+        Some(counters) => counters,
+        None if cgroups.hierarchy == Hierarchy::V2 => {
+            let file = cgroups.dir(group).ok()?.join("io.stat");
+            root.exists(file).ok()?.then(IoCounters::default)?
+        }
+        None => return None,
+    };
+    Some(counters.read_bytes as f64 + counters.write_bytes as f64)
+}
+
+/// The cgroup of each VM in whose counters no other VM is.
+fn own_groups(vms: &[Arc<RunningVm>], cgroups: &Cgroups, root: &Root) -> BTreeMap<String, PathBuf> {
+    let of = |vm: &Arc<RunningVm>| {
+        let group = cgroups.of_pid(root, vm.processes.first()?.pid).ok()?;
+        Some((vm.contract.vm.name.clone(), Cgroups::unit_of(&group)))
+    };
+    let all: BTreeMap<String, PathBuf> = vms.iter().filter_map(of).collect();
+    let is_own = |(name, group): &(String, PathBuf)| {
+        let is_shared = |(other, at): (&String, &PathBuf)| {
+            other != name && (at.starts_with(group) || group.starts_with(at))
+        };
+        !Cgroups::is_root(group) && !all.iter().any(is_shared)
+    };
+    all.clone().into_iter().filter(is_own).collect()
+}
+
+/// The devices of a VM's contract that exist.
+pub(super) fn devices(vm: &RunningVm) -> impl Iterator<Item = PathBuf> {
+    vm.contract.parts.iter().filter_map(|part| match &part.spec.device {
+        Device::Path(path) => Some(path.clone()),
+        Device::Twin { .. } | Device::File { .. } => None,
+    })
+}
+
+/// The device of a VM whose contract has only one.
+pub(super) fn only_device(vm: &RunningVm) -> Option<PathBuf> {
+    let mut all = devices(vm);
+    let first = all.next()?;
+    (all.next().is_none() && vm.contract.parts.len() == 1).then_some(first)
+}
+
+/// Limits of disks among a VM's limiters; `None` where one of them could not be read.
+pub(super) fn limits(limiters: &[LimiterObservation]) -> Option<Vec<IntervalLimit>> {
+    let of_disks = limiters.iter().filter_map(|one| match one.kind {
+        LimiterKind::BlkThrottle => Some((one, Limiter::Kernel)),
+        LimiterKind::QemuThrottle => Some((one, Limiter::Qemu)),
+        LimiterKind::CpuQuota | LimiterKind::IoDomainCap | LimiterKind::Tc => None,
+    });
+    let read = of_disks.map(|(one, by)| {
+        Some(IntervalLimit { by, name: one.name.clone(), value: one.limit?, dimension: one.dimension? })
+    });
+    read.collect()
+}

@@ -1,0 +1,227 @@
+//! Counters that show why a VM's requests were late, read before and after a window: waits of its
+//! threads for CPUs, stops by CPU quotas, limits, and its part of a device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rtvirtio_blame::{DeviceUse, Stops};
+use rtvirtio_kernel::cgroup::{Cgroups, Limit};
+use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::pressure::{Throttled, throttled};
+use rtvirtio_kernel::steal::cpus_online;
+use rtvirtio_kernel::{HostError, Root, task};
+use rtvirtio_spec::Task;
+use rtvirtio_units::Nanos;
+
+/// Counters of one VM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VmCounters {
+    /// Time that each thread was ready without a CPU; `None` where no thread has such a count.
+    pub ready: Option<BTreeMap<u32, Duration>>,
+    /// Stops by CPU quotas of its threads' cgroups and those above them.
+    pub quota: Option<QuotaCounters>,
+    /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
+    pub bytes: Option<f64>,
+}
+
+/// Stops by CPU quotas, of each cgroup that a VM's threads are in and of those above.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuotaCounters {
+    groups: BTreeMap<PathBuf, Throttled>,
+    /// Number of threads that can be stopped at the same time.
+    parts: u32,
+}
+
+impl QuotaCounters {
+    /// Throttling since an earlier reading, of the group with the longest; `None` where a thread has
+    /// moved to another group, or counters began anew.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Option<Throttled> {
+        let mut longest = Throttled::default();
+        for (group, now) in &self.groups {
+            let then = earlier.groups.get(group)?;
+            let periods = now.periods.checked_sub(then.periods)?;
+            let time = now.time.checked_sub(then.time)?;
+            if (time, periods) > (longest.time, longest.periods) {
+                longest = Throttled { periods, time };
+            }
+        }
+        Some(longest)
+    }
+
+    /// Stops since an earlier reading, as [`QuotaCounters::since`]. The kernel adds their time up
+    /// over CPUs, so that a part for each thread is what they last at least.
+    #[must_use]
+    pub fn stops_since(&self, earlier: &Self) -> Option<Stops> {
+        let of = self.since(earlier)?;
+        let total = (of.time / self.parts.max(1)).as_nanos();
+        Some(Stops { count: of.periods, total: Nanos(u64::try_from(total).unwrap_or(u64::MAX)) })
+    }
+}
+
+/// Time that each thread of these processes was ready without a CPU; `None` where the kernel counts
+/// that of none.
+pub(crate) fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Duration>>, HostError> {
+    let mut all = BTreeMap::new();
+    for pid in pids {
+        for tid in task::tids(root, *pid)? {
+            match task::run_delay(root, *pid, tid) {
+                Ok(Some(waited)) => drop(all.insert(tid, waited)),
+                // A thread that has not run has not waited, or the kernel does not count it.
+                Ok(None) => {}
+                Err(e) if e.is_gone() => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    Ok((!all.is_empty()).then_some(all))
+}
+
+/// Stops by the quotas of all groups of these processes' threads, and of those above; `None` where
+/// one of them counts none.
+///
+/// # Errors
+/// When a process is gone, or a file cannot be read.
+pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostError> {
+    let cgroups = Cgroups::detect_cpu(root)?;
+    let (mut groups, mut threads) = (BTreeSet::new(), 0);
+    for pid in pids {
+        for tid in task::tids(root, *pid)? {
+            match cgroups.of_pid(root, tid) {
+                Ok(group) => groups.extend(cgroups.path_of(&group)),
+                Err(e) if e.is_gone() => continue,
+                Err(e) => return Err(e),
+            }
+            threads += 1;
+        }
+    }
+    let mut counters = BTreeMap::new();
+    for group in groups {
+        let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
+        counters.insert(group, one);
+    }
+    Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
+}
+
+/// Difference of two counters; `None` where one was not read or began anew.
+pub(crate) fn past(before: Option<f64>, after: Option<f64>) -> Option<f64> {
+    Some(after? - before?).filter(|past| *past >= 0.0)
+}
+
+/// Longest time that a thread of both readings waited for a CPU between them.
+pub(crate) fn waited(
+    before: Option<&BTreeMap<u32, Duration>>,
+    after: Option<&BTreeMap<u32, Duration>>,
+) -> Option<Duration> {
+    let (before, after) = (before?, after?);
+    after.iter().filter_map(|(tid, now)| now.checked_sub(*before.get(tid)?)).max()
+}
+
+/// Use of a device in a window, with the bytes that each VM moved there; no shares where these are
+/// not known of some VM.
+pub fn device_use<'a>(io: &DeviceIo, moved: impl Iterator<Item = (&'a str, Option<f64>)>) -> DeviceUse {
+    let bytes = (io.read_bytes + io.write_bytes) as f64;
+    let share = |(name, moved): (&str, Option<f64>)| {
+        let moved = moved?;
+        Some((name.to_owned(), if bytes > 0.0 { (moved / bytes).min(1.0) } else { 0.0 }))
+    };
+    let waited = (io.read_time + io.write_time).as_secs_f64();
+    DeviceUse { requests: (io.reads + io.writes) as f64, waited, shares: moved.map(share).collect() }
+}
+
+/// Part of I/O that a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dimension {
+    /// Reads count.
+    pub reads: bool,
+    /// Writes count.
+    pub writes: bool,
+    /// Bytes are counted, else requests.
+    pub bytes: bool,
+}
+
+impl Dimension {
+    /// Dimension of a cgroup's limit.
+    #[must_use]
+    pub fn of(limit: Limit) -> Self {
+        Self {
+            reads: matches!(limit, Limit::ReadBps | Limit::ReadIops),
+            writes: matches!(limit, Limit::WriteBps | Limit::WriteIops),
+            bytes: matches!(limit, Limit::ReadBps | Limit::WriteBps),
+        }
+    }
+
+    /// Amount that counts of a mean request of a task.
+    #[must_use]
+    pub fn of_task(self, task: &Task) -> f64 {
+        let writes = task.op.write_share();
+        let reads = if self.reads { 1.0 - writes } else { 0.0 };
+        let part = reads + if self.writes { writes } else { 0.0 };
+        part * if self.bytes { task.mean_block() } else { 1.0 }
+    }
+
+    /// Amount per second that tasks ask for; without end for one without a rate.
+    #[must_use]
+    pub fn asked(self, tasks: &[Task]) -> f64 {
+        let one = |task: &Task| match self.of_task(task) {
+            0.0 => 0.0,
+            amount => task.rate.map_or(f64::INFINITY, |rate| rate.0 * amount),
+        };
+        tasks.iter().map(one).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_spec::HostSpec;
+
+    use super::*;
+
+    #[test]
+    fn the_group_with_the_longest_stops_of_the_window_counts() {
+        let at = |of: &[(&str, u64, u64)]| QuotaCounters {
+            groups: of
+                .iter()
+                .map(|(group, periods, ms)| {
+                    (PathBuf::from(group), Throttled { periods: *periods, time: Duration::from_millis(*ms) })
+                })
+                .collect(),
+            parts: 2,
+        };
+        // The slice was stopped long ago, the VM's own group is now.
+        let (then, now) =
+            (at(&[("/s", 90, 9_000), ("/s/vm", 1, 10)]), at(&[("/s", 90, 9_000), ("/s/vm", 5, 90)]));
+        let stops = Throttled { periods: 4, time: Duration::from_millis(80) };
+        assert_eq!(now.since(&then), Some(stops));
+        assert_eq!(now.stops_since(&then), Some(Stops { count: 4, total: Nanos::from_millis(40) }));
+        assert_eq!(then.since(&now), None, "the counters began anew");
+        assert_eq!(now.since(&at(&[("/s", 90, 9_000)])), None, "a thread has moved");
+        assert_eq!(now.since(&now), Some(Throttled::default()));
+    }
+
+    #[test]
+    fn threads_that_were_not_read_twice_are_no_facts() {
+        let ms = Duration::from_millis;
+        let (then, now) = (
+            BTreeMap::from([(1, ms(5)), (2, ms(9)), (4, ms(1))]),
+            BTreeMap::from([(1, ms(8)), (3, ms(70)), (4, ms(3))]),
+        );
+        assert_eq!(waited(Some(&then), Some(&now)), Some(ms(3)), "the longest of threads of both readings");
+        assert_eq!(waited(None, Some(&now)), None);
+    }
+
+    #[test]
+    fn a_limit_counts_what_is_its_own() {
+        let text = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n\
+            [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n\
+            [[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"64KiB\"\n";
+        let spec = HostSpec::parse("x.toml", text).unwrap();
+        let tasks = &spec.vms()[0].tasks;
+        assert_eq!(Dimension::of(Limit::ReadIops).asked(tasks), 100.0);
+        assert_eq!(Dimension::of(Limit::ReadBps).asked(tasks), 409_600.0);
+        assert_eq!(Dimension::of(Limit::WriteIops).asked(tasks), f64::INFINITY);
+        let both = Dimension { reads: true, writes: true, bytes: false };
+        assert_eq!(both.asked(&tasks[..1]), 100.0);
+    }
+}
