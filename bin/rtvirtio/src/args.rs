@@ -14,6 +14,7 @@ mod regulator;
 mod simulate;
 mod starts;
 mod threads;
+mod top;
 mod tune;
 
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ pub use regulator::*;
 pub use simulate::*;
 pub use starts::*;
 pub use threads::*;
+pub use top::*;
 pub use tune::*;
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
@@ -69,7 +71,7 @@ pub struct Cli {
 pub const GROUPS: &[Group] = &[
     ("See what is there", &["check", "discover", "profile", "threads"]),
     ("Plan, apply, put back", &["predict", "plan", "apply", "status", "verify", "tune", "revert"]),
-    ("Keep in force", &["contract", "keep"]),
+    ("Keep in force", &["contract", "top", "keep"]),
     ("I/O domain: disks and network cards served by a process", &["iod", "simulate"]),
     ("Single uses", &["measure", "starts", "ivshmem", "regulator", "fleet"]),
 ];
@@ -188,6 +190,16 @@ EXAMPLES
 
 Exit code of `show` 3 when a contract is not as it asks.")]
     Contract(ContractArgs),
+    /// Targets of all VMs that rtvirtiod observes, one line each, the most trouble first: p99,
+    /// verdict, cause, and who waits for whom
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio top                  until q; space updates now, s changes the order
+  sudo rtvirtio top --once           one look, as without a terminal
+  sudo rtvirtio top --json | jq '.lines[] | select(.verdict == \"missed\") | {vm, causes}'
+
+Verdicts, p99 and causes are of the last five minutes. `rtvirtio contract show VM` has each cause with its evidence and remedy.")]
+    Top(TopArgs),
     /// Give a VM's `ivshmem-doorbell` device its memory and doorbell, for a guest that says what is
     /// urgent. Until Ctrl-C
     #[command(after_help = "\

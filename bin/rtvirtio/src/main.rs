@@ -34,6 +34,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Keep(args) => cmd::keep::run(args, global, ui),
         Command::Starts(args) => cmd::starts::run(args, global, ui),
         Command::Contract(args) => cmd::contract::run(args, global, ui),
+        Command::Top(args) => cmd::top::run(args, global, ui),
         Command::Regulator(args) => cmd::regulator::run(args, global, ui),
         Command::Status => cmd::status::status(global, ui),
         Command::Revert(args) => cmd::revert::revert(args, global, ui),

@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Rig, output_text, spec_of_none};
+use common::{Rig, contract_of_none, output_text, spec_of_none};
 use rtvirtio_daemon::api::{Client, ClientError};
 use rtvirtio_testkit::site::{signal, text, wait_for};
 use rtvirtio_testkit::{HANG, Need, has};
@@ -107,4 +109,54 @@ fn a_service_that_does_not_answer_is_not_taken_for_none() {
     assert!(text(&out.stderr).contains("name it with --contracts"), "{}", output_text(&out));
     rig.contract(&["set", "plc", spec.to_str().unwrap()]);
     assert!(rig.contracts().join("plc.toml").exists());
+}
+
+#[test]
+fn top_shows_each_vm_on_one_line_and_on_a_terminal_until_q() {
+    let test = "top_shows_each_vm_on_one_line_and_on_a_terminal_until_q";
+    if !has(test, &[Need::Root, Need::Program("script")]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let out = rig.site.output(&["top"]);
+    assert!(!out.status.success(), "{}", output_text(&out));
+    assert!(text(&out.stderr).contains("systemctl start rtvirtiod"), "{}", output_text(&out));
+
+    contract_of_none(&rig, "plc");
+    rig.start(&[]);
+    rig.wait_state("plc", "off");
+    let (code, top) = rig.site.json(&["top"]);
+    let line = &top["lines"][0];
+    assert_eq!(
+        (code, &top["schema"], &line["vm"], &line["state"]),
+        (0, &json!("rtvirtio.top.v1"), &json!("plc"), &json!("off")),
+        "{top:#}"
+    );
+    let once = rig.site.ok(&["top", "--sort", "vm"]);
+    assert!(once.starts_with("VM ") && once.contains("plc") && !once.contains('\x1b'), "{once}");
+
+    // On a terminal, with its keys: another order, an update, the end.
+    let command = rig.site.command(&["top", "-d", "1h"]);
+    let words: Vec<String> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| format!("'{}'", word.to_str().unwrap()))
+        .collect();
+    let mut on_terminal = Command::new("script");
+    on_terminal.args(["-qec", &words.join(" "), "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    for (name, value) in command.get_envs() {
+        on_terminal.env(name, value.unwrap());
+    }
+    let mut child = on_terminal.spawn().unwrap();
+    let mut keys = child.stdin.take().unwrap();
+    keys.write_all(b"s q").unwrap();
+    let out = child.wait_with_output().unwrap();
+    drop(keys);
+    let shown = text(&out.stdout);
+    assert!(out.status.success(), "{shown}");
+    let frames: Vec<&str> = shown.split("\x1b[H").collect();
+    assert!(
+        frames.len() == 4 && frames[1].contains("by trouble") && frames[3].contains("by VM"),
+        "{shown:?}"
+    );
+    assert!(frames[3].contains("plc") && shown.trim_end().ends_with("\x1b[?1049l"), "{shown:?}");
 }

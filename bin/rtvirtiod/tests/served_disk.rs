@@ -136,6 +136,10 @@ fn a_disk_of_the_io_domain_is_judged_with_its_caps_and_with_what_late_requests_w
     let unread = vm["targets"][0]["causes_unread"].as_array().unwrap();
     assert!(vm["targets"][0]["causes"].is_array() && unread.contains(&"its limits".into()), "{vm:#}");
     assert!(vm["targets"][1]["causes"].is_null(), "{vm:#}");
+    let (_, top) = rig.site.json(&["top"]);
+    let line = &top["lines"][0];
+    assert_eq!((&line["vm"], &line["verdict"]), (&"plc".into(), &"missed".into()), "{top:#}");
+    assert!(line["causes"].is_array() && line["late"] == 1.0, "{top:#}");
     // Without a monitor QEMU's disks are not seen, and that is said.
     assert!(vm["disks_unseen"].as_str().unwrap().contains("monitor"), "{vm:#}");
     wait_for("hits of the cap", || {

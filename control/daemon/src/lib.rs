@@ -33,6 +33,7 @@ mod service;
 mod shared;
 mod snapshot;
 mod step;
+pub mod trouble;
 mod variant_name;
 
 pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};

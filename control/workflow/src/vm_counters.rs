@@ -34,8 +34,8 @@ pub struct QuotaCounters {
 }
 
 impl QuotaCounters {
-    /// Throttling since an earlier reading, of the group with the longest; `None` where a thread has
-    /// moved to another group, or counters began anew.
+    /// Throttling since an earlier reading, of the group with the longest; `None` where a thread
+    /// has moved to another group, or counters began anew.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Throttled> {
         let mut longest = Throttled::default();

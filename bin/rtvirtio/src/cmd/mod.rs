@@ -26,6 +26,7 @@ pub mod simulate;
 pub mod starts;
 pub mod status;
 pub mod threads;
+pub mod top;
 pub mod tune;
 pub mod verify;
 pub mod waits;

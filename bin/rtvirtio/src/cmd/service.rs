@@ -20,7 +20,7 @@ pub fn exit_code(status: &Snapshot) -> ExitCode {
 }
 
 /// Name of an enum variant in JSON, with spaces.
-fn word(value: &impl Serialize) -> String {
+pub fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).unwrap_or_default();
     value.as_str().unwrap_or_default().replace('_', " ")
 }

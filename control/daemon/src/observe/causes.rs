@@ -138,8 +138,8 @@ fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
     stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
 }
 
-/// Limits of the VM's disk, with what it completed. `None` where they are not known, or were changed
-/// meanwhile.
+/// Limits of the VM's disk, with what it completed. `None` where they are not known, or were
+/// changed meanwhile.
 fn limits(
     vm: &RunningVm,
     intervals: &[Interval<'_>],
