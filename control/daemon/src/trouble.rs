@@ -46,7 +46,7 @@ pub struct TroubleLine {
 pub struct LongestWait {
     /// Name of the neighbour.
     pub vm: String,
-    /// Its share of the VM's waiting time on the device, 0 to 1.
+    /// Share of the VM's waiting time on the device, 0 to 1.
     pub share: f64,
     /// Path of the device, or its name in the I/O domain.
     pub device: String,
@@ -161,8 +161,8 @@ fn longest_waits(rows: &[WaitRow]) -> BTreeMap<&str, LongestWait> {
     longest.into_iter().map(|(vm, (_, wait))| (vm, wait)).collect()
 }
 
-/// Place of a line by trouble: what is missed, contracts that are not as they should be, what is not
-/// known, what is met, and what does not run.
+/// Place of a line by trouble: what is missed, contracts that are not as they should be, what is
+/// not known, what is met, and what does not run.
 fn trouble(line: &TroubleLine) -> u8 {
     match (line.verdict, line.state) {
         (Some(Verdict::Missed), _) => 0,
