@@ -148,7 +148,7 @@ pub fn play(data: &[u8]) {
             handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
         } else {
             handle
-                .ask(|reply| QueueCommand::Stop { vm: 0, queue: QueueId(0), reply })
+                .ask(|reply| QueueCommand::Stop { vm: 0, queue: QueueId(0), for_good: true, reply })
                 .expect("the engine lives");
         }
     }

@@ -168,7 +168,9 @@ pub fn play(data: &[u8]) {
         if flags & 64 != 0 {
             lan.handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
         } else {
-            lan.handle.ask(|reply| QueueCommand::Stop { vm: 0, queue, reply }).expect("the engine lives");
+            lan.handle
+                .ask(|reply| QueueCommand::Stop { vm: 0, queue, for_good: true, reply })
+                .expect("the engine lives");
         }
     }
     // What the attacker was allowed to send.

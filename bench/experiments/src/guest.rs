@@ -39,7 +39,7 @@ pub fn boot(
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
     progress.step("booting a guest on the I/O domain");
-    let disk = GuestDisk::VhostUser { socket: socket.to_owned(), queues };
+    let disk = GuestDisk::VhostUser { socket: socket.to_owned(), queues: Some(queues) };
     let mut guest = QemuGuest::start(&QemuConfig { accel, ..QemuConfig::new("vm", image, disk, run_dir) })?;
     let facts = facts(&mut guest, accel, String::new())?;
     Ok((guest, facts))

@@ -35,7 +35,7 @@ use crate::sandbox::Sandbox;
     version,
     after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     check the file\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n\n\
     `rtvirtio iod` reads its status, reloads its file, attaches and detaches disks, and stops it.\n\n\
-    QEMU connects with (before 9.2: reconnect=1)\n  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem\n  -chardev socket,id=c0,path=/run/vm0.sock,reconnect-ms=20 -device vhost-user-blk-pci,chardev=c0,num-queues=1"
+    QEMU connects with (before 9.2: reconnect=1)\n  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem\n  -chardev socket,id=c0,path=/run/vm0.sock,reconnect-ms=20 -device vhost-user-blk-pci,chardev=c0"
 )]
 struct Args {
     /// The configuration file

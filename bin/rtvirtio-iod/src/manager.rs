@@ -11,6 +11,9 @@ use rtvirtio_engine::liveness::Liveness;
 use rtvirtio_engine::log::write_line;
 use sd_notify::NotifyState;
 
+/// Longest wait for room in the manager's queue.
+const LONGEST_SEND: Duration = Duration::from_secs(1);
+
 /// The socket of the service manager, and the interval of its watchdog.
 pub struct Manager {
     socket: Option<UnixDatagram>,
@@ -30,8 +33,8 @@ impl Manager {
         };
         let mut timeout = 0;
         let is_watched = sd_notify::watchdog_enabled(false, &mut timeout) && timeout > 0;
-        // Two chances within the time.
-        let watchdog = is_watched.then(|| Duration::from_micros(timeout) / 2);
+        // Often, so that an engine has nearly all of the time to answer.
+        let watchdog = is_watched.then(|| Duration::from_micros(timeout) / 6);
         Self { socket, watchdog }
     }
 
@@ -73,8 +76,8 @@ fn open() -> std::io::Result<Option<UnixDatagram>> {
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    // A full queue of the manager holds nobody up.
-    socket.set_nonblocking(true)?;
+    // A manager that is busy gets its states, and one that reads none holds nobody up.
+    socket.set_write_timeout(Some(LONGEST_SEND))?;
     Ok(Some(socket))
 }
 

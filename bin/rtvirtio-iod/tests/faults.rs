@@ -71,7 +71,9 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     };
     let iod = Iod::start(
         dir.path(),
-        &pair(dir.path(), &device.0, &dir.path().join("disk")).replace("cached = true\n", ""),
+        &pair(dir.path(), &device.0, &dir.path().join("disk"))
+            .replace("cached = true\n", "")
+            .replace("on_full = \"error\"\n", ""),
     );
     let neighbour = Neighbour::start(dir.path().join("b"));
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
@@ -362,4 +364,45 @@ fn what_waits_survives_a_stop_and_a_disconnect() {
     assert_eq!(request(&mut again, &read(0, 4_096), None), (0, vec![7; 4_096]));
     drop(again);
     full.end([1, 0]);
+}
+
+/// A guest is paused while a write waits, saved, and goes on with fresh memory of requests in
+/// flight: what was answered is not served again, and the write is not answered.
+#[test]
+fn a_guest_that_was_saved_is_not_served_twice() {
+    let Some(full) = FullDisk::start("a_guest_that_was_saved_is_not_served_twice") else { return };
+    let mut a = full.client();
+    let there = a.raw().get_protocol_features().unwrap();
+    a.raw().set_protocol_features(there).unwrap();
+    let start = |a: &mut Client, base: u16| {
+        let wanted = VhostUserInflight::new(0, 0, 1, a.queues[0].size());
+        let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
+        a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+        let addresses = a.ring_addresses(0);
+        a.raw().set_vring_addr(0, &addresses).unwrap();
+        a.raw().set_vring_base(0, base).unwrap();
+        let kick = a.queues[0].kick.try_clone().unwrap();
+        a.raw().set_vring_kick(0, &kick).unwrap();
+        a.raw().set_vring_enable(0, true).unwrap();
+    };
+    a.raw().get_vring_base(0).unwrap();
+    start(&mut a, 0);
+    let waits = full.push(&mut a, 0, &[1; 65_536]);
+    full.wait_for(1);
+    for _ in 0..2 {
+        assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 0);
+    }
+    let base = a.raw().get_vring_base(0).unwrap();
+    assert_eq!(base, 3);
+    start(&mut a, base as u16);
+    // `request` checks that the answer is that of its own request.
+    for _ in 0..3 {
+        assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 0);
+    }
+    full.empty();
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&[2; 4_096])).0, 0);
+    assert!(a.queues[0].pop_used().is_none(), "request {waits} has no answer");
+    drop(a);
+    let (status, log) = full.iod.end();
+    assert!(status.success() && log.contains("1 requests that were under way elsewhere"), "{status}: {log}");
 }

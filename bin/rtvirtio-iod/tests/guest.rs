@@ -23,7 +23,7 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         .replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n")
         .replace("offset = \"64MiB\"", "offset = \"128MiB\"");
     let mut iod = Iod::start(dir.path(), &config);
-    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 2 };
+    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: Some(2) };
     let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
     // The disk's properties in the guest's kernel.
     let patience = rtvirtio_testkit::HANG;
@@ -118,9 +118,13 @@ fn a_guest_sees_no_error_while_the_file_system_is_full() {
         sparse.display()
     );
     let iod = Iod::start(dir.path(), &config);
-    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 1 };
-    let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
+    // Neither the file nor QEMU says how many queues there are.
+    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: None };
+    let config = QemuConfig { vcpus: 3, ..QemuConfig::new("vm", image, socket, &dir.path().join("run")) };
+    let mut guest = QemuGuest::start(&config).unwrap();
     let patience = rtvirtio_testkit::HANG;
+    let seen = guest.exec(&["sh", "-c", "ls /sys/block/vda/mq | wc -l"], patience).unwrap();
+    assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "3", "a queue for each vCPU");
     let status = || serde_json::from_str::<serde_json::Value>(&iod.status()).unwrap()["vms"][0].clone();
     for round in 0..rounds {
         full.fill();

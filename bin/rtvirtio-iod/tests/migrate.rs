@@ -27,7 +27,7 @@ fn domain(dir: &Path, image: &Path, more: &str) -> Iod {
 }
 
 fn guest(name: &str, image: &GuestImage, dir: &Path, incoming: bool) -> QemuGuest {
-    let socket = GuestDisk::VhostUser { socket: dir.join("a"), queues: 1 };
+    let socket = GuestDisk::VhostUser { socket: dir.join("a"), queues: Some(1) };
     let config = QemuConfig::new(name, image.clone(), socket, &dir.join("run"));
     QemuGuest::start(&QemuConfig { incoming, ..config }).unwrap()
 }

@@ -13,7 +13,7 @@ use common::{Iod, disk, program, read, request, two_disks};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_testkit::{HANG, Need, has};
 
-/// Timeout of the watchdog; it is notified twice within.
+/// Timeout of the watchdog; it is notified several times within.
 const WATCHDOG: Duration = Duration::from_millis(400);
 
 /// The socket of a service manager.

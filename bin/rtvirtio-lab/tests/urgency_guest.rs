@@ -250,7 +250,7 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         running
     };
     let mut iod = domain();
-    let disk = GuestDisk::VhostUser { socket: served, queues: 1 };
+    let disk = GuestDisk::VhostUser { socket: served, queues: Some(1) };
     let mut guest = Guest::boot(&site, UrgencyDevice::Doorbell { socket: socket.clone() }, disk);
     let spec = guest.spec(&site);
     site.ok(&["apply", &spec, "--cpu-only"]);

@@ -96,7 +96,8 @@ function waitsFor(vm) {
   let worst = null;
   for (const row of state.seen?.waits?.rows || []) {
     const one = row.vm === vm ? row.neighbours[0] : null;
-    if (one?.share > 0 && (!worst || one.share > worst.share)) worst = { vm: one.vm, share: one.share, kind: row.kind };
+    const waited = (row.waited_s ?? 0) * (one?.share ?? 0);
+    if (one?.share > 0 && (!worst || waited > worst.waited)) worst = { vm: one.vm, share: one.share, kind: row.kind, waited };
   }
   const cell = el("td", worst ? worst.vm + " " + share(worst.share) : "–");
   if (worst && worst.kind !== "exact") cell.title = "estimate";

@@ -125,7 +125,7 @@ fn line(
         let unseen = seen.and_then(|seen| seen.disks_unseen.clone());
         let why = unseen.or_else(|| vm.why.clone()).unwrap_or_else(|| match seen {
             None => "it does not run, or was not sampled yet".to_owned(),
-            Some(_) => "no verdict yet: it needs two samples, and one disk".to_owned(),
+            Some(_) => "no verdict: it has several disks, or two samples are not there yet".to_owned(),
         });
         return TroubleLine { why: Some(why), ..base };
     };

@@ -92,14 +92,13 @@ pub(crate) fn explain(
     for load in loads.iter().filter(|load| site.spec.vm(&load.vm.name).is_some()) {
         let name = &load.vm.name;
         let is_covered = is_covered(name);
-        let limits = if is_covered { limits(site, load, results) } else { None };
+        let all_limits = if is_covered { limits(site, load, results) } else { None };
         let (then, now) = (before.vms.get(name), after.vms.get(name));
         let seconds = watched.window.as_secs_f64();
         let ready = waited(then.and_then(|c| c.ready.as_ref()), now.and_then(|c| c.ready.as_ref()));
         let facts = Facts {
             vm: name.clone(),
             seconds,
-            limits,
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: watched.noise.and_then(|noise| noise.stolen),
@@ -111,7 +110,14 @@ pub(crate) fn explain(
         let missed =
             |r: &&mut TaskResult| r.vm == *name && r.flow.is_none() && r.verdict == Some(Verdict::Missed);
         for result in results.iter_mut().filter(missed) {
+            let task = load.vm.tasks.iter().find(|task| task.name == result.task);
+            // The kernel holds back each direction by itself.
+            let acts = |of: &Dimension| task.is_none_or(|task| of.of_task(task) > 0.0);
+            let limits = all_limits
+                .as_ref()
+                .map(|all| all.iter().filter(|(of, _)| acts(of)).map(|(_, limit)| limit.clone()).collect());
             let facts = Facts {
+                limits,
                 rate: result.declared_rate.unwrap_or(result.achieved_rate).0,
                 n: result.n,
                 late: result.exceedances,
@@ -146,7 +152,7 @@ fn device_use(before: &Counters, after: &Counters) -> Option<DeviceUse> {
 
 /// Limits of a VM's cgroup, with what its tasks completed and asked for. `None` where they cannot
 /// be read, or a task has no result.
-fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<LimitFact>> {
+fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
@@ -154,7 +160,7 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<Limi
         let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
         Some(results.iter().find(of_task)?.achieved_rate.0)
     };
-    let fact = |set: SetLimit| -> Option<LimitFact> {
+    let fact = |set: SetLimit| -> Option<(Dimension, LimitFact)> {
         let dimension = Dimension::of(set.limit);
         let used: Option<f64> = load.vm.tasks.iter().try_fold(0.0, |sum, task| {
             let amount = dimension.of_task(task);
@@ -162,7 +168,8 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<Limi
         });
         let file = format!("{} ({})", set.cgroup.display(), set.file);
         let asked = dimension.asked(&load.vm.tasks);
-        Some(LimitFact { by: Limiter::Kernel, file, value: set.value as f64, used: used?, asked })
+        let limit = LimitFact { by: Limiter::Kernel, file, value: set.value as f64, used: used?, asked };
+        Some((dimension, limit))
     };
     set.into_iter().map(fact).collect()
 }

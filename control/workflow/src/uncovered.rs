@@ -12,7 +12,7 @@ use rtvirtio_kernel::{Cgroups, Hierarchy, Root};
 use rtvirtio_vmm::machines::{self, Machine, OpenDisk};
 use serde::{Deserialize, Serialize};
 
-use crate::discover::disks::device;
+use crate::discover::disks::{FoundDevice, device};
 use crate::error::{Error, Result, one_line};
 use crate::vmms::{DEEPEST, lies_on};
 
@@ -98,6 +98,22 @@ pub fn scan(root: &Root, of: &Covered<'_>) -> Vec<Uncovered> {
     found
 }
 
+/// Disks that VMMs among these processes have open on one of the devices.
+#[must_use]
+pub fn disks_on_device(root: &Root, of: &Covered<'_>) -> Vec<PathBuf> {
+    let machines = of.pids.iter().filter_map(|pid| machines::of_process(root, *pid).ok().flatten());
+    let is_on = |disk: &OpenDisk| {
+        device(root, disk.dev).ok().flatten().is_some_and(|place| lies_on_one(&place, disk, of.devices))
+    };
+    machines.flat_map(|machine| machine.disks).filter(is_on).map(|disk| disk.path).collect()
+}
+
+/// Whether a disk lies on one of these devices, whatever is between.
+fn lies_on_one(place: &FoundDevice, disk: &OpenDisk, devices: &[String]) -> bool {
+    let number = rustix::fs::makedev(disk.dev.0, disk.dev.1);
+    devices.iter().any(|name| place.name == *name || lies_on(number, name, DEEPEST))
+}
+
 fn of_machine(root: &Root, of: &Covered<'_>, machine: &Machine) -> Vec<Uncovered> {
     let served = machine.line.vhost_user.iter().map(|socket| {
         let text = format!(
@@ -127,10 +143,8 @@ fn of_disk(root: &Root, of: &Covered<'_>, disk: &OpenDisk) -> Option<Uncovered> 
         );
         return Some(of.uncovered(UncoveredKind::Elsewhere, Some(&disk.path), text));
     };
-    let number = rustix::fs::makedev(disk.dev.0, disk.dev.1);
-    let is_on = |name: &String| place.name == *name || lies_on(number, name, DEEPEST);
-    if !of.devices.iter().any(is_on) {
-        if of.others.iter().any(is_on) {
+    if !lies_on_one(&place, disk, of.devices) {
+        if lies_on_one(&place, disk, of.others) {
             return None;
         }
         let text = format!(

@@ -24,8 +24,8 @@ pub use paths::{NamedPath, PathKind, parent_dir};
 pub use rtvirtio_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW};
 pub use rtvirtio_units::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use schema::{
-    CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, OnFull, Poll, Power,
-    ReservationConfig, Sandbox, Window,
+    CapConfig, CostConfig, DEFAULT_QUEUES, Device, Disk, File, Format, GuestPriorityConfig, LineConfig,
+    OnFull, Poll, Power, ReservationConfig, Sandbox, Window,
 };
 
 /// Block sizes that a guest may see, in bytes.

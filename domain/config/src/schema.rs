@@ -251,12 +251,12 @@ pub struct Disk {
     /// Block size that the guest sees; the device's when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub block_size: Option<Bytes>,
-    /// Treatment of writes that find no room on the host's file system.
-    #[serde(default)]
-    pub on_full: OnFull,
+    /// Treatment of writes that find no room on the host's file system; those to a file wait when
+    /// not given, and those to a device fail.
+    pub on_full: Option<OnFull>,
     /// Serial number; the name when not given.
     pub serial: Option<String>,
-    /// Virtqueues that the guest may use.
+    /// Virtqueues that the guest may use, at most: its VMM asks for as many as it wants.
     #[serde(default = "default_queues")]
     pub queues: u16,
     /// Largest number of outstanding requests.
@@ -303,18 +303,20 @@ pub enum Format {
 }
 
 /// Answer to writes that find no room.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
     /// Writes wait until there is room.
-    #[default]
     Wait,
     /// Writes fail with an I/O error.
     Error,
 }
 
+/// Most virtqueues of a disk that does not say how many. QEMU asks for one per vCPU.
+pub const DEFAULT_QUEUES: u16 = 16;
+
 fn default_queues() -> u16 {
-    1
+    DEFAULT_QUEUES
 }
 
 fn default_depth() -> u32 {

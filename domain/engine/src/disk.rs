@@ -123,12 +123,15 @@ impl Member {
 
 /// A disk as its engine serves it.
 pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
+    // A write beyond the end of a device that has gone finds no room either.
+    let is_file = || backing.file.metadata().is_ok_and(|of| of.is_file());
+    let waits_for_room = disk.on_full.map_or_else(is_file, |on_full| on_full == OnFull::Wait);
     engine::Disk {
         name: disk.name.clone(),
         backing,
         serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
         queues: disk.queues,
-        waits_for_room: disk.on_full == OnFull::Wait,
+        waits_for_room,
     }
 }
 

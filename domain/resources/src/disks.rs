@@ -142,7 +142,7 @@ fn refuse_overlaps(file: &File, backings: &[Vec<Backing>]) -> Result<(), OpenErr
     };
     for (i, (first, a)) in named() {
         for (_, (second, b)) in named().skip(i + 1) {
-            let meant = first.allows_other_writers() && second.allows_other_writers();
+            let meant = (first.shared && second.shared) || (first.migrate && second.migrate);
             if a.overlaps(b) && !meant && !(a.limits.read_only && b.limits.read_only) {
                 return Err(OpenError::Overlap { first: first.name.clone(), second: second.name.clone() });
             }

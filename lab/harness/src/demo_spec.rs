@@ -3,13 +3,15 @@
 
 use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_planner::CpuRoom;
-use rtvirtio_spec::{Spec, Task};
+use rtvirtio_spec::{Spec, Target};
 use rtvirtio_units::{Iops, Percentile};
 
 /// Part of the free CPU time that the requests may need: the rest is for what comes and goes.
 const SHARE: f64 = 0.8;
 /// Rates that are left at least, over the declared ones: with less, no disk is shown.
 const LEAST: f64 = 0.1;
+/// Lowest rate of a spec, 1/s.
+const LEAST_RATE: f64 = 1.0 / 60.0;
 /// Part of the declared requests that a run sends, at least.
 const SENT: f64 = 0.95;
 /// Requests beyond those that a proof needs.
@@ -36,10 +38,18 @@ pub fn scale_rates(spec: &Spec, room: &CpuRoom) -> Option<Scaled> {
     }
     let factor = (fits / room.needed).max(LEAST);
     let mut spec = spec.clone();
-    for task in spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks) {
-        task.rate = task.rate.map(|rate| Iops((rate.0 * factor).floor().max(1.0)));
+    // The time of a VM with a CPU contract is its own.
+    let competing = spec.vms.iter_mut().filter(|vm| vm.cpu.need.is_none());
+    for task in competing.flat_map(|vm| &mut vm.tasks) {
+        task.rate = task.rate.map(|rate| Iops(lowered(rate.0, factor)));
     }
     Some(Scaled { spec, factor })
+}
+
+/// A rate times a factor, a whole number where it is above 1/s.
+fn lowered(rate: f64, factor: f64) -> f64 {
+    let exact = rate * factor;
+    if exact >= 1.0 { exact.floor() } else { exact.max(LEAST_RATE.min(rate)) }
 }
 
 /// Lowers the percentile of each target that a run of `seconds` cannot prove, to the highest one
@@ -48,8 +58,15 @@ pub fn lower_percentiles(spec: &mut Spec, seconds: f64) -> Vec<String> {
     let mut changed = Vec::new();
     for vm in &mut spec.vms {
         for task in &mut vm.tasks {
-            let Some(highest) = provable(task, seconds) else { continue };
-            for target in task.targets.iter_mut().filter(|target| target.percentile > highest) {
+            let Some(rate) = task.rate else { continue };
+            let is_provable = |percentile: &Percentile| {
+                let requests = rate.0 * seconds * SENT;
+                samples_needed(0, *percentile).is_some_and(|n| n as f64 * SPARE <= requests)
+            };
+            let Some(highest) = PERCENTILES.into_iter().map(Percentile).find(is_provable) else { continue };
+            let is_changed =
+                |target: &&mut Target| target.percentile > highest && !is_provable(&target.percentile);
+            for target in task.targets.iter_mut().filter(is_changed) {
                 changed.push(format!("{}/{} {} -> {highest}", vm.name, task.name, target.percentile));
                 target.percentile = highest;
             }
@@ -58,16 +75,6 @@ pub fn lower_percentiles(spec: &mut Spec, seconds: f64) -> Vec<String> {
         }
     }
     changed
-}
-
-/// The highest percentile that a run can prove for a task; `None` for a task without a rate, and
-/// where it can prove none of [`PERCENTILES`].
-fn provable(task: &Task, seconds: f64) -> Option<Percentile> {
-    let requests = task.rate?.0 * seconds * SENT;
-    let is_enough = |percentile: &Percentile| {
-        samples_needed(0, *percentile).is_some_and(|n| n as f64 * SPARE <= requests)
-    };
-    PERCENTILES.into_iter().map(Percentile).find(is_enough)
 }
 
 #[cfg(test)]
@@ -101,6 +108,8 @@ mod tests {
         // Nothing is free.
         let scaled = scale_rates(&spec(), &room(0.0)).unwrap();
         assert_eq!(rates(&scaled.spec), [10.0, 50.0, 10.0, 50.0, 10.0, 50.0]);
+        // No rate rises.
+        assert_eq!([lowered(0.5, 0.4), lowered(0.02, 0.1), lowered(7.0, 0.5)], [0.2, LEAST_RATE, 3.0]);
     }
 
     #[test]
@@ -117,7 +126,13 @@ mod tests {
                 Evidence { n: (rate.0 * 40.0 * SENT) as u64, exceedances: 0, declared: None, achieved: rate };
             assert_eq!(judge(task.targets[0], &evidence).verdict, Verdict::Met, "{}", task.name);
         }
-        // A long run proves what is declared.
-        assert!(lower_percentiles(&mut self::spec(), 3_600.0).is_empty());
+        // A run of seven minutes proves what is declared.
+        assert!(lower_percentiles(&mut self::spec(), 420.0).is_empty());
+        // A percentile between those of the list stays where the run proves it.
+        let mut spec = self::spec();
+        let task = &mut spec.vms[0].tasks[0];
+        (task.rate, task.targets[0].percentile) = (Some(Iops(3.0)), Percentile(95.0));
+        assert_eq!(lower_percentiles(&mut spec, 40.0).len(), 5);
+        assert_eq!(spec.vms[0].tasks[0].targets[0].percentile, Percentile(95.0));
     }
 }

@@ -243,7 +243,9 @@ impl NetTestBed {
             let run_dir = dir.path().join("run");
             let disk = match disk {
                 None => GuestDisk::None,
-                Some(_) => GuestDisk::VhostUser { socket: disk_socket(dir.path(), NAMES[i]), queues: 1 },
+                Some(_) => {
+                    GuestDisk::VhostUser { socket: disk_socket(dir.path(), NAMES[i]), queues: Some(1) }
+                }
             };
             let base = QemuConfig::new(NAMES[i], image.clone(), disk, &run_dir);
             let mut guest = QemuGuest::start(&QemuConfig { nic, accel, ..base })?;

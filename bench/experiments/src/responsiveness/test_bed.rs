@@ -216,7 +216,7 @@ impl<'a> DeviceTestBed<'a> {
             let tuning = self.tuning.as_ref().context("the device's service times are not known")?;
             let text = config(Treatment::Urgent, tuning, &self.device, self.dir);
             self.domain = Some(Backend::start_domain(self.dir, &text)?);
-            let disk = GuestDisk::VhostUser { socket: socket(self.dir, 0), queues: 1 };
+            let disk = GuestDisk::VhostUser { socket: socket(self.dir, 0), queues: Some(1) };
             self.on_domain = Some(self.boot("on-domain", disk, Vec::new())?);
         }
         guest::wait_until_attached(&self.dir.join("control"), self.progress)

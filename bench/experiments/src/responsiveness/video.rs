@@ -126,7 +126,7 @@ impl<'a> Players<'a> {
         progress.step(&format!("booting two guests, plane {plane}"));
         for vm in 0..READERS {
             let disk = match plane {
-                Plane::Domain => GuestDisk::VhostUser { socket: socket(dir, vm), queues: 1 },
+                Plane::Domain => GuestDisk::VhostUser { socket: socket(dir, vm), queues: Some(1) },
                 _ => DiskRegion { path: device.clone(), offset: Bytes(vm as u64 * DISK), size: Bytes(DISK) }
                     .into(),
             };

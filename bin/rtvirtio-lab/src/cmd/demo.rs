@@ -237,8 +237,8 @@ fn adapt(
     let mut spec = spec.clone();
     if let Some((room, scaled)) = scaled {
         said.push(format!(
-            "{:.2} of {} CPUs are free, and the guests' requests would need {:.2} at the spec's rates: all rates are \
-             lowered to {:.0} % of these. End other programs, and run the demo again for all of it",
+            "{:.2} of {} CPUs are free, of which the guests' requests may take 80 %, and they would need {:.2} at the spec's rates: \
+             all rates are lowered to {:.0} % of these. End other programs, and run the demo again for all of it",
             room.free,
             room.cpus,
             room.needed,
@@ -301,6 +301,7 @@ fn last_code(runs: &[Run], promised: &[TaskOutlook]) -> ExitCode {
     let holds = |task: &TaskResult| {
         promised.iter().any(|outlook| {
             (&outlook.vm, &outlook.task) == (&task.vm, &task.task)
+                && outlook.percentile == task.percentile
                 && outlook.margin_ns.is_some_and(|margin| margin >= 0)
                 && !outlook.lacks_cpu()
         })

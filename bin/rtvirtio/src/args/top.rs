@@ -10,8 +10,8 @@ pub struct TopArgs {
     /// Print once and end, as without a terminal
     #[arg(long)]
     pub once: bool,
-    /// Interval of updates
-    #[arg(short = 'd', long, value_name = "TIME", default_value = "2s")]
+    /// Interval of updates; not with `--once`, and `--json` prints once
+    #[arg(short = 'd', long, value_name = "TIME", default_value = "2s", conflicts_with = "once")]
     pub delay: Nanos,
     /// First order of the lines; the key `s` changes it
     #[arg(long, value_enum, default_value_t = SortBy::Trouble)]

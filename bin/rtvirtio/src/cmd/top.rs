@@ -1,7 +1,6 @@
 //! `rtvirtio top`: targets of all VMs, the most trouble first.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _, stdin, stdout};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -27,6 +26,8 @@ mod keys;
 const TOP_SCHEMA: &str = "rtvirtio.top.v1";
 /// Shortest interval: a shorter one would itself be a load.
 const LEAST: Duration = Duration::from_millis(200);
+/// Longest wait for an answer of the service: keys wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for a key between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -54,7 +55,7 @@ pub fn run(args: &TopArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode>
 }
 
 fn look(global: &Global, order: LineOrder) -> Result<Look, ClientError> {
-    let client = Client::running(&global.run_dir)?;
+    let client = Client::running(&global.run_dir)?.with_patience(PATIENCE);
     let status: Snapshot = client.status()?;
     let seen: ObservedTargets = client.get("/v1/observation")?;
     let waits: WaitsObservation = client.get("/v1/waits")?;
@@ -106,7 +107,7 @@ fn draw(shown: &Result<Look, ClientError>, order: LineOrder) -> anyhow::Result<(
     };
     let text = match shown {
         Ok(look) => text(look, &style),
-        Err(e) => format!("{}\n", rtvirtio_report::terminal(&e.to_string(), style.ascii)),
+        Err(e) => style.wrap(&e.to_string(), 0),
     };
     let head = format!("rtvirtio top, by {order}: q ends, space updates, s changes the order\n");
     // Home, and each line erased up to its end; below the last one everything.
@@ -189,7 +190,9 @@ fn waits_for(line: &TroubleLine) -> String {
 /// Reasons why targets are not observed, each once with its VMs.
 fn unseen(lines: &[TroubleLine], style: &Style) -> String {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for line in lines.iter().filter(|line| line.verdict.is_none() && line.target.is_some()) {
+    let is_unseen =
+        |line: &&TroubleLine| line.verdict.is_none() && line.target.is_some() && word(&line.state) != "off";
+    for line in lines.iter().filter(is_unseen) {
         let vms = reasons.entry(line.why.as_deref().unwrap_or("no reason is known")).or_default();
         if vms.last() != Some(&line.vm.as_str()) {
             vms.push(&line.vm);
@@ -198,14 +201,13 @@ fn unseen(lines: &[TroubleLine], style: &Style) -> String {
     let mut out = String::new();
     for (why, vms) in reasons {
         let text = format!("not observed: {}: {why}", vms.join(", "));
-        // Writing to a String cannot fail.
-        let _ = writeln!(out, "{}", rtvirtio_report::terminal(&text, style.ascii));
+        out.push_str(&style.wrap(&text, 0));
     }
     out
 }
 
 fn problems(look: &Look, style: &Style) -> String {
-    let one = |problem: &String| format!("{}\n", rtvirtio_report::terminal(problem, style.ascii));
+    let one = |problem: &String| style.wrap(problem, 0);
     look.problems.iter().map(one).collect()
 }
 

@@ -80,7 +80,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         late,
         target: target.latency,
         median: median(&intervals),
-        limits: limits(vm, &intervals, &facts, seconds),
+        limits: limits((vm, task), &intervals, &facts, seconds),
         quota: sum_of(facts.iter().map(|one| one.quota)),
         ready: ready(&facts),
         stolen: stolen(&facts),
@@ -138,10 +138,10 @@ fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
     stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
 }
 
-/// Limits of the VM's disk, with what it completed. `None` where they are not known, or were
-/// changed meanwhile.
+/// Limits that act on a task's requests, with what the VM completed of what they count. `None`
+/// where they are not known, or were changed meanwhile.
 fn limits(
-    vm: &RunningVm,
+    (vm, task): (&RunningVm, &Task),
     intervals: &[Interval<'_>],
     facts: &[&IntervalFacts],
     seconds: f64,
@@ -169,7 +169,8 @@ fn limits(
         used: used(of.dimension),
         asked: of.dimension.asked(&vm.contract.vm.tasks),
     };
-    Some(set.iter().map(one).collect())
+    // The kernel and QEMU hold back each direction by itself.
+    Some(set.iter().filter(|of| of.dimension.of_task(task) > 0.0).map(one).collect())
 }
 
 /// Use of the VM's device; no shares where the requests of some VM on it are not counted.

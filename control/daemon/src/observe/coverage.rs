@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rtvirtio_kernel::{BlockDevice, ProcessId, Root};
-use rtvirtio_workflow::uncovered::{Covered, Uncovered, UncoveredKind, scan};
+use rtvirtio_workflow::uncovered::{Covered, Uncovered, UncoveredKind, disks_on_device, scan};
 
 use super::facts::only_device;
 use crate::linux::RunningVm;
@@ -25,6 +25,8 @@ pub(crate) struct Coverage {
 struct VmCoverage {
     processes: Vec<ProcessId>,
     found: Vec<Uncovered>,
+    /// Disks that it has open on its device.
+    on_device: Vec<PathBuf>,
 }
 
 impl Coverage {
@@ -41,8 +43,8 @@ impl Coverage {
                 others: &[],
                 charges_write_back: false,
             };
-            let found = scan(root, &of);
-            Some((name, VmCoverage { processes: vm.processes.clone(), found }))
+            let (found, on_device) = (scan(root, &of), disks_on_device(root, &of));
+            Some((name, VmCoverage { processes: vm.processes.clone(), found, on_device }))
         };
         Self { until: Some(until), vms: vms.iter().filter_map(one).collect() }
     }
@@ -51,15 +53,17 @@ impl Coverage {
     /// its device and in its cgroup; false where that is not known.
     pub fn covers(&self, vm: &RunningVm, file: Option<&str>, now: Instant) -> bool {
         let of = self.vms.get(&vm.contract.vm.name).filter(|of| of.processes == vm.processes);
-        let is_this = |disk: &PathBuf| file.is_none_or(|file| disk.to_str() == Some(file));
+        // A disk that is open nowhere, such as one over the network, is not on the device.
+        let Some(of) = of.filter(|of| !of.on_device.is_empty()) else { return false };
+        let is_here = file.is_some_and(|file| of.on_device.iter().any(|disk| disk.to_str() == Some(file)));
         let counts = |one: &Uncovered| match one.kind {
             // Another disk may be elsewhere, such as one with settings for the guest's start.
-            UncoveredKind::Elsewhere => one.disk.as_ref().is_some_and(|disk| !is_this(disk)),
+            UncoveredKind::Elsewhere => is_here,
             UncoveredKind::WriteBack
             | UncoveredKind::PageCache
             | UncoveredKind::OtherProcess
             | UncoveredKind::Unknown => false,
         };
-        self.until.is_some_and(|until| now <= until) && of.is_some_and(|of| of.found.iter().all(counts))
+        self.until.is_some_and(|until| now <= until) && of.found.iter().all(counts)
     }
 }

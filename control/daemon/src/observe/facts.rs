@@ -51,10 +51,13 @@ pub(super) struct DeviceInterval {
     pub moved: BTreeMap<String, Option<f64>>,
 }
 
+/// Bytes of a VM so far, and the cgroup that counts them; none where nothing counts them.
+type Moved = Option<(PathBuf, f64)>;
+
 /// Counters of the devices of all contracts, at the last sample and since the one before.
 #[derive(Debug, Default)]
 pub(super) struct DeviceFacts {
-    last: BTreeMap<PathBuf, (DeviceIo, BTreeMap<String, Option<f64>>)>,
+    last: BTreeMap<PathBuf, (DeviceIo, BTreeMap<String, Moved>)>,
     since: BTreeMap<PathBuf, Arc<DeviceInterval>>,
 }
 
@@ -74,15 +77,14 @@ impl DeviceFacts {
             let bytes = vms.iter().map(|vm| {
                 let name = vm.contract.vm.name.clone();
                 let group = groups.as_ref().and_then(|(cgroups, of)| Some((cgroups, of.get(&name)?)));
-                (name, group.and_then(|(cgroups, group)| bytes(root, cgroups, group, &device.dev)))
-            });
-            let bytes: BTreeMap<String, Option<f64>> = bytes.collect();
-            let since = before.get(&path).and_then(|(then, of_vms)| {
-                let moved = bytes.iter().map(|(name, now)| {
-                    let moved = now.zip(of_vms.get(name).copied().flatten()).map(|(now, then)| now - then);
-                    (name.clone(), moved.filter(|moved| *moved >= 0.0))
+                let moved = group.and_then(|(cgroups, group)| {
+                    Some((group.clone(), bytes(root, cgroups, group, &device.dev)?))
                 });
-                Some(DeviceInterval { io: io.since(then)?, moved: moved.collect() })
+                (name, moved)
+            });
+            let bytes: BTreeMap<String, Moved> = bytes.collect();
+            let since = before.get(&path).and_then(|(then, of_vms)| {
+                Some(DeviceInterval { io: io.since(then)?, moved: since(of_vms, &bytes) })
             });
             self.since.extend(since.map(|since| (path.clone(), Arc::new(since))));
             self.last.insert(path, (io, bytes));
@@ -93,6 +95,16 @@ impl DeviceFacts {
     pub fn of(&self, path: &Path) -> Option<Arc<DeviceInterval>> {
         self.since.get(path).cloned()
     }
+}
+
+/// Bytes that each VM has moved between two samples; none for a VM that began or ended meanwhile,
+/// or has another cgroup: some of its bytes are not counted.
+fn since(then: &BTreeMap<String, Moved>, now: &BTreeMap<String, Moved>) -> BTreeMap<String, Option<f64>> {
+    let moved = |name: &String| {
+        let ((group, then), (of, now)) = (then.get(name)?.as_ref()?, now.get(name)?.as_ref()?);
+        Some(now - then).filter(|moved| group == of && *moved >= 0.0)
+    };
+    then.keys().chain(now.keys()).map(|name| (name.clone(), moved(name))).collect()
 }
 
 /// Bytes that a cgroup has moved at a device; `None` where nothing counts them.
@@ -152,4 +164,22 @@ pub(super) fn limits(limiters: &[LimiterObservation]) -> Option<Vec<IntervalLimi
         Some(IntervalLimit { by, name: one.name.clone(), value: one.limit?, dimension: one.dimension? })
     });
     read.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_vm_that_comes_or_goes_are_not_known() {
+        let at = |of: &[(&str, &str, f64)]| -> BTreeMap<String, Moved> {
+            of.iter().map(|(vm, group, n)| ((*vm).to_owned(), Some((PathBuf::from(group), *n)))).collect()
+        };
+        let (then, now) = (
+            at(&[("plc", "/a", 5.0), ("gone", "/b", 9.0), ("again", "/c", 1.0)]),
+            at(&[("plc", "/a", 8.0), ("new", "/d", 2.0), ("again", "/c2", 4.0)]),
+        );
+        let all = [("again", None), ("gone", None), ("new", None), ("plc", Some(3.0))];
+        assert_eq!(since(&then, &now), all.map(|(vm, moved)| (vm.to_owned(), moved)).into());
+    }
 }

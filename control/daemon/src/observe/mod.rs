@@ -61,6 +61,7 @@ impl Observation {
             vm.looked_s = Some(age.as_secs_f64());
             if age > limit {
                 vm.targets.clear();
+                vm.disks.clear();
                 vm.disks_unseen = Some(format!("last checked {} s ago", age.as_secs()));
             }
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rtvirtio_blame::Stops;
+use rtvirtio_blame::{Limiter, Stops};
 use rtvirtio_cpu::Backend;
 use rtvirtio_domain_protocol::histograms::DiskHistograms;
 use rtvirtio_kernel::pressure::pressure;
@@ -37,6 +37,10 @@ use crate::lock::lock;
 
 /// CPU time and run delay in ns.
 type ThreadTimes = BTreeMap<ThreadKey, (u64, Option<u64>)>;
+
+/// Age of a monitor's answer beyond which it is of another time than the other counters, over the
+/// interval between samples.
+const LATE_ANSWER: f64 = 0.1;
 
 /// State of a VM between two samples.
 struct VmSample {
@@ -186,8 +190,8 @@ impl Sampler {
             coverage.covers(vm, file.as_deref(), now)
         };
         let Some(path) = only_device(vm).filter(|_| covers(vm)) else { return OnDevice::default() };
-        let mut users = vms.iter().filter(|other| devices(other).any(|other| other == path));
-        OnDevice { device: self.devices_used.of(&path), has_shares: users.all(|user| covers(user)) }
+        // A VM whose contract names another device may write to this one through the page cache.
+        OnDevice { device: self.devices_used.of(&path), has_shares: vms.iter().all(|vm| covers(vm)) }
     }
 
     fn sample_vm(
@@ -225,12 +229,19 @@ impl Sampler {
         out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         let seconds = seen.at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
         let threads = IntervalFacts { seconds, ready, quota, stolen, ..IntervalFacts::default() };
+        // Of requests that a cache answers, QEMU counts some that no limit of the kernel saw.
+        let is_covered = on_device.device.is_some();
+        let of_disks = facts::limits(&out.limiters)
+            .filter(|all| is_covered || all.iter().all(|limit| limit.by == Limiter::Qemu));
         let facts = IntervalFacts {
-            limits: facts::limits(&out.limiters),
+            limits: of_disks,
             device: on_device.device,
             has_shares: on_device.has_shares,
             ..threads.clone()
         };
+        // An answer that came long ago is of another interval than the other counters.
+        let is_late = now.saturating_duration_since(at).as_secs_f64() > seconds * LATE_ANSWER;
+        let facts = if is_late { IntervalFacts::default() } else { facts };
         add(&mut seen.disks, disks, (stood, facts), at);
         let limits = limits(spec);
         // The I/O domain's requests are in its own cgroup, where no limit of the VM acts.

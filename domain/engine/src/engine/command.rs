@@ -82,6 +82,8 @@ pub enum QueueCommand {
         vm: usize,
         /// Queue of the VM.
         queue: QueueId,
+        /// Whether the front end asked for it; otherwise the queue starts again at once.
+        for_good: bool,
         /// Next index in the available ring.
         reply: SyncSender<VringBase>,
     },

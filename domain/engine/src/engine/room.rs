@@ -90,6 +90,7 @@ impl WaitingForRoom {
     pub fn end(&mut self, time: Nanos, tag: u64, is_success: bool) -> Option<Nanos> {
         self.trying.take_if(|trying| *trying == tag)?;
         if !is_success {
+            self.since = self.since.filter(|_| !self.requests.is_empty());
             return None;
         }
         self.since.take().map(|since| Nanos(time.0.saturating_sub(since.0)))

@@ -7,6 +7,7 @@ use rtvirtio_units::Nanos;
 
 use super::Disk;
 use super::blocks::BlockWrites;
+use super::queue_id::QueueId;
 use super::room::WaitingForRoom;
 use super::slot::QueueSlot;
 use super::table::RequestTable;
@@ -20,6 +21,7 @@ pub(super) struct Vm {
     pub(super) disk: Option<Disk>,
     /// Tells apart the VMs that had this place.
     pub(super) member: u32,
+    /// Places of its queues, up to the last one that was used.
     pub(super) slots: Vec<QueueSlot>,
     /// The queue that is fetched from first.
     pub(super) next_queue: usize,
@@ -45,20 +47,19 @@ pub(super) struct Vm {
 impl Vm {
     /// A VM with this disk, all of its memory reserved.
     pub(super) fn new(disk: Disk, depth: u32) -> Self {
-        let queues = disk.queues;
-        Self { disk: Some(disk), ..Self::with_queues(queues, depth) }
+        Self { disk: Some(disk), ..Self::of_depth(depth) }
     }
 
     /// A place without a VM.
     pub(super) fn vacant() -> Self {
-        Self::with_queues(0, 0)
+        Self::of_depth(0)
     }
 
-    fn with_queues(queues: u16, depth: u32) -> Self {
+    fn of_depth(depth: u32) -> Self {
         Self {
             disk: None,
             member: 0,
-            slots: (0..queues).map(|_| QueueSlot::default()).collect(),
+            slots: Vec::new(),
             next_queue: 0,
             deferred: false,
             requests: RequestTable::new(depth),
@@ -71,6 +72,17 @@ impl Vm {
             depth_exhausted: false,
             disconnect_reply: None,
         }
+    }
+
+    /// The place of a queue, which is made when it is first used: few guests use all that a disk
+    /// offers. `None` for a queue that it does not offer.
+    pub(super) fn slot(&mut self, queue: QueueId) -> Option<&mut QueueSlot> {
+        let at = usize::from(queue);
+        let offered = self.disk.as_ref().map_or(0, |disk| usize::from(disk.queues));
+        if at >= self.slots.len() && at < offered {
+            self.slots.resize_with(at + 1, QueueSlot::default);
+        }
+        self.slots.get_mut(at)
     }
 
     /// Whether one of its queues may hold requests.

@@ -106,6 +106,8 @@ pub struct Vring {
     pub broken: bool,
     /// Set when no more is fetched; the reply is sent when nothing is outstanding.
     pub stopping: Option<SyncSender<VringBase>>,
+    /// Whether it may go on elsewhere after that.
+    pub stops_for_good: bool,
     /// Heads that were in flight in the previous process: resubmitted before new requests.
     pub resubmit: Vec<u16>,
 }
@@ -129,8 +131,20 @@ impl Vring {
         queue.set_next_used(used);
         let resubmit = inflight.as_mut().map_or_else(Vec::new, |i| i.recover(used));
         // Requests of the previous process are not in the available ring any more; the
-        // specification defines the index to go on with.
-        let next = if inflight.is_some() { used.wrapping_add(resubmit.len() as u16) } else { base };
+        // specification defines the index to go on with. Where the memory knows of none, and some
+        // were fetched, they were fetched elsewhere, as before a guest was saved: nobody knows
+        // which these are, and the others must not be served twice.
+        let lost = if inflight.is_some() && resubmit.is_empty() { base.wrapping_sub(used) } else { 0 };
+        let is_lost = (1..=size).contains(&lost);
+        if is_lost {
+            crate::log::write_line(format_args!(
+                "{lost} requests that were under way elsewhere have not come with the guest; it waits for their answers"
+            ));
+        }
+        let next = match inflight.is_some() && !is_lost {
+            true => used.wrapping_add(resubmit.len() as u16),
+            false => base,
+        };
         queue.set_next_avail(next);
         Ok(Self {
             queue,
@@ -152,6 +166,7 @@ impl Vring {
             call_again: false,
             broken: false,
             stopping: None,
+            stops_for_good: false,
             resubmit: resubmit.into_iter().rev().collect(),
         })
     }

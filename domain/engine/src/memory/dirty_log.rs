@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use arc_swap::ArcSwapOption;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
@@ -107,17 +107,25 @@ impl LogMemory {
 #[derive(Debug, Default)]
 pub struct DirtyLog {
     current: ArcSwapOption<LogMemory>,
+    /// Whether there is one: without, a mark is this one read.
+    is_on: AtomicBool,
 }
 
 impl DirtyLog {
     /// Replaces the log, and returns the old one: a thread that is writing may still mark there.
     pub fn replace(&self, log: Option<Arc<LogMemory>>) -> Option<Arc<LogMemory>> {
-        self.current.swap(log)
+        let is_on = log.is_some();
+        if is_on {
+            self.is_on.store(true, Ordering::Release);
+        }
+        let old = self.current.swap(log);
+        self.is_on.store(is_on, Ordering::Release);
+        old
     }
 
     /// Whether there is a log.
     pub(super) fn is_on(&self) -> bool {
-        self.current.load().is_some()
+        self.is_on.load(Ordering::Acquire)
     }
 
     /// Whether the log was taken away by a front end that is trusted not to do that.
@@ -127,6 +135,9 @@ impl DirtyLog {
 
     /// Marks `len` bytes at a guest address, after they were written.
     pub fn mark(&self, address: u64, len: usize) {
+        if !self.is_on() {
+            return;
+        }
         if let Some(log) = self.current.load().as_ref() {
             log.mark(address, len);
         }

@@ -201,11 +201,12 @@ impl<C: From<QueueCommand> + Send> FrontEndSocket for Socket<C> {
 
     fn serve(&self) {
         crate::log::keep_refusals(Arc::clone(&self.refusals));
+        // Dropped after the session, which ends its connection.
+        let _restores = RestoreAfterPanic(self);
         let mut session = match std::mem::replace(&mut *lock(&self.phase), Phase::Served) {
             Phase::Claimed(session) | Phase::Awaited(session) => session,
             Phase::Served | Phase::Ended => None,
         };
-        let _restores = RestoreAfterPanic(self);
         loop {
             if self.is_stopped() {
                 // The connection waits here until nothing of the VM is in flight.

@@ -234,10 +234,18 @@ impl Node {
         self.dir.join("lasting")
     }
 
+    /// Last lines of its logs, and the last ones that report trouble or what an agent wrote.
     pub(super) fn log(&self) -> String {
+        let is_trouble = |line: &&str| {
+            ["warning:", "error:", "Timed Out", "Result of", "-contract_"]
+                .iter()
+                .any(|mark| line.contains(mark))
+                && !line.contains("(cib_")
+        };
         let last = |file: &Path| {
             let text = fs::read_to_string(file).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().rev().take(15).collect();
+            let trouble: Vec<&str> = text.lines().rev().filter(is_trouble).take(25).collect();
+            let lines: Vec<&str> = text.lines().rev().take(10).chain(trouble).collect();
             lines.into_iter().rev().map(|l| format!("{}: {l}\n", self.name)).collect::<String>()
         };
         last(&self.dir.join("init.log")) + &last(&self.dir.join("log/pacemaker/pacemaker.log"))

@@ -222,7 +222,7 @@ impl Lab {
             let image = images.get(&wanted.kernel).ok_or_else(no_image)?;
             vm.kernel.clone_from(&image.release);
             let disk = if self.state.iod.is_some() {
-                GuestDisk::VhostUser { socket: domain_socket(&self.run_dir, &vm.name), queues: 1 }
+                GuestDisk::VhostUser { socket: domain_socket(&self.run_dir, &vm.name), queues: Some(1) }
             } else {
                 let (offset, size) = (Bytes(vm.offset), Bytes(vm.size));
                 DiskRegion { path: device.to_owned(), offset, size }.into()

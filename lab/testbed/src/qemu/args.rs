@@ -166,10 +166,11 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
                 .args(["-device", "virtio-blk-pci,drive=disk0,iothread=io0"]);
         }
         GuestDisk::VhostUser { socket, queues } => {
+            let queues = queues.map(|queues| format!(",num-queues={queues}")).unwrap_or_default();
             command
                 .arg("-chardev")
                 .arg(format!("socket,id=disk0,{},path={}", reconnect()?.option(), option(socket)))
-                .args(["-device", &format!("vhost-user-blk-pci,chardev=disk0,num-queues={queues}")]);
+                .args(["-device", &format!("vhost-user-blk-pci,chardev=disk0{queues}")]);
         }
     }
     Ok(command)

@@ -54,8 +54,8 @@ pub enum GuestDisk {
     VhostUser {
         /// Path of the socket. QEMU reconnects within a second when the back end is restarted.
         socket: PathBuf,
-        /// Number of virtqueues.
-        queues: u16,
+        /// Number of virtqueues; as many as vCPUs when not given.
+        queues: Option<u16>,
     },
 }
 

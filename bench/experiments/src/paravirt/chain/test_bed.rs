@@ -51,7 +51,7 @@ impl DiskTestBed {
 
     /// Disks for the guests, A's first.
     pub fn disks(&self) -> [GuestDisk; 2] {
-        self.sockets.clone().map(|socket| GuestDisk::VhostUser { socket, queues: 1 })
+        self.sockets.clone().map(|socket| GuestDisk::VhostUser { socket, queues: Some(1) })
     }
 
     /// Control socket of the I/O domain.

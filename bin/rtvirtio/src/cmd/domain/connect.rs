@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rtvirtio_domain_config::{Disk, File, Port};
+use rtvirtio_domain_config::{DEFAULT_QUEUES, Disk, File, Port};
 use rtvirtio_text::{qemu_value, shell_word, terminal, xml};
 use rtvirtio_vmm::Reconnect;
 
@@ -37,11 +37,17 @@ pub fn how_to_connect(file: &File, reconnect: Option<Reconnect>) -> String {
     s
 }
 
-/// Without a number of queues QEMU asks for one per vCPU, and does not start where the disk has
-/// fewer.
+/// Without a number of queues QEMU asks for one per vCPU. With one in the file QEMU has to know it:
+/// it does not start where the disk has fewer than it asks for.
 fn disk_options(disk: &Disk, key: Reconnect) -> String {
     let chardev = chardev("disk0", &disk.socket, key);
-    format!("-chardev {chardev} -device vhost-user-blk-pci,chardev=disk0,num-queues={}", disk.queues)
+    let queues = declared_queues(disk).map(|queues| format!(",num-queues={queues}")).unwrap_or_default();
+    format!("-chardev {chardev} -device vhost-user-blk-pci,chardev=disk0{queues}")
+}
+
+/// The number of queues where it is not the default.
+fn declared_queues(disk: &Disk) -> Option<u16> {
+    (disk.queues != DEFAULT_QUEUES).then_some(disk.queues)
 }
 
 fn port_options(port: &Port, key: Reconnect) -> String {
@@ -53,10 +59,10 @@ fn port_options(port: &Port, key: Reconnect) -> String {
 }
 
 fn disk_xml(disk: &Disk) -> String {
+    let queues = declared_queues(disk).map(|queues| format!(" queues='{queues}'")).unwrap_or_default();
     format!(
-        "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='{}'/><source type='unix' path='{}'>\
+        "<disk type='vhostuser' device='disk'><driver name='qemu' type='raw'{queues}/><source type='unix' path='{}'>\
          <reconnect enabled='yes' timeout='1'/></source><target dev='vda' bus='virtio'/></disk>",
-        disk.queues,
         xml(&disk.socket.display().to_string())
     )
 }
@@ -113,6 +119,10 @@ mod tests {
         let disk = "  plc: -chardev socket,id=disk0,path=/run/plc.sock,reconnect=1 -device vhost-user-blk-pci,chardev=disk0,num-queues=4\n";
         assert!(text.contains(disk), "{text}");
         assert!(text.contains("type='raw' queues='4'/>"), "{text}");
+        // As many as QEMU asks for.
+        let text = shown("plc.sock", DEFAULT_QUEUES);
+        assert!(text.contains(" -device vhost-user-blk-pci,chardev=disk0\n"), "{text}");
+        assert!(text.contains("type='raw'/>"), "{text}");
     }
 
     #[test]

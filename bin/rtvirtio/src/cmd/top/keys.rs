@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read};
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+
+/// `_POSIX_VDISABLE` of Linux: no character has this meaning.
+const DISABLED: u8 = 0;
 
 /// Key with a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,9 @@ impl Keys {
         let before = tcgetattr(stdin())?;
         let mut now = before.clone();
         now.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        // No stop and no core: the shell would have this screen.
+        now.special_codes[SpecialCodeIndex::VSUSP] = DISABLED;
+        now.special_codes[SpecialCodeIndex::VQUIT] = DISABLED;
         tcsetattr(stdin(), OptionalActions::Now, &now)?;
         let keys = Self { before };
         // The alternate screen, without a cursor, and with long lines cut off.

@@ -83,7 +83,8 @@ impl EventLoop {
         let whole = slot.is_whole(&piece, result);
         if let Some(request) = vm.requests.get(piece.tag as u32) {
             if !whole {
-                request.fail(piece.op, result);
+                let op = if slot.is_reading_first { Op::Read } else { piece.op };
+                request.fail(op, result);
             }
             request.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
             let mem = request.mem.clone().filter(|_| piece.op == Op::Read);

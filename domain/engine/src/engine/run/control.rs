@@ -93,7 +93,9 @@ impl EventLoop {
     fn run_queue_command(&mut self, time: Nanos, command: QueueCommand) -> io::Result<()> {
         match command {
             QueueCommand::Start { vm, queue, start, reply } => self.start(vm, queue, start, reply),
-            QueueCommand::Stop { vm, queue, reply } => self.stop(time, vm, queue, reply),
+            QueueCommand::Stop { vm, queue, for_good, reply } => {
+                self.stop(time, (vm, queue), for_good, reply)
+            }
             QueueCommand::Call { vm, queue, call, reply } => {
                 self.set_call(vm, queue, call)?;
                 let _ = reply.send(());
@@ -111,7 +113,13 @@ impl EventLoop {
         }
     }
 
-    fn stop(&mut self, time: Nanos, vm: usize, queue: QueueId, reply: SyncSender<u16>) -> io::Result<()> {
+    fn stop(
+        &mut self,
+        time: Nanos,
+        (vm, queue): (usize, QueueId),
+        for_good: bool,
+        reply: SyncSender<u16>,
+    ) -> io::Result<()> {
         let Some(slot) = self.queue_slot(vm, queue) else { return Ok(()) };
         match &mut slot.vring {
             None => {
@@ -119,7 +127,7 @@ impl EventLoop {
                 return Ok(());
             }
             Some(vring) => {
-                vring.stopping = Some(reply);
+                (vring.stopping, vring.stops_for_good) = (Some(reply), for_good);
                 if vring.outstanding == 0 {
                     return self.retire_vring(vm, queue);
                 }

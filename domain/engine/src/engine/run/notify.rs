@@ -28,7 +28,7 @@ impl QueueHost for EventLoop {
     }
 
     fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot> {
-        self.vms.get_mut(vm)?.slots.get_mut(usize::from(queue))
+        self.vms.get_mut(vm)?.slot(queue)
     }
 
     fn next_generation(&mut self) -> u32 {

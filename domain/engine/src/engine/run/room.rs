@@ -97,7 +97,8 @@ impl EventLoop {
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
         let (queue, generation) = (request.queue, request.generation);
         let vring = vm.slots.get(usize::from(queue)).and_then(|s| s.vring.as_ref());
-        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !v.mem.is_logged();
+        let moves = |v: &Vring| v.stops_for_good && v.mem.is_logged();
+        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !moves(v);
         if !vring.is_some_and(keeps) {
             return Ok(false);
         }

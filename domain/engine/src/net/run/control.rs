@@ -86,7 +86,7 @@ impl NetLoop {
                 }
                 self.start(vm, queue, start, reply)
             }
-            QueueCommand::Stop { vm, queue, reply } => self.stop(vm, queue, reply),
+            QueueCommand::Stop { vm, queue, for_good: _, reply } => self.stop(vm, queue, reply),
             QueueCommand::Call { vm, queue, call, reply } => {
                 self.set_call(vm, queue, call)?;
                 let _ = reply.send(());

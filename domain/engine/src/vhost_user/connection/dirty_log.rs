@@ -23,6 +23,13 @@ pub(super) struct WriteLog {
     is_on: bool,
 }
 
+impl WriteLog {
+    /// Whether the front end has shared a log.
+    pub(super) fn has_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+}
+
 /// A queue whose used ring would be logged as another part of the memory than it is.
 #[derive(Debug, thiserror::Error)]
 #[error("its used ring is at {used:#x}, and is to be logged as if it were at {log:#x}")]
@@ -64,7 +71,11 @@ impl<C: From<QueueCommand>> Connection<C> {
                 return Err(Error::InvalidMessage);
             }
         }
-        self.replace_log().map_err(|_| Error::InvalidMessage)
+        self.replace_log().map_err(|_| Error::InvalidMessage)?;
+        // Queues that have waited for it; a refusal of one is in the log.
+        let _ = self.start_all();
+        self.publish_use();
+        Ok(())
     }
 
     /// Announces a port in its network, where its guest has arrived.
@@ -106,7 +117,12 @@ impl<C: From<QueueCommand>> Connection<C> {
 
     /// Puts the log in place that is to be used. Every write before the reply is in the old one.
     fn replace_log(&mut self) -> Result<()> {
-        self.log.is_on = self.wants_log();
+        let wants_log = self.wants_log();
+        // The memory may have grown while the log was off.
+        if let (true, Some(log), Some(mem)) = (wants_log, &self.log.memory, &self.mem) {
+            log.check_covers(mem).map_err(|why| log_and_reject(&self.device.name, "migration", why))?;
+        }
+        self.log.is_on = wants_log;
         let memory = self.log.memory.clone().filter(|_| self.log.is_on);
         let old = self.log.in_use.replace(memory);
         let vm = self.device.vm;

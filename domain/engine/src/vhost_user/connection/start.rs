@@ -45,11 +45,17 @@ impl<C: From<QueueCommand>> Connection<C> {
         let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
         let tracked = self.inflight.as_ref().map(|r| r.queue_size());
         let engine = self.engine.clone();
+        let has_log = self.log.has_memory();
+        let lacks_log = features & VhostUserVirtioFeatures::LOG_ALL.bits() != 0 && !has_log;
         let setup = self.queue(index)?;
         if setup.running || setup.kick.is_none() || (enabled_by_message && !setup.enabled) {
             return Ok(());
         }
         let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
+        // QEMU sends the log last: what is written before would be in none.
+        if lacks_log || (setup.log_address.is_some() && !has_log) {
+            return Ok(());
+        }
         let base = setup.base;
         let Some(size) = setup.size else {
             let why = "no number of descriptors was accepted for it (SET_VRING_NUM)";
@@ -98,13 +104,17 @@ impl<C: From<QueueCommand>> Connection<C> {
         Ok(())
     }
 
-    /// Stops a queue; returns when its requests are completed.
+    /// Stops a queue before a change; returns when its requests are completed.
     pub(super) fn stop(&mut self, index: u32) -> Result<()> {
+        self.stop_queue(index, false)
+    }
+
+    fn stop_queue(&mut self, index: u32, for_good: bool) -> Result<()> {
         let (vm, engine, name) = (self.device.vm, self.engine.clone(), self.device.name.clone());
         let setup = self.queue(index)?;
         if std::mem::take(&mut setup.running) {
             setup.base = engine
-                .ask(|reply| QueueCommand::Stop { vm, queue: QueueId(index as u16), reply })
+                .ask(|reply| QueueCommand::Stop { vm, queue: QueueId(index as u16), for_good, reply })
                 .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
@@ -113,7 +123,7 @@ impl<C: From<QueueCommand>> Connection<C> {
     /// Stops a queue at the front end's wish. A stop before a change, which a start follows, is not
     /// published: meanwhile the guest uses the device.
     pub(super) fn stop_for_good(&mut self, index: u32) -> Result<()> {
-        self.stop(index)?;
+        self.stop_queue(index, true)?;
         self.publish_use();
         Ok(())
     }
