@@ -87,7 +87,9 @@ impl QemuGuest {
     /// Waits until QEMU's monitor answers.
     pub(super) fn await_monitor(&mut self, start: Instant, timeout: Duration) -> Result<(), QemuError> {
         loop {
-            match Qmp::connect(&self.files.qmp, QUIT_TIMEOUT) {
+            // A busy machine may take a while for the answer too.
+            let left = timeout.saturating_sub(start.elapsed()).max(QUIT_TIMEOUT);
+            match Qmp::connect(&self.files.qmp, left) {
                 Ok(_) => return Ok(()),
                 Err(_) if !self.is_alive() => return Err(self.died()),
                 Err(VmmError::Connect { .. }) if start.elapsed() < timeout => {
