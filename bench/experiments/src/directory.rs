@@ -12,6 +12,7 @@ use rtvirtio_workflow::{Progress, model_choice};
 use crate::accuracy::judge::FOLDS;
 use crate::accuracy::{self, AccuracyOptions};
 use crate::before_after::BeforeAfterData;
+use crate::blame::BlameData;
 use crate::cases::{self, Tier};
 use crate::cyclictest::CyclictestData;
 use crate::daemon::DaemonData;
@@ -61,6 +62,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
     let iod = iod_report(dir)?;
     let results = [
         saved::<BeforeAfterData>(),
+        saved::<BlameData>(),
         saved::<Planning>(),
         saved::<TailsData>(),
         saved::<ReservationData>(),

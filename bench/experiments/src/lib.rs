@@ -8,6 +8,7 @@
 pub mod accuracy;
 pub mod backend;
 pub mod before_after;
+pub mod blame;
 pub mod cases;
 pub mod claims;
 pub mod contention;

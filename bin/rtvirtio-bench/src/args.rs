@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod before_after;
+mod blame;
 mod cases;
 mod contention;
 mod cyclictest;
@@ -25,6 +26,7 @@ use rtvirtio_experiments::run_basis::RunOptions;
 
 pub use accuracy::BenchAccuracyArgs;
 pub use before_after::BenchBeforeAfterArgs;
+pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
@@ -115,6 +117,17 @@ EXAMPLES
 
 Exit code 2 when a round misses nothing without the plan, misses a target with it, or shows no target of a VM to hold.")]
     BeforeAfter(BenchBeforeAfterArgs),
+    /// Causes of missed targets: those that the product names against those that were planted
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench blame --runs 1 --out /tmp/blame        each cause once, alone, and four pairs: about three minutes
+  sudo rtvirtio-bench blame --vm process --only disk_stall,kernel_limit --out /tmp/blame
+  rtvirtio-bench blame --report-only --out /tmp/blame --json | jq .claims
+
+The VM and its neighbour are QEMU guests on an emulated drive. A VM of plain processes has no lasting threads, so
+causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only. All causes are taken away after each run.
+Exit code 2 when a claim is not met.")]
+    Blame(BenchBlameArgs),
     /// Duration of planning, and distance from the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"

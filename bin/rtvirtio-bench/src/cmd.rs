@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context as _;
 use rtvirtio_console::{Global, Ui, need_root, show, write_file};
 use rtvirtio_experiments::before_after::BeforeAfterData;
+use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
 use rtvirtio_experiments::cyclictest::CyclictestData;
 use rtvirtio_experiments::daemon::scale::sleep_with;
@@ -34,7 +35,7 @@ use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
-    accuracy, before_after, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
+    accuracy, before_after, blame, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
     iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
     sweep, tails,
 };
@@ -46,11 +47,11 @@ use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
-    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs,
-    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
-    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
-    BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
+    BenchContentionArgs, BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs,
+    BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
+    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
+    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -63,6 +64,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Contention(args) => run_contention(args, global, ui),
         BenchCommand::Accuracy(args) => run_accuracy(args, ui),
         BenchCommand::BeforeAfter(args) => run_before_after(args, &of("before-after", &args.result)),
+        BenchCommand::Blame(args) => run_blame(args, &of("blame", &args.result)),
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
@@ -291,6 +293,15 @@ fn run_before_after(args: &BenchBeforeAfterArgs, run: &Run<'_>) -> anyhow::Resul
     })
 }
 
+fn run_blame(args: &BenchBlameArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<BlameData>(known(&args.device), |path, labs| {
+        let labs = LabHost { twin_server: slow_twin_server, ..labs.clone() };
+        blame::measure(&args.options(), path, &labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
+}
+
 /// Writes figures: name and text of each.
 fn save_figures(dir: &Path, figures: Vec<(String, String)>, ui: &Ui) -> anyhow::Result<()> {
     std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -404,5 +415,12 @@ fn twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
     let lab = std::env::current_exe().map(|this| this.with_file_name("rtvirtio-lab"));
     let mut command = Command::new(lab.unwrap_or_else(|_| "rtvirtio-lab".into()));
     command.arg("twin-serve").args(["--profile", profile, "--size", &size.to_string(), "--mount"]).arg(mount);
+    command
+}
+
+/// A twin that becomes slow as the causes of `rtvirtio-bench blame` do.
+fn slow_twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
+    let mut command = twin_server(profile, size, mount);
+    command.args(["--slow-by", &SLOW_BY.to_string()]);
     command
 }

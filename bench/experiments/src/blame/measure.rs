@@ -1,0 +1,203 @@
+//! Runs with planted causes, on a lab of one VM with a target and one neighbour.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use rtvirtio_harness::BENCH_DIR;
+use rtvirtio_measure::{Run, TaskResult, Verdict};
+use rtvirtio_testbed::{AccelChoice, LabHost};
+use rtvirtio_workflow::run::measure_loads;
+use rtvirtio_workflow::site::Site;
+use rtvirtio_workflow::{Dirs, Progress, generated};
+
+use super::plant::{Kind, Plant, draw};
+use super::spec::{VM, rate_of, spec_text, vm_name};
+use super::undo::{Target, Undo, has_quota, plant};
+use super::{BlameData, BlameOptions, BlameRun, matrix};
+use crate::report::write;
+use crate::saved::Saved as _;
+
+/// Time for requests of a run to leave the device before the next.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Runs without a result in a row after which the experiment ends.
+const FAILURES: usize = 3;
+
+/// Runs all rounds. The result is written to `path` after each run.
+///
+/// # Errors
+/// A device that is no twin, a kind that does not fit the VM, a cause that cannot be undone, three
+/// runs without a result in a row, and cancellation.
+pub fn measure(
+    options: &BlameOptions,
+    path: &Path,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let unfit = options.only.iter().find(|kind| !kind.fits(options.vm));
+    ensure!(unfit.is_none(), "--only {}: needs --vm qemu", unfit.map_or("", |kind| kind.name()));
+    let text = spec_text(&options.device, options.vm)?;
+    let spec = rtvirtio_spec::parse(BENCH_DIR, &text)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    let _lock = labs.dirs.lock_vms()?;
+    let labs = labs.below(BENCH_DIR);
+    labs.remove()?;
+    let _guard = RemoveOnDrop(&labs);
+    let lab = labs.up(&spec, (BENCH_DIR, &text), AccelChoice::Auto, None, progress)?;
+    let site = Site::find(spec, &labs.dirs)?;
+    let target = Target { site: &site, lab: &lab };
+    let measured = rounds(options, &target, path, &labs.dirs, progress);
+    labs.remove()?;
+    measured
+}
+
+/// Removes the lab also on a panic.
+struct RemoveOnDrop<'a>(&'a LabHost);
+
+impl Drop for RemoveOnDrop<'_> {
+    fn drop(&mut self) {
+        // `measure` has reported the error already.
+        let _ = self.0.remove();
+    }
+}
+
+fn rounds(
+    options: &BlameOptions,
+    target: &Target<'_>,
+    path: &Path,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let kinds = kinds(options, progress);
+    let mut data = begin(options, target);
+    let runs = draw(&kinds, options.rounds, options.seed);
+    let total = runs.len();
+    let mut failures = 0;
+    for (done, planted) in runs.into_iter().enumerate() {
+        progress.check_cancelled()?;
+        let run = one(options, planted, target, dirs, progress)?;
+        progress.step(&format!("{} of {total}, {}", done + 1, line(&run)));
+        failures = if run.failed.is_some() { failures + 1 } else { 0 };
+        data.runs.push(run);
+        data.matrix = matrix(&data.runs);
+        data.generated = generated();
+        write(path, &data)?;
+        ensure!(failures < FAILURES, "{FAILURES} runs in a row have no result");
+        progress.pause(SETTLE)?;
+    }
+    Ok(())
+}
+
+/// Kinds that are named, or all that can be planted here.
+fn kinds(options: &BlameOptions, progress: &dyn Progress) -> Vec<Kind> {
+    if !options.only.is_empty() {
+        return options.only.clone();
+    }
+    let mut all: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.fits(options.vm)).collect();
+    if !has_quota() {
+        progress.warn("cpu_quota is left out: it is planted by cgroup v1 only");
+        all.retain(|kind| *kind != Kind::CpuQuota);
+    }
+    all
+}
+
+fn begin(options: &BlameOptions, target: &Target<'_>) -> BlameData {
+    let mut host = target.site.facts();
+    // A loop device's number changes with each run.
+    host.device = format!("{} (emulated)", options.device.replace(':', " "));
+    let only: Vec<&str> = options.only.iter().map(|kind| kind.name()).collect();
+    let only = if only.is_empty() { String::new() } else { format!(" --only {}", only.join(",")) };
+    let vm = vm_name(options.vm);
+    BlameData {
+        schema: BlameData::SCHEMA.to_owned(),
+        host,
+        command: format!(
+            "rtvirtio-bench blame {} --vm {vm} --seed {} --runs {} --for {}{only}",
+            options.device, options.seed, options.rounds, options.length
+        ),
+        generated: String::new(),
+        vm: vm.to_owned(),
+        seed: options.seed,
+        seconds: options.length.as_secs_f64(),
+        runs: Vec::new(),
+        matrix: Vec::new(),
+    }
+}
+
+/// Plants, runs, and undoes. Errors of the run itself are part of the result; those of undoing are
+/// not, as the next run would have the cause as well.
+fn one(
+    options: &BlameOptions,
+    planted: Vec<Plant>,
+    target: &Target<'_>,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> anyhow::Result<BlameRun> {
+    let mut loads = target.site.loads(&[])?;
+    let rate = rate_of(&target.site.spec)?;
+    let settings = planted.iter().map(|one| one.describe(options.vm, rate)).collect();
+    let mut undos: Vec<Undo<'_>> = Vec::new();
+    for what in &planted {
+        let undo = plant(what, target, &mut loads);
+        undos.extend(undo.with_context(|| format!("cannot plant {what}"))?);
+    }
+    let length = Duration::from_nanos(options.length.0);
+    let run = measure_loads(target.site, loads, "planted", length, dirs, progress);
+    let undone: Vec<anyhow::Result<()>> = undos.into_iter().rev().map(Undo::undo).collect();
+    undone.into_iter().collect::<anyhow::Result<()>>()?;
+    progress.check_cancelled()?;
+    let blank = BlameRun {
+        planted,
+        settings,
+        missed: false,
+        n: 0,
+        late: 0,
+        p99_ns: rtvirtio_units::Nanos(0),
+        named: Vec::new(),
+        unread: Vec::new(),
+        words: String::new(),
+        failed: None,
+    };
+    Ok(match run.map_err(anyhow::Error::from).and_then(|run| victim(&run).cloned()) {
+        Ok(result) => of_result(blank, &result),
+        Err(e) => BlameRun { failed: Some(format!("{e:#}")), ..blank },
+    })
+}
+
+fn victim(run: &Run) -> anyhow::Result<&TaskResult> {
+    run.tasks.iter().find(|task| task.vm == VM && task.verdict.is_some()).context("the run has no verdict")
+}
+
+fn of_result(blank: BlameRun, result: &TaskResult) -> BlameRun {
+    let missed = result.verdict == Some(Verdict::Missed);
+    let run = BlameRun {
+        missed,
+        n: result.n,
+        late: result.exceedances,
+        p99_ns: result.p99_ns,
+        unread: result.causes_unread.clone(),
+        ..blank
+    };
+    match (&result.causes, missed) {
+        (Some(causes), true) => BlameRun {
+            named: causes.iter().map(|cause| cause.kind).collect(),
+            words: rtvirtio_blame::words(causes, &result.causes_unread),
+            ..run
+        },
+        (None, true) => BlameRun { failed: Some("no cause was looked for".to_owned()), ..run },
+        (_, false) => run,
+    }
+}
+
+fn line(run: &BlameRun) -> String {
+    let label: Vec<String> =
+        run.planted.iter().zip(&run.settings).map(|(one, set)| format!("{one} ({set})")).collect();
+    let outcome = match (&run.failed, run.missed) {
+        (Some(why), _) => format!("no result: {why}"),
+        (None, false) => format!("not missed, p99 {}", run.p99_ns),
+        (None, true) => format!("{:?}, p99 {}: {}", run.answer(), run.p99_ns, run.words),
+    };
+    format!("{}: {outcome}", label.join(" + "))
+}

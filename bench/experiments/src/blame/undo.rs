@@ -1,0 +1,222 @@
+//! Plants a cause before a run, and undoes it after the run, on an error too.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::{Cgroups, Hierarchy, ProcessId, Root};
+use rtvirtio_measure::workload::{Place, VmLoad};
+use rtvirtio_testbed::Lab;
+use rtvirtio_workflow::cpus;
+use rtvirtio_workflow::site::Site;
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::plant::{Kind, Plant};
+use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
+
+/// Period of the CPU quota.
+const PERIOD_US: u64 = 100_000;
+/// Interval at which a pause notices its end.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Places where causes are planted.
+pub struct Target<'a> {
+    pub site: &'a Site,
+    pub lab: &'a Lab,
+}
+
+/// A step that takes a planted cause away. Done on drop at the latest.
+pub struct Undo<'a>(Option<Box<dyn FnOnce() -> anyhow::Result<()> + 'a>>);
+
+impl<'a> Undo<'a> {
+    fn new(step: impl FnOnce() -> anyhow::Result<()> + 'a) -> Self {
+        Self(Some(Box::new(step)))
+    }
+
+    /// Takes the cause away.
+    pub fn undo(mut self) -> anyhow::Result<()> {
+        self.0.take().map_or(Ok(()), |step| step())
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if let Some(step) = self.0.take() {
+            // The error that led here is reported; the lab's removal takes the rest with it.
+            let _ = step();
+        }
+    }
+}
+
+/// Plants a cause: on the host, or as further load.
+pub fn plant<'a>(
+    what: &Plant,
+    target: &'a Target<'a>,
+    loads: &mut [VmLoad],
+) -> anyhow::Result<Option<Undo<'a>>> {
+    let load = |loads: &mut [VmLoad], at: usize| -> anyhow::Result<()> {
+        let (block, depth) = what.flood();
+        let load = loads.get_mut(at).context("no such VM")?;
+        load.vm.tasks.push(flood_task(block, depth)?);
+        load.predicted.push(None);
+        Ok(())
+    };
+    Ok(match what.kind {
+        Kind::Nothing => None,
+        Kind::Load => {
+            load(loads, VICTIM)?;
+            None
+        }
+        Kind::Neighbour => {
+            load(loads, NEIGHBOUR)?;
+            None
+        }
+        Kind::CpuOthers => Some(busy_threads(what.threads_per_cpu() * cpus() as usize)?),
+        Kind::CpuQuota => Some(quota(what, target, loads)?),
+        Kind::DiskStall => Some(stops(what, target)?),
+        Kind::KernelLimit => Some(kernel_limit(what, target)?),
+        Kind::QemuThrottle => Some(throttle(what, target)?),
+        Kind::Device => Some(slow(target)?),
+    })
+}
+
+/// Ends threads by their flag.
+fn end(stop: &AtomicBool, threads: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
+    stop.store(true, Ordering::Relaxed);
+    let ended = threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count();
+    ensure!(ended == 0, "{ended} threads ended by a panic");
+    Ok(())
+}
+
+fn busy_threads<'a>(n: usize) -> anyhow::Result<Undo<'a>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut threads = Vec::new();
+    for _ in 0..n {
+        let flag = Arc::clone(&stop);
+        let spin = move || {
+            while !flag.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        match std::thread::Builder::new().name("busy".to_owned()).spawn(spin) {
+            Ok(thread) => threads.push(thread),
+            Err(e) => {
+                end(&stop, threads)?;
+                return Err(e.into());
+            }
+        }
+    }
+    Ok(Undo::new(move || end(&stop, threads)))
+}
+
+/// Whether a CPU quota can be planted here.
+pub fn has_quota() -> bool {
+    Cgroups::detect_cpu(&Root::default()).is_ok_and(|cgroups| cgroups.hierarchy == Hierarchy::V1)
+}
+
+/// Moves the VM into a cgroup of its own with a quota.
+fn quota<'a>(what: &Plant, target: &'a Target<'a>, loads: &mut [VmLoad]) -> anyhow::Result<Undo<'a>> {
+    let root = Root::default();
+    let cgroups = Cgroups::detect_cpu(&root)?;
+    ensure!(has_quota(), "a CPU quota is planted by cgroup v1 only");
+    // Named after this process, so that it is known as left over should this process be killed.
+    let group = PathBuf::from(format!("/{}blame", ProcessId::prefix("bench")));
+    let vm = target.lab.state().vms.get(VICTIM).context("no VM")?;
+    let pid = vm.qemu.as_ref().map(|qemu| qemu.process.pid);
+    let before = pid.map(|pid| cgroups.of_pid(&root, pid)).transpose()?;
+    let kind = target.site.spec.lab_kind().context("the VM is no lab's")?;
+    cgroups.create(&root, &group)?;
+    let (of_undo, at) = (cgroups.clone(), group.clone());
+    let undo = Undo::new(move || {
+        if let (Some(pid), Some(before)) = (pid, before) {
+            of_undo.attach(&Root::default(), &before, pid)?;
+        }
+        Ok(of_undo.remove(&Root::default(), &at)?)
+    });
+    let dir = cgroups.dir(&group)?;
+    root.write(dir.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
+    root.write(dir.join("cpu.cfs_quota_us"), &what.quota_us(kind).to_string())?;
+    match (pid, loads.get_mut(VICTIM).map(|load| &mut load.place)) {
+        (Some(pid), _) => cgroups.attach(&root, &group, pid)?,
+        (None, Some(Place::Host { cgroup_procs, .. })) => cgroup_procs.push(dir.join("cgroup.procs")),
+        _ => anyhow::bail!("the VM has no process"),
+    }
+    Ok(undo)
+}
+
+/// Stops the process that serves the device again and again.
+fn stops<'a>(what: &Plant, target: &Target<'_>) -> anyhow::Result<Undo<'a>> {
+    let twin = target.lab.state().twin.as_ref().and_then(|twin| twin.process.clone());
+    let twin = twin.context("the device is no twin")?;
+    let (length, pause) = what.stops();
+    let (length, pause) = (Duration::from_millis(length), Duration::from_millis(pause));
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let process = twin.clone();
+    let wait = move |flag: &AtomicBool, time: Duration| {
+        let begin = Instant::now();
+        while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
+            std::thread::sleep(TICK.min(time));
+        }
+    };
+    let thread = std::thread::Builder::new().name("stops".to_owned()).spawn(move || {
+        while !flag.load(Ordering::Relaxed) {
+            wait(&flag, pause);
+            process.signal(Signal::STOP);
+            wait(&flag, length);
+            process.signal(Signal::CONT);
+        }
+    })?;
+    Ok(Undo::new(move || {
+        let ended = end(&stop, vec![thread]);
+        twin.signal(Signal::CONT);
+        ended
+    }))
+}
+
+/// Limits the VM's reads by its cgroup.
+fn kernel_limit<'a>(what: &Plant, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
+    let root = Root::default();
+    let cgroups = Cgroups::detect(&root)?;
+    let vm = target.lab.state().vms.get(VICTIM).context("no VM")?;
+    let file = cgroups.limit_file(&vm.cgroup, Limit::ReadIops)?;
+    let dev = &target.site.stack.device.dev;
+    let limit = what.limit(rate_of(&target.site.spec)?);
+    let (set, none) = match cgroups.hierarchy {
+        Hierarchy::V1 => (format!("{dev} {limit}"), format!("{dev} 0")),
+        Hierarchy::V2 => {
+            let key = Limit::ReadIops.key();
+            (format!("{dev} {key}={limit}"), format!("{dev} {key}=max"))
+        }
+    };
+    root.write(&file, &set)?;
+    Ok(Undo::new(move || Ok(Root::default().write(&file, &none)?)))
+}
+
+/// Limits the VM's reads by QEMU.
+fn throttle<'a>(what: &Plant, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
+    let limit = what.limit(rate_of(&target.site.spec)?);
+    set_throttle(target.site, limit)?;
+    Ok(Undo::new(move || set_throttle(target.site, 0)))
+}
+
+fn set_throttle(site: &Site, reads: u64) -> anyhow::Result<()> {
+    let vm = site.host_vms().nth(VICTIM).context("no VM")?;
+    let mut qmp = vm.monitor(&Root::default())?.context("the VM has no monitor")?;
+    let disk = qmp.disk_stats()?.into_iter().find(|disk| !disk.read_only).context("the VM has no disk")?;
+    let limits = json!({ "id": disk.id, "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": reads, "iops_wr": 0 });
+    qmp.execute("block_set_io_throttle", Some(limits))?;
+    Ok(())
+}
+
+/// Slows the device down.
+fn slow<'a>(target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
+    let twin = target.lab.state().twin.as_ref().context("the device is no twin")?;
+    twin.set_slow(true)?;
+    Ok(Undo::new(move || Ok(twin.set_slow(false)?)))
+}
