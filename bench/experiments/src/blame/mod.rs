@@ -60,7 +60,7 @@ pub struct BlameRun {
     pub n: u64,
     /// Requests above the target.
     pub late: u64,
-    /// Its p99.
+    /// 99th percentile of its latencies.
     pub p99_ns: Nanos,
     /// Causes named, the first one first.
     pub named: Vec<CauseKind>,
@@ -68,7 +68,7 @@ pub struct BlameRun {
     pub unread: Vec<String>,
     /// Causes as `verify` prints them; empty without a missed target.
     pub words: String,
-    /// Why the run has no result.
+    /// Reason for which the run has no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
@@ -174,7 +174,7 @@ pub struct BlameData {
     pub seconds: f64,
     /// Runs in the order measured.
     pub runs: Vec<BlameRun>,
-    /// The same runs, planted by named.
+    /// Counts of these runs by planted and named cause.
     pub matrix: Vec<MatrixRow>,
 }
 
