@@ -143,7 +143,7 @@ pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
 pub(crate) fn reason(t: &TaskResult) -> String {
     let why = explain(t);
     let Some(causes) = t.causes.as_ref().filter(|_| t.verdict == Some(Verdict::Missed)) else { return why };
-    format!("{}; {why}", rtvirtio_blame::words(causes, &t.causes_unread))
+    format!("{}; {why}", rtvirtio_blame::describe(causes, &t.causes_unread))
 }
 
 /// Reason of a task's verdict; a general one where the result has none.

@@ -161,7 +161,7 @@ fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<(Dim
         Some(results.iter().find(of_task)?.achieved_rate.0)
     };
     let fact = |set: SetLimit| -> Option<(Dimension, LimitFact)> {
-        let dimension = Dimension::of(set.limit);
+        let dimension = Dimension::of_limit(set.limit);
         let used: Option<f64> = load.vm.tasks.iter().try_fold(0.0, |sum, task| {
             let amount = dimension.of_task(task);
             if amount == 0.0 { Some(sum) } else { Some(sum + used(task)? * amount) }

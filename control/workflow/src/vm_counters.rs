@@ -144,7 +144,7 @@ pub struct Dimension {
 impl Dimension {
     /// Dimension of a cgroup's limit.
     #[must_use]
-    pub fn of(limit: Limit) -> Self {
+    pub fn of_limit(limit: Limit) -> Self {
         Self {
             reads: matches!(limit, Limit::ReadBps | Limit::ReadIops),
             writes: matches!(limit, Limit::WriteBps | Limit::WriteIops),
@@ -218,9 +218,9 @@ mod tests {
             [[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"64KiB\"\n";
         let spec = HostSpec::parse("x.toml", text).unwrap();
         let tasks = &spec.vms()[0].tasks;
-        assert_eq!(Dimension::of(Limit::ReadIops).asked(tasks), 100.0);
-        assert_eq!(Dimension::of(Limit::ReadBps).asked(tasks), 409_600.0);
-        assert_eq!(Dimension::of(Limit::WriteIops).asked(tasks), f64::INFINITY);
+        assert_eq!(Dimension::of_limit(Limit::ReadIops).asked(tasks), 100.0);
+        assert_eq!(Dimension::of_limit(Limit::ReadBps).asked(tasks), 409_600.0);
+        assert_eq!(Dimension::of_limit(Limit::WriteIops).asked(tasks), f64::INFINITY);
         let both = Dimension { reads: true, writes: true, bytes: false };
         assert_eq!(both.asked(&tasks[..1]), 100.0);
     }

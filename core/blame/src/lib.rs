@@ -396,7 +396,7 @@ fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
 
 /// Causes in words, each with its remedy; where none is seen, what could not be read.
 #[must_use]
-pub fn words(causes: &[Cause], unread: &[String]) -> String {
+pub fn describe(causes: &[Cause], unread: &[String]) -> String {
     if causes.is_empty() {
         let unread = match unread {
             [] => "no counter shows one".to_owned(),

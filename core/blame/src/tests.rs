@@ -103,10 +103,10 @@ fn a_load_above_the_declaration_is_its_own_cause_where_it_waits_for_itself() {
 
 #[test]
 fn causes_in_words_have_their_remedy_and_no_cause_says_what_is_not_known() {
-    assert_eq!(words(&[], &[]), "cause not seen: no counter shows one");
-    assert_eq!(words(&[], &["steal".to_owned()]), "cause not seen: not known are steal");
+    assert_eq!(describe(&[], &[]), "cause not seen: no counter shows one");
+    assert_eq!(describe(&[], &["steal".to_owned()]), "cause not seen: not known are steal");
     let found = causes(&Facts { quota: stops(200, 12_000), ..facts() });
-    let text = words(&found, &[]);
+    let text = describe(&found, &[]);
     assert!(text.contains("(about 60 % of the late requests): raise the quota"), "{text}");
 }
 

@@ -12,13 +12,13 @@ use rtvirtio_units::Nanos;
 use crate::Latencies;
 
 /// Longest latency that is told apart: 1000 s; longer ones count as this.
-const LONGEST: Nanos = Nanos(1_000_000_000_000);
+const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 /// Buckets of an octave.
 const BUCKETS: usize = 128;
 /// Binary logarithm of [`BUCKETS`].
 const BITS: u32 = BUCKETS.ilog2();
-/// Latencies below 128 ns, then the octaves up to that of [`LONGEST`].
-const OCTAVES: usize = (LONGEST.0.ilog2() - BITS + 2) as usize;
+/// Latencies below 128 ns, then the octaves up to that of [`LONGEST_LATENCY`].
+const OCTAVES: usize = (LONGEST_LATENCY.0.ilog2() - BITS + 2) as usize;
 
 type Octave = [AtomicU64; BUCKETS];
 
@@ -55,7 +55,7 @@ impl Default for LatencyRecorder {
 impl LatencyRecorder {
     /// Adds a sample.
     pub fn record(&mut self, latency: Nanos) {
-        let latency = latency.0.clamp(1, LONGEST.0);
+        let latency = latency.0.clamp(1, LONGEST_LATENCY.0);
         if latency > self.0.max.load(Ordering::Relaxed) {
             // Before the count: a reader finds no sample beyond the maximum.
             self.0.max.store(latency, Ordering::Relaxed);
@@ -96,7 +96,7 @@ impl LatencyReader {
             .collect();
         // After the counts, see `record`.
         let max = self.0.max.load(Ordering::Relaxed);
-        let mut latencies = Latencies::with_range(LONGEST, 2);
+        let mut latencies = Latencies::with_range(LONGEST_LATENCY, 2);
         for (latency, n) in counts {
             latencies.record(Nanos(latency.min(max)), n);
         }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn both(samples: impl IntoIterator<Item = u64>) -> (Latencies, LatencyRecorder) {
-        let (mut plain, mut shared) = (Latencies::with_range(LONGEST, 2), LatencyRecorder::default());
+        let (mut plain, mut shared) = (Latencies::with_range(LONGEST_LATENCY, 2), LatencyRecorder::default());
         for latency in samples {
             plain.record(Nanos(latency), 1);
             shared.record(Nanos(latency));
@@ -130,7 +130,7 @@ mod tests {
                 assert!((next, first) > (octave, bucket) && top(next, first) > last, "{last}");
             }
         }
-        assert_eq!(place(LONGEST.0).0, OCTAVES - 1);
+        assert_eq!(place(LONGEST_LATENCY.0).0, OCTAVES - 1);
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use rtvirtio_workflow::run::measure_loads;
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Dirs, Progress, generated};
 
-use super::plant::{Kind, Plant, draw};
+use super::plant::{Kind, PlantedCause, draw};
 use super::spec::{VM, rate_of, spec_text, vm_name};
 use super::undo::{Target, Undo, has_quota, plant};
 use super::{BlameData, BlameOptions, BlameRun, matrix};
@@ -77,7 +77,7 @@ fn rounds(
     let mut failures = 0;
     for (done, planted) in runs.into_iter().enumerate() {
         progress.check_cancelled()?;
-        let run = one(options, planted, target, dirs, progress)?;
+        let run = measure_run(options, planted, target, dirs, progress)?;
         progress.step(&format!("{} of {total}, {}", done + 1, line(&run)));
         failures = if run.failed.is_some() { failures + 1 } else { 0 };
         data.runs.push(run);
@@ -128,9 +128,9 @@ fn begin(options: &BlameOptions, target: &Target<'_>) -> BlameData {
 
 /// Plants, runs, and undoes. Errors of the run itself are part of the result; those of undoing are
 /// not, as the next run would have the cause as well.
-fn one(
+fn measure_run(
     options: &BlameOptions,
-    planted: Vec<Plant>,
+    planted: Vec<PlantedCause>,
     target: &Target<'_>,
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -183,7 +183,7 @@ fn of_result(blank: BlameRun, result: &TaskResult) -> BlameRun {
     match (&result.causes, missed) {
         (Some(causes), true) => BlameRun {
             named: causes.iter().map(|cause| cause.kind).collect(),
-            words: rtvirtio_blame::words(causes, &result.causes_unread),
+            words: rtvirtio_blame::describe(causes, &result.causes_unread),
             ..run
         },
         (None, true) => BlameRun { failed: Some("no cause was looked for".to_owned()), ..run },

@@ -22,7 +22,7 @@ use crate::claims::Claim;
 use crate::saved::Saved;
 
 pub use measure::measure;
-pub use plant::{Kind, Plant, SLOW_BY, draw};
+pub use plant::{Kind, PlantedCause, SLOW_BY, draw};
 
 /// Least share of right first causes.
 const RIGHT: f64 = 0.95;
@@ -51,7 +51,7 @@ pub struct BlameOptions {
 #[serde(deny_unknown_fields)]
 pub struct BlameRun {
     /// Planted causes: one, or two at once.
-    pub planted: Vec<Plant>,
+    pub planted: Vec<PlantedCause>,
     /// Their settings in words.
     pub settings: Vec<String>,
     /// Whether the target was missed.
@@ -200,7 +200,7 @@ pub struct Counts {
 impl Counts {
     /// Counts of some runs.
     #[must_use]
-    pub fn of<'a>(runs: impl Iterator<Item = &'a BlameRun>) -> Self {
+    pub fn from_runs<'a>(runs: impl Iterator<Item = &'a BlameRun>) -> Self {
         let mut counts = Self::default();
         for run in runs {
             *match run.answer() {
@@ -230,10 +230,10 @@ impl Counts {
 pub fn claims(data: &BlameData) -> Vec<Claim> {
     let planted = |n: Option<usize>| {
         let has = move |run: &&BlameRun| !run.is_control() && n.is_none_or(|n| run.planted.len() == n);
-        Counts::of(data.runs.iter().filter(has))
+        Counts::from_runs(data.runs.iter().filter(has))
     };
     let (all, single, pair) = (planted(None), planted(Some(1)), planted(Some(2)));
-    let control = Counts::of(data.runs.iter().filter(|run| run.is_control()));
+    let control = Counts::from_runs(data.runs.iter().filter(|run| run.is_control()));
     let claim = |id: &str, what: &str, counts: &Counts, part: usize| {
         Claim::new(id, what, counts.share(part), "share", counts.missed())
     };

@@ -104,7 +104,7 @@ impl FromStr for Kind {
 /// A cause with its strength.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Plant {
+pub struct PlantedCause {
     /// Kind of the cause.
     pub kind: Kind,
     /// Strength, 0 for the weakest to 1.
@@ -113,7 +113,7 @@ pub struct Plant {
     pub form: f64,
 }
 
-impl Plant {
+impl PlantedCause {
     fn draw(kind: Kind, random: &mut Random) -> Self {
         Self { kind, strength: random.unit(), form: random.unit() }
     }
@@ -177,7 +177,7 @@ impl Plant {
     }
 }
 
-impl fmt::Display for Plant {
+impl fmt::Display for PlantedCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())
     }
@@ -186,18 +186,18 @@ impl fmt::Display for Plant {
 /// Draws the runs of so many rounds. A round has each kind alone, and random pairs of different
 /// causes, half as many; its order is random as well.
 #[must_use]
-pub fn draw(kinds: &[Kind], rounds: usize, seed: u64) -> Vec<Vec<Plant>> {
+pub fn draw(kinds: &[Kind], rounds: usize, seed: u64) -> Vec<Vec<PlantedCause>> {
     let mut random = Random::new(seed);
     let mut all = Vec::new();
     for _ in 0..rounds {
-        let mut round: Vec<Vec<Plant>> =
-            kinds.iter().map(|kind| vec![Plant::draw(*kind, &mut random)]).collect();
+        let mut round: Vec<Vec<PlantedCause>> =
+            kinds.iter().map(|kind| vec![PlantedCause::draw(*kind, &mut random)]).collect();
         let mut causes: Vec<Kind> = kinds.iter().copied().filter(|kind| *kind != Kind::Nothing).collect();
         random.shuffle(&mut causes);
         for pair in causes.chunks_exact(2) {
             let mut pair = pair.to_vec();
             pair.sort();
-            round.push(pair.into_iter().map(|kind| Plant::draw(kind, &mut random)).collect());
+            round.push(pair.into_iter().map(|kind| PlantedCause::draw(kind, &mut random)).collect());
         }
         random.shuffle(&mut round);
         all.extend(round);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn strengths_reach_from_weak_to_strong() {
-        let at = |strength| Plant { kind: Kind::DiskStall, strength, form: 1.0 };
+        let at = |strength| PlantedCause { kind: Kind::DiskStall, strength, form: 1.0 };
         let (weak, strong) = (at(0.0), at(1.0));
         assert_eq!((weak.limit(100.0), strong.limit(100.0)), (90, 40));
         assert_eq!((weak.stops(), strong.stops()), ((100, 400), (1_000, 4_000)));

@@ -2,7 +2,7 @@ use super::*;
 
 fn run(kinds: &[Kind], missed: bool, named: &[CauseKind]) -> BlameRun {
     BlameRun {
-        planted: kinds.iter().map(|kind| Plant { kind: *kind, strength: 0.5, form: 0.5 }).collect(),
+        planted: kinds.iter().map(|kind| PlantedCause { kind: *kind, strength: 0.5, form: 0.5 }).collect(),
         settings: kinds.iter().map(|kind| kind.name().to_owned()).collect(),
         missed,
         n: 800,

@@ -16,7 +16,7 @@ use rtvirtio_workflow::site::Site;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::plant::{Kind, Plant};
+use super::plant::{Kind, PlantedCause};
 use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
 
 /// Period of the CPU quota.
@@ -55,7 +55,7 @@ impl Drop for Undo<'_> {
 
 /// Plants a cause: on the host, or as further load.
 pub fn plant<'a>(
-    what: &Plant,
+    what: &PlantedCause,
     target: &'a Target<'a>,
     loads: &mut [VmLoad],
 ) -> anyhow::Result<Option<Undo<'a>>> {
@@ -120,7 +120,7 @@ pub fn has_quota() -> bool {
 }
 
 /// Moves the VM into a cgroup of its own with a quota.
-fn quota<'a>(what: &Plant, target: &'a Target<'a>, loads: &mut [VmLoad]) -> anyhow::Result<Undo<'a>> {
+fn quota<'a>(what: &PlantedCause, target: &'a Target<'a>, loads: &mut [VmLoad]) -> anyhow::Result<Undo<'a>> {
     let root = Root::default();
     let cgroups = Cgroups::detect_cpu(&root)?;
     ensure!(has_quota(), "a CPU quota is planted by cgroup v1 only");
@@ -150,7 +150,7 @@ fn quota<'a>(what: &Plant, target: &'a Target<'a>, loads: &mut [VmLoad]) -> anyh
 }
 
 /// Stops the process that serves the device again and again.
-fn stops<'a>(what: &Plant, target: &Target<'_>) -> anyhow::Result<Undo<'a>> {
+fn stops<'a>(what: &PlantedCause, target: &Target<'_>) -> anyhow::Result<Undo<'a>> {
     let twin = target.lab.state().twin.as_ref().and_then(|twin| twin.process.clone());
     let twin = twin.context("the device is no twin")?;
     let (length, pause) = what.stops();
@@ -180,7 +180,7 @@ fn stops<'a>(what: &Plant, target: &Target<'_>) -> anyhow::Result<Undo<'a>> {
 }
 
 /// Limits the VM's reads by its cgroup.
-fn kernel_limit<'a>(what: &Plant, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
+fn kernel_limit<'a>(what: &PlantedCause, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
     let root = Root::default();
     let cgroups = Cgroups::detect(&root)?;
     let vm = target.lab.state().vms.get(VICTIM).context("no VM")?;
@@ -199,7 +199,7 @@ fn kernel_limit<'a>(what: &Plant, target: &'a Target<'a>) -> anyhow::Result<Undo
 }
 
 /// Limits the VM's reads by QEMU.
-fn throttle<'a>(what: &Plant, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
+fn throttle<'a>(what: &PlantedCause, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
     let limit = what.limit(rate_of(&target.site.spec)?);
     set_throttle(target.site, limit)?;
     Ok(Undo::new(move || set_throttle(target.site, 0)))

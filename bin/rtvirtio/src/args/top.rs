@@ -30,7 +30,7 @@ pub enum SortBy {
 }
 
 impl SortBy {
-    /// The same order as a value of the service's lines.
+    /// Order of the service's lines that has this name.
     #[must_use]
     pub fn order(self) -> LineOrder {
         match self {

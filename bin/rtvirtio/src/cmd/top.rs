@@ -27,13 +27,13 @@ const TOP_SCHEMA: &str = "rtvirtio.top.v1";
 /// Shortest interval: a shorter one would itself be a load.
 const LEAST: Duration = Duration::from_millis(200);
 /// Longest wait for an answer of the service: keys wait meanwhile.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait for a key between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// State of the service at one moment.
 #[derive(Serialize)]
-struct Look {
+struct TopState {
     schema: &'static str,
     mode: Mode,
     lines: Vec<TroubleLine>,
@@ -44,29 +44,35 @@ struct Look {
 pub fn run(args: &TopArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let order = args.sort.order();
     if args.once || ui.json || !stdout().is_terminal() || !stdin().is_terminal() {
-        let look = look(global, order)?;
+        let look = read_state(global, order)?;
         show(ui, &look, || text(&look, &style()))?;
         return Ok(ExitCode::SUCCESS);
     }
     // Without a service there is nothing to wait for.
-    let first = look(global, order)?;
+    let first = read_state(global, order)?;
     watch(first, order, Duration::from_nanos(args.delay.0).max(LEAST), global, ui)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn look(global: &Global, order: LineOrder) -> Result<Look, ClientError> {
-    let client = Client::running(&global.run_dir)?.with_patience(PATIENCE);
+fn read_state(global: &Global, order: LineOrder) -> Result<TopState, ClientError> {
+    let client = Client::running(&global.run_dir)?.with_patience(ANSWER_TIMEOUT);
     let status: Snapshot = client.status()?;
     let seen: ObservedTargets = client.get("/v1/observation")?;
     let waits: WaitsObservation = client.get("/v1/waits")?;
     let lines = lines(&status, &seen, &waits, order);
     let mut problems = status.problems;
     problems.extend(waits.unseen.into_iter().map(|why| format!("who waits for whom: {why}")));
-    Ok(Look { schema: TOP_SCHEMA, mode: status.mode, lines, problems })
+    Ok(TopState { schema: TOP_SCHEMA, mode: status.mode, lines, problems })
 }
 
 /// Draws until `q`, Ctrl-C or a signal.
-fn watch(first: Look, mut order: LineOrder, every: Duration, global: &Global, ui: &Ui) -> anyhow::Result<()> {
+fn watch(
+    first: TopState,
+    mut order: LineOrder,
+    every: Duration,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<()> {
     let keys = Keys::take()?;
     let mut shown = Ok(first);
     loop {
@@ -88,12 +94,12 @@ fn watch(first: Look, mut order: LineOrder, every: Duration, global: &Global, ui
             Some(Key::Update) | None => {}
         }
         // A service that is started again is found again.
-        shown = look(global, order);
+        shown = read_state(global, order);
     }
 }
 
 /// Draws one screen: what does not fit below is cut off.
-fn draw(shown: &Result<Look, ClientError>, order: LineOrder) -> anyhow::Result<()> {
+fn draw(shown: &Result<TopState, ClientError>, order: LineOrder) -> anyhow::Result<()> {
     // A terminal that does not know its size has 0 rows.
     let rows = match rustix::termios::tcgetwinsize(stdout())?.ws_row {
         0 => usize::MAX,
@@ -122,7 +128,7 @@ fn draw(shown: &Result<Look, ClientError>, order: LineOrder) -> anyhow::Result<(
     Ok(screen.flush()?)
 }
 
-fn text(look: &Look, style: &Style) -> String {
+fn text(look: &TopState, style: &Style) -> String {
     if look.lines.is_empty() {
         let none = "no contract yet: `sudo rtvirtio contract set VM SPEC.toml`\n";
         return none.to_owned() + &problems(look, style);
@@ -206,7 +212,7 @@ fn unseen(lines: &[TroubleLine], style: &Style) -> String {
     out
 }
 
-fn problems(look: &Look, style: &Style) -> String {
+fn problems(look: &TopState, style: &Style) -> String {
     let one = |problem: &String| style.wrap(problem, 0);
     look.problems.iter().map(one).collect()
 }
@@ -227,7 +233,8 @@ mod tests {
     }
 
     fn drawn(lines: Vec<TroubleLine>) -> String {
-        let look = Look { schema: TOP_SCHEMA, mode: Mode::Observe, lines, problems: vec!["old".to_owned()] };
+        let look =
+            TopState { schema: TOP_SCHEMA, mode: Mode::Observe, lines, problems: vec!["old".to_owned()] };
         text(&look, &Style::default())
     }
 

@@ -92,7 +92,7 @@ impl DeviceFacts {
     }
 
     /// Use of a device since the sample before.
-    pub fn of(&self, path: &Path) -> Option<Arc<DeviceInterval>> {
+    pub fn interval_of(&self, path: &Path) -> Option<Arc<DeviceInterval>> {
         self.since.get(path).cloned()
     }
 }

@@ -181,7 +181,7 @@ impl LimiterCounters {
                     used,
                     hits_per_s: None,
                     unseen: Some(WHY.to_owned()),
-                    dimension: Some(Dimension::of(one.limit)),
+                    dimension: Some(Dimension::of_limit(one.limit)),
                 });
             }
         }

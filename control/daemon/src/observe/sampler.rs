@@ -191,7 +191,7 @@ impl Sampler {
         };
         let Some(path) = only_device(vm).filter(|_| covers(vm)) else { return OnDevice::default() };
         // A VM whose contract names another device may write to this one through the page cache.
-        OnDevice { device: self.devices_used.of(&path), has_shares: vms.iter().all(|vm| covers(vm)) }
+        OnDevice { device: self.devices_used.interval_of(&path), has_shares: vms.iter().all(|vm| covers(vm)) }
     }
 
     fn sample_vm(

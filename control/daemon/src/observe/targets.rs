@@ -76,7 +76,7 @@ impl ObservedVmTargets {
         let tails: String = tails.collect();
         let verdict = crate::word(&target.verdict);
         let causes = target.causes.as_ref().map_or_else(String::new, |causes| {
-            format!("; {}", rtvirtio_blame::words(causes, &target.causes_unread))
+            format!("; {}", rtvirtio_blame::describe(causes, &target.causes_unread))
         });
         format!(
             "{} {} <= {}: {verdict} ({}; {} of {} later{tails}{causes})",
