@@ -79,7 +79,7 @@ pub(crate) fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Du
 }
 
 /// Stops by the quotas of all groups of these processes' threads, and of those above; `None` where
-/// one of them counts none.
+/// one of them counts none, and without a thread.
 ///
 /// # Errors
 /// When a process is gone, or a file cannot be read.
@@ -95,6 +95,9 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
             }
             threads += 1;
         }
+    }
+    if threads == 0 {
+        return Ok(None);
     }
     let mut counters = BTreeMap::new();
     for group in groups {
@@ -198,6 +201,11 @@ mod tests {
         assert_eq!(then.since(&now), None, "the counters began anew");
         assert_eq!(now.since(&at(&[("/s", 90, 9_000)])), None, "a thread has moved");
         assert_eq!(now.since(&now), Some(Throttled::default()));
+    }
+
+    #[test]
+    fn no_process_is_no_reading() {
+        assert_eq!(quota(&Root::default(), &[]).ok().flatten(), None);
     }
 
     #[test]
