@@ -88,7 +88,7 @@ fn start(
     size: u16,
     features: u64,
     kick: File,
-) -> Result<(), rtvirtio_engine::engine::StartError> {
+) -> Result<u16, rtvirtio_engine::engine::StartError> {
     let start = VringStart {
         mem: Arc::clone(mem),
         size,

@@ -73,8 +73,9 @@ pub enum QueueCommand {
         queue: QueueId,
         /// Rings and descriptors of the queue.
         start: Box<VringStart>,
-        /// Result, with the reason of a refusal.
-        reply: SyncSender<Result<(), StartError>>,
+        /// Number of requests that were fetched elsewhere and get no answer, or the reason of a
+        /// refusal.
+        reply: SyncSender<Result<u16, StartError>>,
     },
     /// Completes what was fetched from a queue, then stops serving it.
     Stop {

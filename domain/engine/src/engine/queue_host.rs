@@ -33,7 +33,7 @@ pub trait QueueHost {
         vm: usize,
         queue: QueueId,
         start: Box<VringStart>,
-        reply: SyncSender<Result<(), StartError>>,
+        reply: SyncSender<Result<u16, StartError>>,
     ) -> io::Result<()> {
         let refuse = |why: StartError| {
             let _ = reply.send(Err(why));
@@ -61,7 +61,7 @@ pub trait QueueHost {
         vm: usize,
         queue: QueueId,
         start: VringStart,
-    ) -> io::Result<Result<(), StartError>> {
+    ) -> io::Result<Result<u16, StartError>> {
         let mut vring = match Vring::new(start, self.next_generation()) {
             Ok(vring) => vring,
             Err(why) => return Ok(Err(why)),
@@ -70,10 +70,11 @@ pub trait QueueHost {
         let token = CompletionToken::Kick(QueueToken::new(vm, queue, vring.generation));
         self.ring().arm_kick(vring.kick.fd(), token)?;
         vring.kick_armed = true;
+        let lost = vring.lost;
         if let Some(slot) = self.queue_slot(vm, queue) {
             slot.vring = Some(vring);
         }
-        Ok(Ok(()))
+        Ok(Ok(lost))
     }
 
     /// Stops serving a queue: its slot drains.

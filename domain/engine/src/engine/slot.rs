@@ -35,7 +35,7 @@ impl Draining {
 }
 
 /// A start that waits for the kernel, and where to send its result.
-pub type PendingStart = (Box<VringStart>, SyncSender<Result<(), StartError>>);
+pub type PendingStart = (Box<VringStart>, SyncSender<Result<u16, StartError>>);
 
 /// The slot of one queue of one VM.
 #[derive(Debug, Default)]

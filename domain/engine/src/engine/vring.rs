@@ -106,6 +106,8 @@ pub struct Vring {
     pub broken: bool,
     /// Set when no more is fetched; the reply is sent when nothing is outstanding.
     pub stopping: Option<SyncSender<VringBase>>,
+    /// Requests that were fetched elsewhere and not answered, for which the guest waits in vain.
+    pub lost: u16,
     /// Whether it may go on elsewhere after that.
     pub stops_for_good: bool,
     /// Heads that were in flight in the previous process: resubmitted before new requests.
@@ -132,19 +134,12 @@ impl Vring {
         let resubmit = inflight.as_mut().map_or_else(Vec::new, |i| i.recover(used));
         // Requests of the previous process are not in the available ring any more; the
         // specification defines the index to go on with. Where the memory knows of none, and some
-        // were fetched, they were fetched elsewhere, as before a guest was saved: nobody knows
-        // which these are, and the others must not be served twice.
-        let lost = if inflight.is_some() && resubmit.is_empty() { base.wrapping_sub(used) } else { 0 };
-        let is_lost = (1..=size).contains(&lost);
-        if is_lost {
-            crate::log::write_line(format_args!(
-                "{lost} requests that were under way elsewhere have not come with the guest; it waits for their answers"
-            ));
-        }
-        let next = match inflight.is_some() && !is_lost {
-            true => used.wrapping_add(resubmit.len() as u16),
-            false => base,
-        };
+        // were fetched, that was elsewhere, as before a guest was saved: these are not known, and
+        // the others must not be served twice.
+        let ahead = if inflight.is_some() && resubmit.is_empty() { base.wrapping_sub(used) } else { 0 };
+        let lost = if ahead <= size { ahead } else { 0 };
+        let next =
+            if inflight.is_some() && lost == 0 { used.wrapping_add(resubmit.len() as u16) } else { base };
         queue.set_next_avail(next);
         Ok(Self {
             queue,
@@ -167,6 +162,7 @@ impl Vring {
             broken: false,
             stopping: None,
             stops_for_good: false,
+            lost,
             resubmit: resubmit.into_iter().rev().collect(),
         })
     }

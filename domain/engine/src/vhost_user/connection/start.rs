@@ -99,7 +99,11 @@ impl<C: From<QueueCommand>> Connection<C> {
             .map_err(gone)?;
         self.queue(index)?.running = done.is_ok();
         self.publish_use();
-        done.map_err(|e| log_and_reject(&name, "queue", e))?;
+        let lost = done.map_err(|e| log_and_reject(&name, "queue", e))?;
+        if lost > 0 {
+            let what = "requests that were under way elsewhere have not come with the guest";
+            crate::log::line(&name, format_args!("{lost} {what}; it waits for their answers"));
+        }
         self.notify_unread();
         Ok(())
     }
