@@ -162,7 +162,7 @@ pub fn measure(
 }
 
 /// Removes the lab also on a panic.
-struct RemoveOnDrop<'a>(&'a LabHost);
+pub(crate) struct RemoveOnDrop<'a>(pub(crate) &'a LabHost);
 
 impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {

@@ -76,7 +76,7 @@ fn open() -> std::io::Result<Option<UnixDatagram>> {
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
-    // A manager that is busy gets its states, and one that reads none holds nobody up.
+    // A busy manager still gets READY; one that never reads delays the start by this time at most.
     socket.set_write_timeout(Some(LONGEST_SEND))?;
     Ok(Some(socket))
 }

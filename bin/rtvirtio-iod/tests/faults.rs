@@ -311,6 +311,17 @@ fn a_queue_without_inflight_memory_stops_with_errors() {
     full.end([1, 0]);
 }
 
+/// Starts a queue with this memory of requests in flight.
+fn start_queue(a: &mut Client, base: u16, (made, file): (&VhostUserInflight, &std::fs::File)) {
+    a.raw().set_inflight_fd(made, file.as_raw_fd()).unwrap();
+    let addresses = a.ring_addresses(0);
+    a.raw().set_vring_addr(0, &addresses).unwrap();
+    a.raw().set_vring_base(0, base).unwrap();
+    let kick = a.queues[0].kick.try_clone().unwrap();
+    a.raw().set_vring_kick(0, &kick).unwrap();
+    a.raw().set_vring_enable(0, true).unwrap();
+}
+
 /// With it the next start of the queue carries them out, also that of another connection.
 #[test]
 fn what_waits_survives_a_stop_and_a_disconnect() {
@@ -322,13 +333,7 @@ fn what_waits_survives_a_stop_and_a_disconnect() {
     a.raw().get_vring_base(0).unwrap();
     let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
     let start = |a: &mut Client, base: u16| {
-        a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
-        let addresses = a.ring_addresses(0);
-        a.raw().set_vring_addr(0, &addresses).unwrap();
-        a.raw().set_vring_base(0, base).unwrap();
-        let kick = a.queues[0].kick.try_clone().unwrap();
-        a.raw().set_vring_kick(0, &kick).unwrap();
-        a.raw().set_vring_enable(0, true).unwrap();
+        start_queue(a, base, (&made, &file));
     };
     start(&mut a, 0);
     let data = vec![7; 65_536];
@@ -377,13 +382,7 @@ fn a_guest_that_was_saved_is_not_served_twice() {
     let start = |a: &mut Client, base: u16| {
         let wanted = VhostUserInflight::new(0, 0, 1, a.queues[0].size());
         let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
-        a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
-        let addresses = a.ring_addresses(0);
-        a.raw().set_vring_addr(0, &addresses).unwrap();
-        a.raw().set_vring_base(0, base).unwrap();
-        let kick = a.queues[0].kick.try_clone().unwrap();
-        a.raw().set_vring_kick(0, &kick).unwrap();
-        a.raw().set_vring_enable(0, true).unwrap();
+        start_queue(a, base, (&made, &file));
     };
     a.raw().get_vring_base(0).unwrap();
     start(&mut a, 0);

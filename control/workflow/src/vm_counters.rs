@@ -82,7 +82,7 @@ pub(crate) fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Du
 /// one of them counts none, and without a thread.
 ///
 /// # Errors
-/// When a process is gone, or a file cannot be read.
+/// A process is gone, or a file cannot be read.
 pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostError> {
     let cgroups = Cgroups::detect_cpu(root)?;
     let (mut groups, mut threads) = (BTreeSet::new(), 0);

@@ -11,7 +11,7 @@ use rtvirtio_units::Nanos;
 
 use crate::Latencies;
 
-/// Longest latency that is told apart: 1000 s; longer ones count as this.
+/// Upper limit of the histogram: 1000 s. Longer latencies are recorded as this.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 /// Buckets of an octave.
 const BUCKETS: usize = 128;

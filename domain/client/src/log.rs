@@ -33,7 +33,7 @@ impl DirtyPages {
     /// A log for all of a client's memory.
     ///
     /// # Errors
-    /// As [`DirtyPages::new`].
+    /// Those of [`DirtyPages::new`].
     pub fn covering(mem: &SharedMemory) -> io::Result<Self> {
         let end = SharedMemory::BASE + mem.len() as u64;
         Self::new(end.div_ceil(8 * PAGE) as usize, true)

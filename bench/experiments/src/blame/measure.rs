@@ -15,6 +15,7 @@ use super::plant::{Kind, PlantedCause, draw};
 use super::spec::{VM, rate_of, spec_text, vm_name};
 use super::undo::{Target, Undo, has_quota, plant};
 use super::{BlameData, BlameOptions, BlameRun, matrix};
+use crate::before_after::RemoveOnDrop;
 use crate::report::write;
 use crate::saved::Saved as _;
 
@@ -51,16 +52,6 @@ pub fn measure(
     let measured = rounds(options, &target, path, &labs.dirs, progress);
     labs.remove()?;
     measured
-}
-
-/// Removes the lab also on a panic.
-struct RemoveOnDrop<'a>(&'a LabHost);
-
-impl Drop for RemoveOnDrop<'_> {
-    fn drop(&mut self) {
-        // `measure` has reported the error already.
-        let _ = self.0.remove();
-    }
 }
 
 fn rounds(

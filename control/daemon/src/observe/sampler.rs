@@ -11,7 +11,6 @@ use rtvirtio_domain_protocol::histograms::DiskHistograms;
 use rtvirtio_kernel::pressure::pressure;
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{HostError, ProcessId, Root, task, unless_gone};
-use rtvirtio_spec::Device;
 use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
@@ -147,12 +146,8 @@ impl Sampler {
         (host.stalls, host.stalls_unseen) = (stalls.host, stalls.unseen);
         self.watch_stalls(vms);
         if let Some(windows) = &mut self.devices {
-            let parts = vms.iter().flat_map(|vm| &vm.contract.parts);
-            let paths = parts.filter_map(|part| match &part.spec.device {
-                Device::Path(path) => Some(path.clone()),
-                Device::Twin { .. } | Device::File { .. } => None,
-            });
-            host.slow = windows.sample(&paths.collect(), &self.root, &self.dirs, Instant::now());
+            let paths = vms.iter().flat_map(|vm| devices(vm)).collect();
+            host.slow = windows.sample(&paths, &self.root, &self.dirs, Instant::now());
         }
         let only_disk = |seen: &VmSample| match seen.disks.values().collect::<Vec<_>>()[..] {
             [one] => one.latest().cloned(),

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::domain::control;
 use super::domain_waits::{DomainCounters, domain_counters, exact};
+use super::facts::devices;
 use crate::history::now;
 use crate::linux::RunningVm;
 
@@ -97,18 +98,12 @@ impl WaitWindows {
             }
         }
         let groups = groups(vms, root, &mut out.unseen);
-        let parts = || vms.iter().flat_map(|vm| &vm.contract.parts);
-        let paths: BTreeSet<PathBuf> = parts().filter_map(|part| path_of(&part.spec.device)).collect();
+        let paths: BTreeSet<PathBuf> = vms.iter().flat_map(|vm| devices(vm)).collect();
         self.devices.retain(|path, _| paths.contains(path));
         for path in paths {
             let window = self.devices.entry(path.clone()).or_default();
-            let users: Vec<&RunningVm> = vms
-                .iter()
-                .map(Arc::as_ref)
-                .filter(|vm| {
-                    vm.contract.parts.iter().any(|p| path_of(&p.spec.device).as_ref() == Some(&path))
-                })
-                .collect();
+            let users: Vec<&RunningVm> =
+                vms.iter().map(Arc::as_ref).filter(|vm| devices(vm).any(|of| of == path)).collect();
             match window.sample(
                 &path,
                 &users,
@@ -123,13 +118,6 @@ impl WaitWindows {
             }
         }
         out
-    }
-}
-
-fn path_of(device: &Device) -> Option<PathBuf> {
-    match device {
-        Device::Path(path) => Some(path.clone()),
-        Device::Twin { .. } | Device::File { .. } => None,
     }
 }
 

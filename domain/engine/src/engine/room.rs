@@ -15,8 +15,8 @@ const RETRY: Nanos = Nanos(250_000_000);
 /// Least time between two log entries for a disk: a guest decides how often it writes and discards.
 const LOG_INTERVAL: Nanos = Nanos(10_000_000_000);
 
-/// Whether a piece failed for want of room: an error, or a write that ended early. One that ends
-/// early for another reason says so when it is tried again.
+/// Whether a piece failed for want of room: by an error, or as a short write. A short write for
+/// another reason gets that error when it is tried again.
 pub fn lacks_room(op: Op, result: i32) -> bool {
     match op {
         Op::Write => result >= 0 || result == -libc::ENOSPC || result == -libc::EDQUOT,

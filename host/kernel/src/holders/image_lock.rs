@@ -81,7 +81,7 @@ pub fn hold_image(file: &File, sharing: Sharing) -> io::Result<()> {
 /// of its writers only where it does not write itself. `false` when another one has it.
 ///
 /// # Errors
-/// When the file system has no such locks, or the file is not open for this use.
+/// The file system has no such locks, or the file is not open for this use.
 pub fn lock_in_use(file: &File, start: u64, len: u64, writes: bool) -> io::Result<bool> {
     let (start, len) = in_use(start, len)?;
     set(file, start, len, if writes { libc::F_WRLCK } else { libc::F_RDLCK })
@@ -90,7 +90,7 @@ pub fn lock_in_use(file: &File, start: u64, len: u64, writes: bool) -> io::Resul
 /// Gives the lock of [`lock_in_use`] back.
 ///
 /// # Errors
-/// As [`lock_in_use`].
+/// Those of [`lock_in_use`].
 pub fn unlock_in_use(file: &File, start: u64, len: u64) -> io::Result<()> {
     let (start, len) = in_use(start, len)?;
     set(file, start, len, libc::F_UNLCK).map(drop)

@@ -46,7 +46,7 @@ impl Keys {
     /// The next key; `None` where none with a meaning comes within `wait`.
     ///
     /// # Errors
-    /// When standard input ends or cannot be read.
+    /// Standard input ends, or cannot be read.
     pub fn next(&self, wait: Duration) -> anyhow::Result<Option<Key>> {
         let input = stdin();
         let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };

@@ -79,7 +79,7 @@ impl EventLoop {
         let is_of = |r: &Request| requests.get(r.tag as u32).is_none_or(|request| request.queue == queue);
         for request in vm.room.take(is_of) {
             if !self.leave_inflight(i, request.tag)? {
-                // Nobody would complete it.
+                // No later start of the queue would complete it.
                 if let Some(request) = self.vms[i].requests.get(request.tag as u32) {
                     (request.failed, request.result) = (true, -libc::ENOSPC);
                 }
