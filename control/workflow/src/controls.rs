@@ -8,18 +8,19 @@ mod limits;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::cgroup::{Limit, OtherControl, SetLimit};
+use rtvirtio_kernel::cgroup::{OtherControl, SetLimit};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root, Stack, unless_gone};
 use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
-use rtvirtio_vmm::throttle::{Drive, ThrottleLimit, ThrottleLimits};
+use rtvirtio_vmm::throttle::{Drive, ThrottleLimits};
 use serde::Serialize;
 
 use crate::error::Result;
 use crate::uncovered::{self, Uncovered};
-use limits::{Direction, Limited, Unit, ceilings};
+use crate::vm_counters::Dimension;
+use limits::{Limited, ceilings};
 
 /// Kind of a control, which tells whether predictions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -142,8 +143,8 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
                 continue;
             }
             let key = (set.cgroup.clone(), set.limit.key(), of.clone());
-            let (direction, unit) = dimension(set.limit);
-            if direction == Direction::Write && vm.writes_escape() {
+            let dimension = Dimension::of_limit(set.limit);
+            if dimension.writes && vm.writes_escape() {
                 let text = format!(
                     "{by} limits its writes to {} and does not act on them: they go through the host's page cache, so it is not in the \
                      predictions",
@@ -153,12 +154,12 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
                 continue;
             }
             let of_plan =
-                vm.has_cap && unit == Unit::Requests && of.is_empty() && set.cgroup == absolute(vm.cgroup);
+                vm.has_cap && !dimension.bytes && of.is_empty() && set.cgroup == absolute(vm.cgroup);
             let kind = ControlKind::CgroupLimit;
             let value = set.value as f64;
             let remedy = format!("raise {by}, or lower its rates");
             let passes = Some(value);
-            let new = Limited { kind, by, direction, unit, value, passes, remedy, vms: Vec::new(), of_plan };
+            let new = Limited { kind, by, dimension, value, passes, remedy, vms: Vec::new(), of_plan };
             limited.entry(key).or_insert(new).vms.push(i);
         }
         if let Err(why) = &vm.pids {
@@ -352,10 +353,7 @@ fn unknown(other: &OtherControl) -> Option<String> {
 
 /// Drives on the device, by their files. Where none matches and the VM has one disk only, that one.
 pub(crate) fn on_device<'d>(root: &Root, names: &[PathBuf], drives: &'d [Drive]) -> Vec<&'d Drive> {
-    let there = |drive: &&Drive| {
-        let is = |file: &PathBuf| names.iter().any(|name| same_device(root, file, name));
-        drive.file.as_ref().is_some_and(is)
-    };
+    let there = |drive: &&Drive| drive.file.as_ref().is_some_and(|file| is_one_of(root, file, names));
     let mut on_it: Vec<&Drive> = drives.iter().filter(there).collect();
     if on_it.is_empty() {
         let disks: Vec<&Drive> = drives.iter().filter(|drive| !drive.removable).collect();
@@ -378,13 +376,12 @@ fn throttled(drive: &Drive, vm: usize) -> Vec<Limited> {
             ),
         };
         out.extend(limits.set().map(|limit| {
-            let (direction, unit) = dimension_of(&limit);
-            let is_bounded = unit == Unit::Bytes || drive.merges == Some(false);
+            let dimension = Dimension::of_throttle(limit.name);
+            let is_bounded = dimension.bytes || drive.merges == Some(false);
             Limited {
                 kind: ControlKind::QemuThrottle,
                 by: format!("QEMU's own throttling of drive {} ({limits}){with}", drive.name),
-                direction,
-                unit,
+                dimension,
                 value: limit.average as f64,
                 passes: is_bounded.then(|| limit.passes() as f64),
                 remedy: format!("raise `{}` of drive {}, or lower its rates", limit.name, drive.name),
@@ -413,29 +410,10 @@ fn recorded(drive: &Drive, vm: &Vm) -> Option<Control> {
     Some(Control { kind: ControlKind::NotCounted, vm: Some(vm.name.clone()), text })
 }
 
-/// Whether a file is a device, or another name of it.
-fn same_device(root: &Root, file: &Path, device: &Path) -> bool {
+/// Whether a file is a device of these names, or another name of it.
+pub(crate) fn is_one_of(root: &Root, file: &Path, names: &[PathBuf]) -> bool {
     let real = |path: &Path| std::fs::canonicalize(root.at(path)).ok();
-    real(file).is_some_and(|file| real(device) == Some(file))
-}
-
-fn dimension(limit: Limit) -> (Direction, Unit) {
-    match limit {
-        Limit::ReadBps => (Direction::Read, Unit::Bytes),
-        Limit::WriteBps => (Direction::Write, Unit::Bytes),
-        Limit::ReadIops => (Direction::Read, Unit::Requests),
-        Limit::WriteIops => (Direction::Write, Unit::Requests),
-    }
-}
-
-/// By QEMU's names, such as `iops-read`.
-fn dimension_of(limit: &ThrottleLimit) -> (Direction, Unit) {
-    let direction = match limit.name {
-        name if name.ends_with("-read") => Direction::Read,
-        name if name.ends_with("-write") => Direction::Write,
-        _ => Direction::Both,
-    };
-    (direction, if limit.name.starts_with("bps") { Unit::Bytes } else { Unit::Requests })
+    real(file).is_some_and(|file| names.iter().any(|name| real(name).is_some_and(|name| name == file)))
 }
 
 fn absolute(cgroup: &Path) -> PathBuf {

@@ -1,6 +1,8 @@
 //! VMs on this host, resolved once: the cgroup for I/O settings, processes and thread roles for CPU
 //! contracts.
 
+mod drives;
+
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +12,6 @@ use rtvirtio_kernel::{Cgroups, ProcessId, Root};
 use rtvirtio_spec::{HostHandle, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
 use rtvirtio_vmm::threads::{Named, discover};
-use rtvirtio_vmm::throttle::Drive;
 use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
 
 use crate::dirs::Dirs;
@@ -126,19 +127,6 @@ impl HostVm {
             }
             HostReach::Domain(..) => Ok(vec![self.domain(&root)?.process.pid]),
             HostReach::Proxmox(id) => Ok(vec![managed::proxmox(&root, *id)?.pid]),
-        }
-    }
-
-    /// Drives with their throttling: for a domain of libvirt by libvirt, which asks QEMU, else by
-    /// the monitor. `None` without either.
-    ///
-    /// # Errors
-    /// As [`HostVm::handle`].
-    pub(crate) fn drives(&self) -> Result<Option<Vec<Drive>>> {
-        let root = Root::default();
-        match &self.reach {
-            HostReach::Domain(..) => Ok(Some(self.domain(&root)?.drives()?)),
-            _ => self.monitor(&root)?.map(|mut qmp| Ok(qmp.query_drives()?)).transpose(),
         }
     }
 

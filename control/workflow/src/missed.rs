@@ -4,26 +4,39 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Stops, causes};
-use rtvirtio_kernel::cgroup::{Cgroups, SetLimit};
+use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, VmUse, causes};
+use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
-use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
-use rtvirtio_measure::workload::VmLoad;
+use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
+use rtvirtio_vmm::disk_stats::DiskStats;
+use rtvirtio_vmm::throttle::Drive;
 
+use crate::controls::{is_one_of, on_device};
+use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
-use crate::vm_counters::{self, Dimension, VmCounters, past, quota, ready, waited};
+use crate::vm_counters::{self, Dimension, VmCounters, bytes_moved, past, quota, ready, waited};
+
+/// Throttling by QEMU of the drives on the device.
+type Throttles = Vec<(Dimension, String, f64)>;
+
+/// Number of requests in a direction, and the sum of their latencies in nanoseconds.
+type DirectionCounters = (u64, u64);
 
 /// All counters of one device's site at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     vms: BTreeMap<String, VmCounters>,
+    /// By VM; absent where its throttling is not known.
+    throttles: BTreeMap<String, Throttles>,
+    /// Reads and writes of its drive on the device, by VM, as QEMU counts them.
+    below: BTreeMap<String, [DirectionCounters; 2]>,
     device: Option<DeviceIo>,
 }
 
@@ -41,8 +54,64 @@ impl Counters {
             (vm.name.clone(), counters)
         });
         let vms = vms.collect();
-        Self { vms, device: DeviceIo::read(root, &site.stack.device).ok() }
+        let throttles = site.host_vms().filter_map(|vm| Some((vm.name.clone(), throttles(site, vm)?)));
+        let throttles = throttles.collect();
+        let below = site.host_vms().filter_map(|vm| Some((vm.name.clone(), below(site, vm)?)));
+        let below = below.collect();
+        Self { vms, throttles, below, device: DeviceIo::read(root, &site.stack.device).ok() }
     }
+
+    fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
+        let of = |all: &Self| all.vms.get(vm).and_then(|of| of.bytes);
+        past(of(then), of(self))
+    }
+}
+
+/// Reads and writes of a VM's only drive on the device.
+fn below(site: &Site, vm: &HostVm) -> Option<[DirectionCounters; 2]> {
+    let (root, names) = (site.root(), site.device_names());
+    let is_there =
+        |disk: &DiskStats| disk.file.as_ref().is_some_and(|file| is_one_of(root, Path::new(file), &names));
+    let mut all = vm.disk_stats().ok().flatten()?.into_iter().filter(is_there);
+    let only = all.next().filter(|_| all.next().is_none())?;
+    Some([only.read, only.write].map(|of| (of.ops, of.time_ns)))
+}
+
+/// Requests of a task's directions below its guest, between two readings.
+fn used_below(task: &Task, then: [DirectionCounters; 2], now: [DirectionCounters; 2]) -> Option<VmUse> {
+    let writes = task.op.write_share();
+    let (mut requests, mut ns) = (0, 0);
+    for (acts, (then, now)) in [writes < 1.0, writes > 0.0].into_iter().zip(then.into_iter().zip(now)) {
+        if acts {
+            requests += now.0.checked_sub(then.0)?;
+            ns += now.1.checked_sub(then.1)?;
+        }
+    }
+    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
+}
+
+/// QEMU's limits on a VM's drives on the device; `None` where no monitor tells them, or a limit is
+/// one of several drives together.
+fn throttles(site: &Site, vm: &HostVm) -> Option<Throttles> {
+    let drives = vm.drives().ok().flatten()?;
+    let on_it = on_device(site.root(), &site.device_names(), &drives);
+    let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && !drive.limits.is_empty();
+    if on_it.iter().any(is_shared) {
+        return None;
+    }
+    let of = |drive: &&Drive| {
+        let name = drive.name.clone();
+        let all = drive.limits.iter().flat_map(|limits| limits.set());
+        let all = all.map(move |limit| {
+            (
+                Dimension::of_throttle(limit.name),
+                format!("{} of drive {name}", limit.name),
+                limit.average as f64,
+            )
+        });
+        all.collect::<Throttles>()
+    };
+    Some(on_it.iter().flat_map(of).collect())
 }
 
 /// Bytes that the kernel counts for this VM; `None` where it counts others' with them.
@@ -53,8 +122,7 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
     if others.filter_map(|other| site.io_group(&other.name)).any(is_shared) {
         return None;
     }
-    let io = IoCounters::read(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).ok()??;
-    Some((io.read_bytes + io.write_bytes) as f64)
+    bytes_moved(site.root(), site.cgroups(), cgroup, &site.stack.device.dev)
 }
 
 /// Measurements of a run besides its tasks.
@@ -92,7 +160,8 @@ pub(crate) fn explain(
     for load in loads.iter().filter(|load| site.spec.vm(&load.vm.name).is_some()) {
         let name = &load.vm.name;
         let is_covered = is_covered(name);
-        let all_limits = if is_covered { limits(site, load, results) } else { None };
+        let throttles = throttles_of(load, before, after);
+        let all_limits = throttles.filter(|_| is_covered).and_then(|qemu| limits(site, load, results, qemu));
         let (then, now) = (before.vms.get(name), after.vms.get(name));
         let seconds = watched.window.as_secs_f64();
         let ready = waited(then.and_then(|c| c.ready.as_ref()), now.and_then(|c| c.ready.as_ref()));
@@ -105,6 +174,7 @@ pub(crate) fn explain(
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| Stops { count: disk.count, total: disk.total_ns }),
             device: device.clone().filter(|_| is_covered),
+            load: load_of(site, name, after.bytes_since(before, name), seconds).filter(|_| is_covered),
             ..Facts::default()
         };
         let missed =
@@ -123,6 +193,9 @@ pub(crate) fn explain(
                 late: result.exceedances,
                 target: result.target_ns.unwrap_or_default(),
                 median: result.p50_ns,
+                depth: task.map(|task| task.depth),
+                below: task
+                    .and_then(|task| used_below(task, *before.below.get(name)?, *after.below.get(name)?)),
                 ..facts.clone()
             };
             result.causes = Some(causes(&facts));
@@ -150,28 +223,57 @@ fn device_use(before: &Counters, after: &Counters) -> Option<DeviceUse> {
     Some(vm_counters::device_use(&io, moved))
 }
 
-/// Limits of a VM's cgroup, with what its tasks completed and asked for. `None` where they cannot
-/// be read, or a task has no result.
-fn limits(site: &Site, load: &VmLoad, results: &[TaskResult]) -> Option<Vec<(Dimension, LimitFact)>> {
+/// Throttling by QEMU that acted on a VM's tasks in all of the window; `None` where that is not
+/// known. Tasks that run on the host go past QEMU.
+fn throttles_of<'a>(
+    load: &VmLoad,
+    before: &'a Counters,
+    after: &'a Counters,
+) -> Option<&'a [(Dimension, String, f64)]> {
+    if matches!(load.place, Place::Host { .. }) {
+        return Some(&[]);
+    }
+    let now = after.throttles.get(&load.vm.name)?;
+    (before.throttles.get(&load.vm.name)? == now).then_some(now)
+}
+
+/// Bytes that a VM moved, against those that its tasks declare; `None` where one has no rate.
+fn load_of(site: &Site, vm: &str, moved: Option<f64>, seconds: f64) -> Option<Load> {
+    let both = Dimension { reads: true, writes: true, bytes: true };
+    let declared = both.asked(&site.spec.vm(vm)?.tasks);
+    let sent = moved? / seconds.max(f64::MIN_POSITIVE);
+    declared.is_finite().then_some(Load { sent, declared, bytes: true })
+}
+
+/// Limits of a VM's cgroup and of QEMU, with what its tasks completed and asked for. `None` where
+/// they cannot be read, or a task has no result.
+fn limits(
+    site: &Site,
+    load: &VmLoad,
+    results: &[TaskResult],
+    throttles: &[(Dimension, String, f64)],
+) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
+    let of_kernel = set.into_iter().map(|set| {
+        let file = format!("{} ({})", set.cgroup.display(), set.file);
+        (Limiter::Kernel, Dimension::of_limit(set.limit), file, set.value as f64)
+    });
+    let of_qemu = throttles.iter().map(|(of, name, value)| (Limiter::Qemu, *of, name.clone(), *value));
     let used = |task: &Task| {
         let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
         Some(results.iter().find(of_task)?.achieved_rate.0)
     };
-    let fact = |set: SetLimit| -> Option<(Dimension, LimitFact)> {
-        let dimension = Dimension::of_limit(set.limit);
+    let fact = |(by, dimension, file, value): (Limiter, Dimension, String, f64)| {
         let used: Option<f64> = load.vm.tasks.iter().try_fold(0.0, |sum, task| {
             let amount = dimension.of_task(task);
             if amount == 0.0 { Some(sum) } else { Some(sum + used(task)? * amount) }
         });
-        let file = format!("{} ({})", set.cgroup.display(), set.file);
         let asked = dimension.asked(&load.vm.tasks);
-        let limit = LimitFact { by: Limiter::Kernel, file, value: set.value as f64, used: used?, asked };
-        Some((dimension, limit))
+        Some((dimension, dimension.fact(by, file, value, (used?, asked))))
     };
-    set.into_iter().map(fact).collect()
+    of_kernel.chain(of_qemu).map(fact).collect()
 }
 
 #[cfg(test)]
@@ -185,6 +287,7 @@ mod tests {
                 .map(|(name, bytes)| (name.to_owned(), VmCounters { bytes, ..VmCounters::default() }))
                 .into(),
             device: Some(DeviceIo { reads: bytes as u64, read_bytes: bytes as u64, ..DeviceIo::default() }),
+            ..Counters::default()
         };
         let found = device_use(&at(Some(0.0), Some(0.0), 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
         assert_eq!(found.shares.unwrap(), [("bulk".to_owned(), 0.9), ("plc".to_owned(), 0.1)]);

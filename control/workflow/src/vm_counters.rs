@@ -2,15 +2,17 @@
 //! threads for CPUs, stops by CPU quotas, limits, and its part of a device.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Stops};
+use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, Stops};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
-use rtvirtio_kernel::{HostError, Root, task};
+use rtvirtio_kernel::{Hierarchy, HostError, Root, task};
+use rtvirtio_model::throttled_rate;
 use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
 
@@ -107,6 +109,22 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
     Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
 }
 
+/// Bytes that a cgroup has moved at a device; `None` where nothing counts them.
+#[must_use]
+pub fn bytes_moved(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> Option<f64> {
+    let counters = IoCounters::read(root, cgroups, group, dev).ok()?;
+    // A group of v2 that is not in the file has sent nothing yet; on v1 nothing may count it.
+    let counters = match counters {
+        Some(counters) => counters,
+        None if cgroups.hierarchy == Hierarchy::V2 => {
+            let file = cgroups.dir(group).ok()?.join("io.stat");
+            root.exists(file).ok()?.then(IoCounters::default)?
+        }
+        None => return None,
+    };
+    Some(counters.read_bytes as f64 + counters.write_bytes as f64)
+}
+
 /// Difference of two counters; `None` where one was not read or began anew.
 pub(crate) fn past(before: Option<f64>, after: Option<f64>) -> Option<f64> {
     Some(after? - before?).filter(|past| *past >= 0.0)
@@ -153,6 +171,29 @@ impl Dimension {
             writes: matches!(limit, Limit::WriteBps | Limit::WriteIops),
             bytes: matches!(limit, Limit::ReadBps | Limit::WriteBps),
         }
+    }
+
+    /// Dimension of QEMU's throttling by its name, such as `iops-read`.
+    #[must_use]
+    pub fn of_throttle(name: &str) -> Self {
+        Self {
+            reads: !name.ends_with("-write"),
+            writes: !name.ends_with("-read"),
+            bytes: name.starts_with("bps"),
+        }
+    }
+
+    /// Amount per second that a limit of a cgroup lets through.
+    #[must_use]
+    pub fn let_through(self, limit: f64) -> f64 {
+        if self.bytes { limit } else { throttled_rate(limit) }
+    }
+
+    /// Limit as a fact, with what was used of it and is asked for.
+    #[must_use]
+    pub fn fact(self, by: Limiter, file: String, value: f64, (used, asked): (f64, f64)) -> LimitFact {
+        let passes = if by == Limiter::Kernel { self.let_through(value) } else { value };
+        LimitFact { by, file, value, passes, used, asked }
     }
 
     /// Amount that counts of a mean request of a task.

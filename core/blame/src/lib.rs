@@ -5,9 +5,10 @@
 //!
 //! # Evidence
 //!
-//! - A limit holds a VM when it used at least [`USED`] of it and asked for more: the backlog then
-//!   grows as long as the load lasts, so that the limit is the whole cause. Where it declares no
-//!   more than the limit, and sends at least [`OVER`] times that, its own load is.
+//! - A limit holds a VM when it used at least [`USED`] of it, while neither the host nor the disk
+//!   stalled, and asked for more: the backlog then grows as long as the load lasts, so that the
+//!   limit is the whole cause. Where it declares no more than the limit, and sends at least
+//!   [`OVER`] times that, its own load is.
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
 //!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
 //!   its share, as in `rtvirtio-measure`'s `late`.
@@ -15,8 +16,10 @@
 //!   of the device, of whatever VM, spent less than half of that in the block layer, the device and
 //!   its users are not the cause, and waiting for CPUs may be named.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
-//!   latency in the block layer, the device is where they wait: of those who moved its bytes, each
-//!   other one with at least [`SHARED`] of them is named. A VM with at least [`ALONE`] of them
+//!   latency in the block layer, or of the time that a task with so many requests at once has for
+//!   each at its rate, the device is where they wait. So it is where nothing else is named, CPUs
+//!   were free, and the late ones' time was spent below the guest. Of those who moved its bytes,
+//!   each other one with at least [`SHARED`] of them is named. A VM with at least [`ALONE`] of them
 //!   waits for its own load where it sends [`OVER`] times what it declares, which the device
 //!   carries then, else for the device.
 
@@ -25,6 +28,13 @@ use serde::{Deserialize, Serialize};
 
 /// Part of a limit in use from which on it holds.
 pub const USED: f64 = 0.9;
+/// Stops by a quota last up to this many times their lower bound, which divides their sum by the
+/// CPUs that may stop at once.
+const QUOTA_ERROR: u64 = 2;
+/// Wait for CPUs, as of [`WAITED`], up to which it delays no request by much.
+const RARELY_WAITED: f64 = 0.1;
+/// Least share of a window by which the use of a limit is judged.
+const MOVING: f64 = 0.5;
 /// Share of the late requests from which on a cause is named.
 pub const NAMED: f64 = 0.3;
 /// Share of a device's bytes from which on another user of it is named.
@@ -114,6 +124,8 @@ pub struct Limit {
     pub file: String,
     /// Limit per second, in bytes or requests.
     pub value: f64,
+    /// Part of it that its program lets through.
+    pub passes: f64,
     /// Completed by the VM per second.
     pub used: f64,
     /// Asked for by its tasks per second, as declared; without end for one without a rate.
@@ -121,27 +133,30 @@ pub struct Limit {
 }
 
 impl Limit {
-    fn is_used_up(&self) -> bool {
-        self.used >= self.value * USED
+    /// Whether it is used up, in that share of the window in which nothing stalled.
+    fn is_used_up(&self, moving: f64) -> bool {
+        self.used >= self.passes * USED * moving
     }
 
     /// Whether it holds the VM.
-    fn holds(&self) -> bool {
-        self.is_used_up() && self.asked > self.value
+    fn holds(&self, moving: f64) -> bool {
+        self.is_used_up(moving) && self.asked > self.passes
     }
 
     /// Cause, where it holds the VM.
-    fn cause(&self) -> Option<Cause> {
-        let Self { by, file, value, asked, .. } = self;
+    fn cause(&self, moving: f64) -> Option<Cause> {
+        let Self { by, file, value, passes, asked, .. } = self;
         let asked = if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
+        let holds =
+            if passes < value { format!("lets {passes:.0} through, and holds") } else { "holds".to_owned() };
         let (kind, whose) = match by {
             Limiter::Kernel => (CauseKind::KernelLimit, "its limit"),
             Limiter::Qemu => (CauseKind::QemuThrottle, "QEMU's throttling to"),
         };
-        self.holds().then(|| Cause {
+        self.holds(moving).then(|| Cause {
             kind,
             share: None,
-            evidence: format!("{whose} {value:.0} in {file} holds it: it asks for {asked}"),
+            evidence: format!("{whose} {value:.0} in {file} {holds} it: it asks for {asked}"),
             remedy: "raise the limit, or lower the rate".to_owned(),
         })
     }
@@ -167,6 +182,40 @@ pub struct DeviceUse {
     pub shares: Option<Vec<(String, f64)>>,
 }
 
+/// Load of the VM, against what it declares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Completed per second.
+    pub sent: f64,
+    /// Declared per second.
+    pub declared: f64,
+    /// Bytes are counted, else requests.
+    pub bytes: bool,
+}
+
+impl Load {
+    /// Cause, where it is above the declaration.
+    fn cause(&self) -> Option<Cause> {
+        let is_above = self.declared > 0.0 && self.sent >= self.declared * OVER;
+        let of = |n: f64| if self.bytes { format!("{:.0} kB/s", n / 1e3) } else { format!("{n:.0}/s") };
+        is_above.then(|| Cause {
+            kind: CauseKind::Load,
+            share: None,
+            evidence: format!("it sends {} and declares {}", of(self.sent), of(self.declared)),
+            remedy: "lower what the guest sends, or declare it and plan again".to_owned(),
+        })
+    }
+}
+
+/// Requests of the VM in the task's directions, as its VMM counts them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VmUse {
+    /// Requests completed.
+    pub requests: f64,
+    /// Time that these spent below the guest, in seconds.
+    pub waited: f64,
+}
+
 /// Facts of the window in which a target was missed. `None` is what could not be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
@@ -176,8 +225,8 @@ pub struct Facts {
     pub seconds: f64,
     /// Requests per second that were due or, where that is not known, came.
     pub rate: f64,
-    /// Requests per second that the task declares, where more may come.
-    pub declared: Option<f64>,
+    /// Load of the VM, where more may come than it declares.
+    pub load: Option<Load>,
     /// Completed requests.
     pub n: u64,
     /// Requests above the target.
@@ -186,6 +235,9 @@ pub struct Facts {
     pub target: Nanos,
     /// Median latency.
     pub median: Nanos,
+    /// Requests that the task has at once at most, where its latencies begin when a request is due:
+    /// they hold the wait for an earlier one's end then.
+    pub depth: Option<u32>,
     /// Limits of the VM for the device.
     pub limits: Option<Vec<Limit>>,
     /// Stops by the VM's own CPU quota; the sum of their lengths is a lower bound.
@@ -200,6 +252,8 @@ pub struct Facts {
     pub disk: Option<Stops>,
     /// Use of the device.
     pub device: Option<DeviceUse>,
+    /// The VM's requests, where their latencies are known below the guest too.
+    pub below: Option<VmUse>,
 }
 
 impl Facts {
@@ -220,12 +274,12 @@ impl Facts {
         all.iter().filter(|(is_unread, _)| *is_unread).map(|(_, name)| (*name).to_owned()).collect()
     }
 
-    /// Share of the late requests that stops delay, where each is long enough to matter to the
-    /// target, and the share to name them.
-    fn delayed_by(&self, stops: Option<Stops>) -> Option<f64> {
+    /// Share of the late requests that stops delay, where each may be long enough to matter to the
+    /// target, and the share to name them. `error` is how much longer than known they may be.
+    fn delayed_by(&self, stops: Option<Stops>, error: u64) -> Option<f64> {
         let Stops { count, total } = stops.filter(|stops| stops.count > 0)?;
         // Stops shorter than half a target make no request late by themselves; many add up.
-        let is_long = total.0 / count * 2 >= self.target.0;
+        let is_long = total.0 / count * 2 * error >= self.target.0;
         let is_often = total.0 as f64 / 1e9 >= self.seconds / 2.0;
         let touched = self.rate * total.0 as f64 / 1e9;
         let share = (self.late > 0 && (is_long || is_often)).then(|| (touched / self.late as f64).min(1.0));
@@ -233,11 +287,20 @@ impl Facts {
     }
 
     /// Standstills, where they are longer than a device at work takes between two completions: a
-    /// slow one completes nothing for a while as well.
+    /// slow one completes nothing for a while as well, and an idle one for longer.
     fn standstills(&self) -> Option<Stops> {
         let stops = self.disk.filter(|stops| stops.count > 0)?;
-        let usual = self.seconds / self.device.as_ref()?.requests.max(1.0);
+        let device = self.device.as_ref()?;
+        let usual = self.seconds.min(device.waited) / device.requests.max(1.0);
         (stops.total.0 as f64 / stops.count as f64 / 1e9 >= usual * 10.0).then_some(stops)
+    }
+
+    /// Share of the window in which neither the host nor the disk stalled: a limit is used in that
+    /// time only.
+    fn moving(&self) -> f64 {
+        let of = |stops: Option<Stops>| stops.map_or(0.0, |stops| stops.total.0 as f64 / 1e9);
+        let stalled = of(self.host) + of(self.standstills());
+        (1.0 - stalled / self.seconds.max(f64::MIN_POSITIVE)).max(MOVING)
     }
 
     /// Whether the device and its users cannot be the cause.
@@ -246,23 +309,28 @@ impl Facts {
         self.device.as_ref().is_some_and(|device| device.waited < lost / 2.0)
     }
 
-    /// Load, where it is above the declaration.
-    fn load(&self) -> Option<Cause> {
-        let declared = self.declared.filter(|declared| *declared > 0.0 && self.rate >= declared * OVER)?;
-        Some(Cause {
-            kind: CauseKind::Load,
-            share: None,
-            evidence: format!("it sends {:.0}/s and declares {declared:.0}/s", self.rate),
-            remedy: "lower what the guest sends, or declare it and plan again".to_owned(),
-        })
-    }
-
     /// Whether the device is where requests wait.
     fn is_at_device(&self) -> bool {
         self.late.saturating_mul(2) >= self.n.max(1)
             && self.device.as_ref().filter(|device| device.requests >= 1.0).is_some_and(|device| {
                 let mean = device.waited / device.requests;
-                mean >= self.median.0 as f64 / 2e9
+                let is_half = |of: f64| mean >= of / 2.0;
+                let each = self.depth.filter(|_| self.rate > 0.0).map(|depth| f64::from(depth) / self.rate);
+                is_half(self.median.0 as f64 / 1e9) || each.is_some_and(is_half)
+            })
+    }
+
+    /// Whether the late requests waited below the guest, and not for CPUs: what is left is the
+    /// device, where nothing holds them.
+    fn is_below_guest(&self) -> bool {
+        let is_free = |share: Option<f64>| share.is_some_and(|share| share < RARELY_WAITED);
+        let has_cpus = is_free(self.ready) && is_free(self.stolen) && self.quota.is_some();
+        let (late, target) = (self.late as f64, self.target.0 as f64 / 1e9);
+        has_cpus
+            && self.limits.is_some()
+            && self.below.is_some_and(|below| {
+                let usual = (below.requests - late).max(0.0) * self.median.0 as f64 / 1e9;
+                late > 0.0 && below.waited - usual >= late * target / 2.0
             })
     }
 }
@@ -271,22 +339,22 @@ impl Facts {
 /// seen.
 #[must_use]
 pub fn causes(facts: &Facts) -> Vec<Cause> {
-    let mut found: Vec<Cause> = facts.limits.iter().flatten().filter_map(Limit::cause).collect();
+    let (limits, moving) = (facts.limits.as_deref().unwrap_or_default(), facts.moving());
+    let mut found: Vec<Cause> = limits.iter().filter_map(|limit| limit.cause(moving)).collect();
     // Nothing holds what it declares: the rest waits for its own limit.
-    let is_beyond = found.is_empty() && facts.limits.iter().flatten().any(Limit::is_used_up);
-    let load = facts.load().filter(|_| is_beyond);
+    let is_beyond = found.is_empty() && limits.iter().any(|limit| limit.is_used_up(moving));
+    let load = facts.load.and_then(|load| load.cause()).filter(|_| is_beyond);
     let is_loaded = load.is_some();
     found.extend(load);
     let mut name = |kind, share: Option<f64>, evidence: String, remedy: &str| {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
-    let limits = facts.limits.as_deref().unwrap_or_default();
-    let is_limited = is_loaded || limits.iter().any(Limit::holds);
+    let is_limited = is_loaded || limits.iter().any(|limit| limit.holds(moving));
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_time = |stops: Option<Stops>| {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
     };
-    let by_quota = facts.delayed_by(facts.quota);
+    let by_quota = facts.delayed_by(facts.quota, QUOTA_ERROR);
     if let Some(share) = by_quota {
         let stops = facts.quota.map_or(0, |stops| stops.count);
         let time = of_time(facts.quota);
@@ -322,7 +390,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             );
         }
     }
-    if let Some(share) = facts.delayed_by(facts.host) {
+    if let Some(share) = facts.delayed_by(facts.host, 1) {
         let evidence = format!("CPUs of the host stalled for {} of the time", of_time(facts.host));
         name(
             CauseKind::HostStall,
@@ -332,7 +400,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         );
     }
     let standstills = facts.standstills();
-    let by_standstills = facts.delayed_by(standstills);
+    let by_standstills = facts.delayed_by(standstills, 1);
     if let Some(share) = by_standstills {
         let evidence =
             format!("the disk held requests and completed none for {} of the time", of_time(standstills));
@@ -343,7 +411,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             "look for the disk's own pauses (its cache, health, path)",
         );
     }
-    if facts.is_at_device() && !is_limited && by_quota.is_none() && by_standstills.is_none() {
+    let is_at_device = facts.is_at_device() || (found.is_empty() && !is_outside && facts.is_below_guest());
+    if is_at_device && !is_limited && by_quota.is_none() && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
         found.extend(shares.map(|shares| users(facts, shares)).unwrap_or_default());
     }
@@ -381,7 +450,7 @@ fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
         });
     }
     if own >= ALONE {
-        found.push(facts.load().unwrap_or_else(|| Cause {
+        found.push(facts.load.and_then(|load| load.cause()).unwrap_or_else(|| Cause {
             kind: CauseKind::Device,
             share: None,
             evidence: format!(

@@ -6,7 +6,9 @@ fn facts() -> Facts {
         vm: "plc".to_owned(),
         seconds: 30.0,
         rate: 100.0,
-        declared: None,
+        load: None,
+        depth: None,
+        below: None,
         n: 3000,
         late: 2000,
         target: Nanos::from_millis(20),
@@ -59,8 +61,14 @@ fn what_was_not_read_is_told() {
 
 #[test]
 fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
-    let limit =
-        |used, asked| Limit { by: Limiter::Kernel, file: "io.max".to_owned(), value: 50.0, used, asked };
+    let limit = |used, asked| Limit {
+        by: Limiter::Kernel,
+        file: "io.max".to_owned(),
+        value: 50.0,
+        passes: 50.0,
+        used,
+        asked,
+    };
     let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
     assert_eq!(kinds(&with(limit(49.0, 100.0))), [CauseKind::KernelLimit]);
     assert_eq!(kinds(&with(limit(49.0, f64::INFINITY))), [CauseKind::KernelLimit]);
@@ -75,6 +83,7 @@ fn throttling_by_qemu_is_told_from_a_limit_of_the_kernel() {
         by: Limiter::Qemu,
         file: "iops-total of drive d".to_owned(),
         value: 50.0,
+        passes: 50.0,
         used: 49.0,
         asked: 100.0,
     };
@@ -85,20 +94,117 @@ fn throttling_by_qemu_is_told_from_a_limit_of_the_kernel() {
 
 #[test]
 fn a_load_above_the_declaration_is_its_own_cause_where_it_waits_for_itself() {
-    let limit =
-        |value, used, asked| Limit { by: Limiter::Kernel, file: "io.max".to_owned(), value, used, asked };
-    let of = |limit, declared| Facts { limits: Some(vec![limit]), declared: Some(declared), ..facts() };
-    // 100/s arrive.
+    let limit = |value, used, asked| Limit {
+        by: Limiter::Kernel,
+        file: "io.max".to_owned(),
+        value,
+        passes: value,
+        used,
+        asked,
+    };
+    let load = |declared| Some(Load { sent: 100.0, declared, bytes: false });
+    let of = |limit, declared| Facts { limits: Some(vec![limit]), load: load(declared), ..facts() };
     assert_eq!(kinds(&of(limit(100.0, 100.0, 50.0), 50.0)), [CauseKind::Load]);
     assert_eq!(kinds(&of(limit(100.0, 100.0, 95.0), 95.0)), [], "hardly more than it declares");
     assert_eq!(kinds(&of(limit(200.0, 100.0, 50.0), 50.0)), [], "the limit has room");
     let below = of(limit(40.0, 40.0, 50.0), 50.0);
     assert_eq!(kinds(&below), [CauseKind::KernelLimit], "the limit is below what it declares");
     let alone = waiting_at_device(Some(vec![("plc".to_owned(), 0.95), ("bulk".to_owned(), 0.05)]));
-    assert_eq!(kinds(&Facts { declared: Some(50.0), ..alone.clone() }), [CauseKind::Load]);
-    assert_eq!(kinds(&Facts { declared: Some(100.0), ..alone }), [CauseKind::Device]);
+    assert_eq!(kinds(&Facts { load: load(50.0), ..alone.clone() }), [CauseKind::Load]);
+    assert_eq!(kinds(&Facts { load: load(100.0), ..alone }), [CauseKind::Device]);
     let flood = waiting_at_device(Some(vec![("plc".to_owned(), 0.1), ("bulk".to_owned(), 0.9)]));
-    assert_eq!(kinds(&Facts { declared: Some(50.0), ..flood }), [CauseKind::Neighbour]);
+    assert_eq!(kinds(&Facts { load: load(50.0), ..flood }), [CauseKind::Neighbour]);
+    let bytes = Load { sent: 3e6, declared: 1.5e6, bytes: true };
+    assert_eq!(bytes.cause().unwrap().evidence, "it sends 3000 kB/s and declares 1500 kB/s");
+}
+
+#[test]
+fn a_limit_is_judged_by_the_time_in_which_nothing_stalled() {
+    let limit = Limit {
+        by: Limiter::Kernel,
+        file: "io.max".to_owned(),
+        value: 80.0,
+        passes: 80.0,
+        used: 60.0,
+        asked: 100.0,
+    };
+    let held = Facts { limits: Some(vec![limit]), ..facts() };
+    assert_eq!(kinds(&held), []);
+    // Standstills of 500 ms for 6 of 30 s, which alone delay less than is named.
+    assert_eq!(kinds(&Facts { disk: stops(12, 6_000), late: 3_000, ..held }), [CauseKind::KernelLimit]);
+}
+
+#[test]
+fn a_standstill_is_told_from_a_slow_device_and_from_an_idle_one() {
+    // 100 requests a second of 3 ms each: an idle device completes nothing for 10 ms.
+    let use_of = |requests, waited| {
+        let shares = Some(vec![("plc".to_owned(), 1.0), ("bulk".to_owned(), 0.0)]);
+        Some(DeviceUse { requests, waited, shares })
+    };
+    let stopped = |requests, waited, ms: u64| Facts {
+        disk: stops(80, 80 * ms),
+        device: use_of(requests, waited),
+        ready: None,
+        median: Nanos::from_millis(4),
+        late: 900,
+        ..facts()
+    };
+    assert_eq!(kinds(&stopped(3_000.0, 9.0, 100)), [CauseKind::DiskStall]);
+    assert_eq!(kinds(&stopped(3_000.0, 9.0, 25)), []);
+    // Of 64 at once each 15 ms.
+    assert_eq!(kinds(&stopped(2_000.0, 1_900.0, 100)), []);
+}
+
+#[test]
+fn some_late_requests_wait_at_the_device_where_nothing_else_held_them() {
+    let shares = Some(vec![("plc".to_owned(), 0.1), ("bulk".to_owned(), 0.9)]);
+    let below = |waited| Some(VmUse { requests: 3_000.0, waited });
+    // 300 of 3000 were above 20 ms, the others took 2 ms.
+    let some = |waited| Facts {
+        device: waiting_at_device(shares.clone()).device,
+        late: 300,
+        median: Nanos::from_millis(2),
+        below: below(waited),
+        ..facts()
+    };
+    assert_eq!(kinds(&some(5.4 + 7.0)), [CauseKind::Neighbour]);
+    assert_eq!(kinds(&some(5.4 + 2.0)), [], "they waited in the guest");
+    assert_eq!(kinds(&Facts { below: None, ..some(0.0) }), []);
+    for busy in [Facts { ready: Some(0.2), ..some(12.4) }, Facts { quota: None, ..some(12.4) }] {
+        assert_eq!(kinds(&busy), [], "it may have waited for CPUs");
+    }
+    let stalled = Facts { host: stops(30, 3_000), ..some(12.4) };
+    assert_eq!(kinds(&stalled), [CauseKind::HostStall]);
+}
+
+#[test]
+fn a_limit_says_what_the_kernel_lets_through() {
+    let limit = Limit {
+        by: Limiter::Kernel,
+        file: "io.max".to_owned(),
+        value: 78.0,
+        passes: 70.0,
+        used: 70.0,
+        asked: 75.0,
+    };
+    let found = causes(&Facts { limits: Some(vec![limit]), ..facts() });
+    assert_eq!(found[0].evidence, "its limit 78 in io.max lets 70 through, and holds it: it asks for 75");
+}
+
+#[test]
+fn the_device_is_the_cause_of_a_backlog_where_it_takes_the_time_of_a_request() {
+    let device = waiting_at_device(Some(vec![("plc".to_owned(), 1.0)])).device;
+    let backlog = |waited: f64, depth| Facts {
+        device: device.clone().map(|of| DeviceUse { requests: 2_000.0, waited, ..of }),
+        median: Nanos::from_millis(1_500),
+        depth,
+        ..facts()
+    };
+    // 15 ms each, one after the other, where one is due every 10 ms.
+    assert_eq!(kinds(&backlog(30.0, Some(1))), [CauseKind::Device]);
+    assert_eq!(kinds(&backlog(30.0, Some(4))), [], "four at once do it");
+    assert_eq!(kinds(&backlog(30.0, None)), []);
+    assert_eq!(kinds(&backlog(8.0, Some(1))), [], "4 ms each leave no backlog");
 }
 
 #[test]

@@ -10,6 +10,20 @@ use rtvirtio_spec::{Op, Task};
 /// others as often as its depth allows; limited to 200/s, twenty requests at a time.
 pub(crate) const THROTTLE_SLICE: f64 = 0.1;
 
+/// Requests per second that blk-throttle lets through under a limit: it counts whole requests in a
+/// slice, and takes back the rest with each slice that has passed (`throtl_trim_slice`). Measured
+/// on 6.18 with one request in flight and with 32: 19/s lets 10.2 through, 78/s 70.3, 198/s 190.2,
+/// 1005/s 1000.2. Below one in a slice it may err either way (6/s: 4.2, 9/s: 15.6), and the limit
+/// itself stands for it.
+#[must_use]
+pub fn throttled_rate(limit: f64) -> f64 {
+    let per_slice = limit / THROTTLE_STEP;
+    if per_slice >= 1.0 { per_slice.floor() * THROTTLE_STEP } else { limit }
+}
+
+/// Requests per second of one in each [`THROTTLE_SLICE`]: blk-throttle holds multiples exactly.
+pub const THROTTLE_STEP: f64 = 10.0;
+
 /// Operation of a request on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Access {

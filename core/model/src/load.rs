@@ -3,7 +3,7 @@
 use rtvirtio_spec::{LabKind, Reach, Spec, Vm};
 
 use crate::device::Device;
-use crate::flow::{Access, Flow, THROTTLE_SLICE};
+use crate::flow::{Access, Flow, THROTTLE_SLICE, throttled_rate};
 use crate::percentile_of;
 use crate::types::Config;
 
@@ -22,7 +22,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
         let declared: f64 =
             vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0.clamp(0.0, UNBOUNDED_RATE)).sum();
         let floods = vm.tasks.iter().filter(|t| t.rate.is_none()).count().max(1) as f64;
-        let cap = config.vms[i].cap.map(|c| c.0);
+        let cap = config.vms[i].cap.map(|c| throttled_rate(c.0));
         let through = cap.map_or(1.0, |c| if declared > c { c / declared } else { 1.0 });
         for task in &vm.tasks {
             let service = device.service(task);

@@ -12,7 +12,7 @@ mod phases;
 use rtvirtio_spec::Spec;
 
 use crate::device::{Device, MIN_SLACK};
-use crate::flow::Flow;
+use crate::flow::{Flow, throttled_rate};
 use crate::guest::{CpuLoad, overhead, overhead_statistic, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
@@ -215,12 +215,13 @@ impl<'a> Saturated<'a> {
 /// only where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
+    let cap = throttled_rate(cap.0);
     let (mut rate, mut ahead) = (0.0, 0.0);
     for f in flows.iter().filter(|f| f.vm == flow.vm) {
         rate += f.rate;
         ahead += f.depth;
     }
-    (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
+    (ahead / cap, 1.0 - (rate / cap).min(1.0))
 }
 
 #[cfg(test)]

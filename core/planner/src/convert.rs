@@ -1,7 +1,7 @@
 //! Conversion between a configuration (input of the models) and settings (written to the host), in
 //! the kernel's units.
 
-use rtvirtio_model::{Bfq, Config, Elevator};
+use rtvirtio_model::{Bfq, Config, Elevator, THROTTLE_STEP, throttled_rate};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
@@ -244,7 +244,12 @@ fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
     if share >= 1.0 {
         return vec![(LimitKind::WriteIops, text(whole))];
     }
-    let writes = whole.map(|w| (w * share).round().clamp(1.0, (w - 1.0).max(1.0)));
+    // Both parts are what the kernel holds exactly where the cap is.
+    let part = |w: f64| if throttled_rate(w) == w && w >= 2.0 * THROTTLE_STEP { THROTTLE_STEP } else { 1.0 };
+    let writes = whole.map(|w| {
+        let part = part(w);
+        ((w * share / part).round() * part).clamp(part, (w - part).max(part))
+    });
     let reads = whole.zip(writes).map(|(w, x)| (w - x).max(1.0));
     vec![(LimitKind::ReadIops, text(reads)), (LimitKind::WriteIops, text(writes))]
 }

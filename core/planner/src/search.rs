@@ -8,7 +8,9 @@ mod slice;
 mod triage;
 mod weights;
 
-use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
+use rtvirtio_model::{
+    Bfq, Config, Elevator, ModelError, ModelKind, THROTTLE_STEP, throttled_rate, weights_act,
+};
 use rtvirtio_units::Iops;
 
 pub(crate) use bound::{SAFETY, diverse};
@@ -130,9 +132,11 @@ fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
     levels.iter().copied().filter(|l| *l < value).max()
 }
 
-/// A cap in whole requests per second, at least [`LEAST_CAP`].
+/// The next cap from this rate on that the kernel holds exactly ([`throttled_rate`]), at least
+/// [`LEAST_CAP`].
 fn whole_cap(rate: f64) -> Iops {
-    Iops(rate.floor().max(LEAST_CAP))
+    let below = throttled_rate(rate.ceil().max(LEAST_CAP));
+    Iops(if below < rate { below + THROTTLE_STEP } else { below })
 }
 
 /// Whether weights may be set.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_harness::BENCH_DIR;
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::{Run, TaskResult, Verdict};
 use rtvirtio_testbed::{AccelChoice, LabHost};
 use rtvirtio_workflow::run::measure_loads;
@@ -13,7 +14,7 @@ use rtvirtio_workflow::{Dirs, Progress, generated};
 
 use super::plant::{Kind, PlantedCause, draw};
 use super::spec::{VM, rate_of, spec_text, vm_name};
-use super::undo::{Target, Undo, has_quota, plant};
+use super::undo::{Target, Undo, has_cpu_groups, plant};
 use super::{BlameData, BlameOptions, BlameRun, matrix};
 use crate::before_after::RemoveOnDrop;
 use crate::report::write;
@@ -87,9 +88,9 @@ fn kinds(options: &BlameOptions, progress: &dyn Progress) -> Vec<Kind> {
         return options.only.clone();
     }
     let mut all: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.fits(options.vm)).collect();
-    if !has_quota() {
-        progress.warn("cpu_quota is left out: it is planted by cgroup v1 only");
-        all.retain(|kind| *kind != Kind::CpuQuota);
+    if !has_cpu_groups() {
+        progress.warn("cpu_others and cpu_quota are left out: they are planted by cgroup v1 only");
+        all.retain(|kind| !matches!(kind, Kind::CpuOthers | Kind::CpuQuota));
     }
     all
 }
@@ -126,6 +127,7 @@ fn measure_run(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> anyhow::Result<BlameRun> {
+    begin_elevator_anew(target.site)?;
     let mut loads = target.site.loads(&[])?;
     let rate = rate_of(&target.site.spec)?;
     let settings = planted.iter().map(|one| one.describe(options.vm, rate)).collect();
@@ -155,6 +157,15 @@ fn measure_run(
         Ok(result) => of_result(blank, &result),
         Err(e) => BlameRun { failed: Some(format!("{e:#}")), ..blank },
     })
+}
+
+/// Switches the device's elevator off and on: BFQ keeps what it learned of a device while that was
+/// slow, and serves the next run's flood hardly at all.
+fn begin_elevator_anew(site: &Site) -> anyhow::Result<()> {
+    let (root, device) = (Root::default(), &site.stack.device);
+    let elevator = device.elevators(&root)?.current;
+    device.set_elevator(&root, "none")?;
+    Ok(device.set_elevator(&root, &elevator)?)
 }
 
 fn victim(run: &Run) -> anyhow::Result<&TaskResult> {

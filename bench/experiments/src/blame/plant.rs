@@ -129,6 +129,12 @@ impl PlantedCause {
         self.between(2.0, 8.0).round() as usize
     }
 
+    /// Weight of these threads together, of which a VM has 1024.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.between(8_192.0, 65_536.0) as u64
+    }
+
     /// Quota in us of each 100 ms. fio alone needs little CPU time, an emulated guest much.
     #[must_use]
     pub fn quota_us(&self, vm: LabKind) -> u64 {
@@ -161,7 +167,9 @@ impl PlantedCause {
     pub fn describe(&self, vm: LabKind, rate: f64) -> String {
         match self.kind {
             Kind::Nothing => "nothing".to_owned(),
-            Kind::CpuOthers => format!("{} busy threads per CPU", self.threads_per_cpu()),
+            Kind::CpuOthers => {
+                format!("{} busy threads per CPU, weight {}", self.threads_per_cpu(), self.weight())
+            }
             Kind::CpuQuota => format!("{} us of each 100 ms", self.quota_us(vm)),
             Kind::Neighbour | Kind::Load => {
                 let (block, depth) = self.flood();

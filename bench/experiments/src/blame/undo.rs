@@ -76,7 +76,7 @@ pub fn plant<'a>(
             load(loads, NEIGHBOUR)?;
             None
         }
-        Kind::CpuOthers => Some(busy_threads(what.threads_per_cpu() * cpus() as usize)?),
+        Kind::CpuOthers => Some(busy_threads(what.threads_per_cpu() * cpus() as usize, what.weight())?),
         Kind::CpuQuota => Some(quota(what, target, loads)?),
         Kind::DiskStall => Some(stops(what, target)?),
         Kind::KernelLimit => Some(kernel_limit(what, target)?),
@@ -93,12 +93,19 @@ fn end(stop: &AtomicBool, threads: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn busy_threads<'a>(n: usize) -> anyhow::Result<Undo<'a>> {
+/// Busy threads in a cgroup with this weight: in the group of this program the kernel would give
+/// all of them together the part of one VM.
+fn busy_threads<'a>(n: usize, weight: u64) -> anyhow::Result<Undo<'a>> {
+    let group = own_group("busy")?;
+    let dir = group.dir.clone();
+    group.write("cpu.shares", weight)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
     for _ in 0..n {
-        let flag = Arc::clone(&stop);
+        let (flag, tasks) = (Arc::clone(&stop), dir.join("tasks"));
         let spin = move || {
+            // 0 is the thread itself. One that stays outside is a weaker cause, and no error.
+            let _ = Root::default().write(tasks, "0");
             while !flag.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -107,43 +114,70 @@ fn busy_threads<'a>(n: usize) -> anyhow::Result<Undo<'a>> {
             Ok(thread) => threads.push(thread),
             Err(e) => {
                 end(&stop, threads)?;
+                group.remove()?;
                 return Err(e.into());
             }
         }
     }
-    Ok(Undo::new(move || end(&stop, threads)))
+    Ok(Undo::new(move || {
+        end(&stop, threads)?;
+        group.remove()
+    }))
 }
 
-/// Whether a CPU quota can be planted here.
-pub fn has_quota() -> bool {
+/// Cgroup of the CPU controller that a cause is planted with.
+struct OwnGroup {
+    cgroups: Cgroups,
+    path: PathBuf,
+    dir: PathBuf,
+}
+
+/// Makes a cgroup named after this process, so that it is known as left over should this process be
+/// killed.
+fn own_group(name: &str) -> anyhow::Result<OwnGroup> {
+    ensure!(has_cpu_groups(), "causes on CPUs are planted by cgroup v1 only");
+    let cgroups = Cgroups::detect_cpu(&Root::default())?;
+    let path = PathBuf::from(format!("/{}{name}", ProcessId::prefix("bench")));
+    cgroups.create(&Root::default(), &path)?;
+    let dir = cgroups.dir(&path)?;
+    Ok(OwnGroup { cgroups, path, dir })
+}
+
+impl OwnGroup {
+    fn write(&self, file: &str, value: u64) -> anyhow::Result<()> {
+        Ok(Root::default().write(self.dir.join(file), &value.to_string())?)
+    }
+
+    fn remove(&self) -> anyhow::Result<()> {
+        Ok(self.cgroups.remove(&Root::default(), &self.path)?)
+    }
+}
+
+/// Whether causes on CPUs can be planted here.
+pub fn has_cpu_groups() -> bool {
     Cgroups::detect_cpu(&Root::default()).is_ok_and(|cgroups| cgroups.hierarchy == Hierarchy::V1)
 }
 
 /// Moves the VM into a cgroup of its own with a quota.
 fn quota<'a>(what: &PlantedCause, target: &'a Target<'a>, loads: &mut [VmLoad]) -> anyhow::Result<Undo<'a>> {
     let root = Root::default();
-    let cgroups = Cgroups::detect_cpu(&root)?;
-    ensure!(has_quota(), "a CPU quota is planted by cgroup v1 only");
-    // Named after this process, so that it is known as left over should this process be killed.
-    let group = PathBuf::from(format!("/{}blame", ProcessId::prefix("bench")));
     let vm = target.lab.state().vms.get(VICTIM).context("no VM")?;
     let pid = vm.qemu.as_ref().map(|qemu| qemu.process.pid);
-    let before = pid.map(|pid| cgroups.of_pid(&root, pid)).transpose()?;
+    let before = pid.map(|pid| Cgroups::detect_cpu(&root)?.of_pid(&root, pid)).transpose()?;
     let kind = target.site.spec.lab_kind().context("the VM is no lab's")?;
-    cgroups.create(&root, &group)?;
-    let (of_undo, at) = (cgroups.clone(), group.clone());
+    let group = Arc::new(own_group("blame")?);
+    let of_undo = Arc::clone(&group);
     let undo = Undo::new(move || {
         if let (Some(pid), Some(before)) = (pid, before) {
-            of_undo.attach(&Root::default(), &before, pid)?;
+            of_undo.cgroups.attach(&Root::default(), &before, pid)?;
         }
-        Ok(of_undo.remove(&Root::default(), &at)?)
+        of_undo.remove()
     });
-    let dir = cgroups.dir(&group)?;
-    root.write(dir.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
-    root.write(dir.join("cpu.cfs_quota_us"), &what.quota_us(kind).to_string())?;
+    group.write("cpu.cfs_period_us", PERIOD_US)?;
+    group.write("cpu.cfs_quota_us", what.quota_us(kind))?;
     match (pid, loads.get_mut(VICTIM).map(|load| &mut load.place)) {
-        (Some(pid), _) => cgroups.attach(&root, &group, pid)?,
-        (None, Some(Place::Host { cgroup_procs, .. })) => cgroup_procs.push(dir.join("cgroup.procs")),
+        (Some(pid), _) => group.cgroups.attach(&root, &group.path, pid)?,
+        (None, Some(Place::Host { cgroup_procs, .. })) => cgroup_procs.push(group.dir.join("cgroup.procs")),
         _ => anyhow::bail!("the VM has no process"),
     }
     Ok(undo)

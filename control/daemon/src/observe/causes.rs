@@ -1,6 +1,6 @@
 //! Causes of missed targets, by the facts of those intervals of a window in which they were missed.
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit, Stops, causes};
+use rtvirtio_blame::{DeviceUse, Facts, Limit, Load, Stops, VmUse, causes};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::StallTotal;
@@ -69,17 +69,19 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
     let seconds: f64 = intervals.iter().map(|one| one.seconds).sum();
     let (n, late) =
         intervals.iter().fold((0, 0), |sum, one| (sum.0 + one.histogram.count(), sum.1 + one.late));
+    let rate = n as f64 / seconds.max(f64::MIN_POSITIVE);
     let facts: Option<Vec<&IntervalFacts>> = intervals.iter().map(|one| one.now.facts.as_deref()).collect();
     let facts = facts.filter(|facts| !facts.is_empty()).unwrap_or_default();
     Facts {
         vm: vm.contract.vm.name.clone(),
         seconds,
-        rate: n as f64 / seconds.max(f64::MIN_POSITIVE),
-        declared: task.rate.map(|rate| rate.0),
+        rate,
+        load: task.rate.map(|declared| Load { sent: rate, declared: declared.0, bytes: false }),
         n,
         late,
         target: target.latency,
         median: median(&intervals),
+        depth: None,
         limits: limits((vm, task), &intervals, &facts, seconds),
         quota: sum_of(facts.iter().map(|one| one.quota)),
         ready: ready(&facts),
@@ -87,7 +89,21 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
+        below: below(task, &intervals),
     }
+}
+
+/// Requests of the task's directions, as QEMU counts them.
+fn below(task: &Task, intervals: &[Interval<'_>]) -> Option<VmUse> {
+    let (mut requests, mut ns) = (0, 0);
+    for one in intervals {
+        for of in directions(task.op) {
+            let (then, now) = (of(one.then), of(&one.now.stats));
+            requests += now.ops.checked_sub(then.ops)?;
+            ns += now.time_ns.checked_sub(then.time_ns)?;
+        }
+    }
+    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
 }
 
 fn stops(of: StallTotal) -> Stops {
@@ -162,12 +178,9 @@ fn limits(
         };
         intervals.iter().map(of).sum::<f64>() / seconds.max(f64::MIN_POSITIVE)
     };
-    let one = |of: &super::facts::IntervalLimit| Limit {
-        by: of.by,
-        file: of.name.clone(),
-        value: of.value,
-        used: used(of.dimension),
-        asked: of.dimension.asked(&vm.contract.vm.tasks),
+    let one = |of: &super::facts::IntervalLimit| {
+        let amounts = (used(of.dimension), of.dimension.asked(&vm.contract.vm.tasks));
+        of.dimension.fact(of.by, of.name.clone(), of.value, amounts)
     };
     // The kernel and QEMU hold back each direction by itself.
     Some(set.iter().filter(|of| of.dimension.of_task(task) > 0.0).map(one).collect())

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use rtvirtio_blame::{Limiter, Stops};
 use rtvirtio_kernel::device_io::DeviceIo;
-use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_spec::Device;
-use rtvirtio_workflow::vm_counters::Dimension;
+use rtvirtio_workflow::vm_counters::{Dimension, bytes_moved};
 
 use super::limiters::{LimiterKind, LimiterObservation};
 use crate::linux::RunningVm;
@@ -78,7 +77,7 @@ impl DeviceFacts {
                 let name = vm.contract.vm.name.clone();
                 let group = groups.as_ref().and_then(|(cgroups, of)| Some((cgroups, of.get(&name)?)));
                 let moved = group.and_then(|(cgroups, group)| {
-                    Some((group.clone(), bytes(root, cgroups, group, &device.dev)?))
+                    Some((group.clone(), bytes_moved(root, cgroups, group, &device.dev)?))
                 });
                 (name, moved)
             });
@@ -105,21 +104,6 @@ fn since(then: &BTreeMap<String, Moved>, now: &BTreeMap<String, Moved>) -> BTree
         Some(now - then).filter(|moved| group == of && *moved >= 0.0)
     };
     then.keys().chain(now.keys()).map(|name| (name.clone(), moved(name))).collect()
-}
-
-/// Bytes that a cgroup has moved at a device; `None` where nothing counts them.
-fn bytes(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> Option<f64> {
-    let counters = IoCounters::read(root, cgroups, group, dev).ok()?;
-    // A group of v2 that is not in the file has sent nothing yet; on v1 nothing may count it.
-    let counters = match counters {
-        Some(counters) => counters,
-        None if cgroups.hierarchy == Hierarchy::V2 => {
-            let file = cgroups.dir(group).ok()?.join("io.stat");
-            root.exists(file).ok()?.then(IoCounters::default)?
-        }
-        None => return None,
-    };
-    Some(counters.read_bytes as f64 + counters.write_bytes as f64)
 }
 
 /// The cgroup of each VM in whose counters no other VM is.

@@ -211,7 +211,7 @@ impl LimiterCounters {
                         used,
                         hits_per_s: None,
                         unseen: Some(WHY.to_owned()),
-                        dimension: Some(dimension(name)),
+                        dimension: Some(Dimension::of_throttle(name)),
                     });
                 }
             }
@@ -271,15 +271,6 @@ fn part_of(io: &IoCounters, limit: Limit) -> f64 {
 
 fn named(limit: Limit, device: &Path, cgroup: &Path) -> String {
     format!("{} for {} in {}", limit.key(), device.display(), cgroup.display())
-}
-
-/// Part of I/O that a limit of QEMU counts, by its name.
-fn dimension(name: &str) -> Dimension {
-    Dimension {
-        reads: !name.ends_with("-write"),
-        writes: !name.ends_with("-read"),
-        bytes: name.starts_with("bps"),
-    }
 }
 
 type Count = fn(&DiskStats) -> u64;

@@ -4,21 +4,7 @@ use rtvirtio_spec::{Task, Vm};
 use rtvirtio_units::Bytes;
 
 use super::ControlKind;
-
-/// Direction of the requests that a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Read,
-    Write,
-    Both,
-}
-
-/// Unit in which a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Requests,
-    Bytes,
-}
+use crate::vm_counters::Dimension;
 
 /// A limit on some VMs together.
 #[derive(Clone, Debug)]
@@ -26,8 +12,7 @@ pub(super) struct Limited {
     pub kind: ControlKind,
     /// Text for the user that names the origin of the limit.
     pub by: String,
-    pub direction: Direction,
-    pub unit: Unit,
+    pub dimension: Dimension,
     /// Most per second in the long run.
     pub value: f64,
     /// Most per second that it lets through in a burst; `None` where that is not bounded.
@@ -41,37 +26,13 @@ pub(super) struct Limited {
 }
 
 impl Limited {
-    /// Mean amount that a request of a task consumes, in requests or bytes.
-    fn taken(&self, task: &Task) -> f64 {
-        let writes = task.op.write_share();
-        let share = match self.direction {
-            Direction::Read => 1.0 - writes,
-            Direction::Write => writes,
-            Direction::Both => 1.0,
-        };
-        match self.unit {
-            Unit::Requests => share,
-            Unit::Bytes => share * task.mean_block(),
-        }
-    }
-
     /// Mean amount that a request of the VM consumes, over its tasks: weighted by their rates where
     /// all have one.
     fn per_request(&self, vm: &Vm) -> f64 {
         let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
         let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
         let sum: f64 = vm.tasks.iter().map(part).sum();
-        vm.tasks.iter().map(|t| part(t) * self.taken(t)).sum::<f64>() / sum.max(f64::MIN_POSITIVE)
-    }
-
-    /// Amount per second that the VM demands; infinite with a task without a rate.
-    fn demand(&self, vm: &Vm) -> f64 {
-        let of = |t: &Task| match (self.taken(t), t.rate) {
-            (taken, _) if taken <= 0.0 => 0.0,
-            (taken, Some(rate)) => taken * rate.0,
-            (_, None) => f64::INFINITY,
-        };
-        vm.tasks.iter().map(of).sum()
+        vm.tasks.iter().map(|t| part(t) * self.dimension.of_task(t)).sum::<f64>() / sum.max(f64::MIN_POSITIVE)
     }
 
     /// `limited to 30/s by /machine.slice (io.max)`, for each VM on which it acts.
@@ -79,23 +40,15 @@ impl Limited {
         let acts: Vec<&'v Vm> =
             self.vms.iter().map(|&i| spec[i]).filter(|vm| self.per_request(vm) > 0.0).collect();
         let names: Vec<&'v str> = acts.iter().map(|vm| vm.name.as_str()).collect();
-        let value = match self.unit {
-            Unit::Requests => format!("{}/s", self.value),
-            Unit::Bytes => format!("{}/s", Bytes(self.value as u64)),
-        };
+        let value = self.per_second(self.value);
         let lines: Vec<(&'v str, String)> = acts
             .into_iter()
             .map(|vm| {
-                let one_way = match self.direction {
-                    Direction::Read => vm.tasks.iter().all(|t| t.op.write_share() <= 0.0),
-                    Direction::Write => vm.tasks.iter().all(|t| t.op.write_share() >= 1.0),
-                    Direction::Both => true,
-                };
-                let what = match self.direction {
-                    _ if one_way => "",
-                    Direction::Read => "reads ",
-                    Direction::Write => "writes ",
-                    Direction::Both => "",
+                let all = |writes: f64| vm.tasks.iter().all(|t| t.op.write_share() == writes);
+                let what = match (self.dimension.reads, self.dimension.writes) {
+                    (true, false) if !all(0.0) => "reads ",
+                    (false, true) if !all(1.0) => "writes ",
+                    _ => "",
                 };
                 let with: Vec<&str> = names.iter().copied().filter(|name| *name != vm.name).collect();
                 let with = if with.is_empty() {
@@ -112,6 +65,10 @@ impl Limited {
         lines.into_iter()
     }
 
+    fn per_second(&self, value: f64) -> String {
+        if self.dimension.bytes { format!("{}/s", Bytes(value as u64)) } else { format!("{value}/s") }
+    }
+
     /// Text on what passes in excess of the limit, and how predictions count it.
     fn beyond(&self, vm: &Vm) -> String {
         match self.passes {
@@ -119,10 +76,7 @@ impl Limited {
                      VM without targets counts as without it: limit bytes too, or set request-merging=off"
                 .to_owned(),
             Some(passes) if passes > self.value => {
-                let passes = match self.unit {
-                    Unit::Requests => format!("{passes}/s"),
-                    Unit::Bytes => format!("{}/s", Bytes(passes as u64)),
-                };
+                let passes = self.per_second(passes);
                 let counted = if has_target(vm) { "not in the predictions of others" } else { "as which it counts" };
                 format!(", and to {passes} in a burst, {counted}")
             }
@@ -133,7 +87,11 @@ impl Limited {
     /// Amount per second that predictions count: the long-run limit for a VM with a target, the
     /// burst for one without, since its neighbours meet that.
     fn counted(&self, vm: &Vm) -> Option<f64> {
-        if has_target(vm) { Some(self.value) } else { self.passes }
+        let held = match self.kind {
+            ControlKind::CgroupLimit => self.dimension.let_through(self.value),
+            _ => self.value,
+        };
+        if has_target(vm) { Some(held) } else { self.passes }
     }
 }
 
@@ -149,7 +107,12 @@ pub(super) fn ceilings<'l>(limits: &'l [Limited], spec: &[&Vm]) -> Vec<Option<(f
         let here = limits.iter().filter(|l| !l.of_plan && l.vms.contains(&vm));
         let most = here.filter_map(|limit| {
             let (each, value) = (limit.per_request(spec[vm]), limit.counted(spec[vm])?);
-            let others = limit.vms.iter().filter(|&&i| i != vm).map(|&i| limit.demand(spec[i])).collect();
+            let others = limit
+                .vms
+                .iter()
+                .filter(|&&i| i != vm)
+                .map(|&i| limit.dimension.asked(&spec[i].tasks))
+                .collect();
             (each > 0.0).then(|| (room(value, others) / each, limit))
         });
         most.reduce(|least, other| if other.0 < least.0 { other } else { least })

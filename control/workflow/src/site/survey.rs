@@ -1,6 +1,6 @@
 //! Survey of a site: controls that no plan sets, and the settings inside guests.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_kernel::{Cgroups, Root, Stack, text};
@@ -51,13 +51,19 @@ impl Site {
         controls::bypassed(controls, |name| self.host_vms().any(|vm| vm.name == name && !self.has_agent(vm)))
     }
 
-    /// Controls that act already, without the settings in force.
-    pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
-        let cpu = Cgroups::detect_cpu(&self.root).ok();
+    /// Paths of the device.
+    pub(crate) fn device_names(&self) -> Vec<PathBuf> {
         let mut names = vec![Path::new("/dev").join(&self.stack.device.name)];
         if let Device::Path(path) = &self.spec.device {
             names.push(path.clone());
         }
+        names
+    }
+
+    /// Controls that act already, without the settings in force.
+    pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
+        let cpu = Cgroups::detect_cpu(&self.root).ok();
+        let names = self.device_names();
         let at = controls::Survey {
             root: &self.root,
             io: &self.cgroups,
