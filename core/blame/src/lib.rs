@@ -17,8 +17,8 @@
 //!   its users are not the cause, and waiting for CPUs may be named.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, or of the time that a task with so many requests at once has for
-//!   each at its rate, the device is where they wait. So it is where nothing else is named, CPUs
-//!   were free, and the late ones' time was spent below the guest. Of those who moved its bytes,
+//!   each at its rate, the device is where they wait. So it is where nothing else is named, and the
+//!   late ones' time was spent below the guest and not for CPUs. Of those who moved its bytes,
 //!   each other one with at least [`SHARED`] of them is named. A VM with at least [`ALONE`] of them
 //!   waits for its own load where it sends [`OVER`] times what it declares, which the device
 //!   carries then, else for the device.
@@ -31,8 +31,6 @@ pub const USED: f64 = 0.9;
 /// Stops by a quota last up to this many times their lower bound, which divides their sum by the
 /// CPUs that may stop at once.
 const QUOTA_ERROR: u64 = 2;
-/// Wait for CPUs, as of [`WAITED`], up to which it delays no request by much.
-const RARELY_WAITED: f64 = 0.1;
 /// Least share of a window by which the use of a limit is judged.
 const MOVING: f64 = 0.5;
 /// Share of the late requests from which on a cause is named.
@@ -323,15 +321,17 @@ impl Facts {
     /// Whether the late requests waited below the guest, and not for CPUs: what is left is the
     /// device, where nothing holds them.
     fn is_below_guest(&self) -> bool {
-        let is_free = |share: Option<f64>| share.is_some_and(|share| share < RARELY_WAITED);
-        let has_cpus = is_free(self.ready) && is_free(self.stolen) && self.quota.is_some();
-        let (late, target) = (self.late as f64, self.target.0 as f64 / 1e9);
-        has_cpus
-            && self.limits.is_some()
-            && self.below.is_some_and(|below| {
-                let usual = (below.requests - late).max(0.0) * self.median.0 as f64 / 1e9;
-                late > 0.0 && below.waited - usual >= late * target / 2.0
-            })
+        let target = self.target.0 as f64 / 1e9;
+        let rest = || {
+            let below = self.below.filter(|_| self.late > 0 && self.quota.is_some())?;
+            self.limits.as_ref()?;
+            let usual = (below.requests - self.late as f64).max(0.0) * self.median.0 as f64 / 1e9;
+            // A thread that waits for a CPU delays all that are in flight.
+            let in_flight = (below.waited / self.seconds.max(f64::MIN_POSITIVE)).max(1.0);
+            let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight;
+            Some(below.waited - usual - for_cpus)
+        };
+        rest().is_some_and(|rest| rest >= self.late as f64 * target / 2.0)
     }
 }
 

@@ -168,9 +168,11 @@ fn some_late_requests_wait_at_the_device_where_nothing_else_held_them() {
         ..facts()
     };
     assert_eq!(kinds(&some(5.4 + 7.0)), [CauseKind::Neighbour]);
+    assert_eq!(kinds(&Facts { ready: Some(0.2), ..some(22.4) }), [CauseKind::Neighbour]);
     assert_eq!(kinds(&some(5.4 + 2.0)), [], "they waited in the guest");
     assert_eq!(kinds(&Facts { below: None, ..some(0.0) }), []);
     for busy in [Facts { ready: Some(0.2), ..some(12.4) }, Facts { quota: None, ..some(12.4) }] {
+        // 6 s of waiting, of which 7 are left otherwise.
         assert_eq!(kinds(&busy), [], "it may have waited for CPUs");
     }
     let stalled = Facts { host: stops(30, 3_000), ..some(12.4) };

@@ -115,3 +115,16 @@ impl Flow {
         self.cost.max(self.service / self.depth.max(1.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_lets_whole_requests_of_a_slice_through() {
+        let all = [(9.0, 9.0), (10.0, 10.0), (19.0, 10.0), (70.0, 70.0), (78.0, 70.0), (1_005.0, 1_000.0)];
+        for (limit, rate) in all {
+            assert_eq!(throttled_rate(limit), rate, "{limit}");
+        }
+    }
+}

@@ -297,3 +297,17 @@ fn settable_guests(problem: &Problem<'_>) -> Vec<usize> {
     }
     (0..problem.spec.vms.len()).filter(|&i| guest_reachable(&problem.spec.vms[i])).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cap_is_one_that_the_kernel_holds_and_no_less_than_asked() {
+        for (rate, cap) in
+            [(0.0, 10.0), (10.0, 10.0), (10.2, 20.0), (78.0, 80.0), (80.0, 80.0), (999.5, 1_000.0)]
+        {
+            assert_eq!(whole_cap(rate), Iops(cap), "{rate}");
+        }
+    }
+}

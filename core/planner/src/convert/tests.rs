@@ -200,3 +200,13 @@ proptest! {
         prop_assert!(settings_of(&spec(), &end, &end).is_empty());
     }
 }
+
+#[test]
+fn parts_of_a_cap_are_what_the_kernel_holds_where_the_cap_is() {
+    let vm = &spec().vms[2];
+    let parts = |cap: f64| limits(vm, Some(Iops(cap))).into_iter().map(|(_, value)| value);
+    assert!(parts(100.0).eq(["70", "30"]));
+    assert!(parts(20.0).eq(["10", "10"]));
+    assert!(parts(10.0).eq(["7", "3"]));
+    assert!(parts(101.0).eq(["71", "30"]));
+}
