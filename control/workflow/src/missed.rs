@@ -1,12 +1,13 @@
 //! Facts of a run that show why a target was missed, from counters before and after it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, VmUse, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::workload::{Place, VmLoad};
@@ -37,6 +38,8 @@ pub(crate) struct Counters {
     throttles: BTreeMap<String, Throttles>,
     /// Reads and writes of its drive on the device, by VM, as QEMU counts them.
     below: BTreeMap<String, [DirectionCounters; 2]>,
+    /// By cgroup: those of the VMs and above.
+    groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
 }
 
@@ -58,7 +61,14 @@ impl Counters {
         let throttles = throttles.collect();
         let below = site.host_vms().filter_map(|vm| Some((vm.name.clone(), below(site, vm)?)));
         let below = below.collect();
-        Self { vms, throttles, below, device: DeviceIo::read(root, &site.stack.device).ok() }
+        let groups = site.host_vms().filter_map(|vm| site.io_group(&vm.name));
+        let groups = groups.flat_map(|group| site.cgroups().path_of(group)).filter_map(|group| {
+            let dev = &site.stack.device.dev;
+            let counters = IoCounters::read(root, site.cgroups(), &group, dev).ok().flatten()?;
+            Some((group, counters))
+        });
+        let groups = groups.collect();
+        Self { vms, throttles, below, groups, device: DeviceIo::read(root, &site.stack.device).ok() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -161,9 +171,12 @@ pub(crate) fn explain(
         let name = &load.vm.name;
         let is_covered = is_covered(name);
         let throttles = throttles_of(load, before, after);
-        let all_limits = throttles.filter(|_| is_covered).and_then(|qemu| limits(site, load, results, qemu));
-        let (then, now) = (before.vms.get(name), after.vms.get(name));
         let seconds = watched.window.as_secs_f64();
+        let window = Window { before, after, seconds };
+        let all_limits = throttles
+            .filter(|_| is_covered)
+            .and_then(|qemu| limits(site, (load, loads), results, qemu, window));
+        let (then, now) = (before.vms.get(name), after.vms.get(name));
         let ready = waited(then.and_then(|c| c.ready.as_ref()), now.and_then(|c| c.ready.as_ref()));
         let facts = Facts {
             vm: name.clone(),
@@ -245,35 +258,69 @@ fn load_of(site: &Site, vm: &str, moved: Option<f64>, seconds: f64) -> Option<Lo
     declared.is_finite().then_some(Load { sent, declared, bytes: true })
 }
 
-/// Limits of a VM's cgroup and of QEMU, with what its tasks completed and asked for. `None` where
-/// they cannot be read, or a task has no result.
+/// Readings before and after a window of so many seconds.
+#[derive(Clone, Copy)]
+struct Window<'a> {
+    before: &'a Counters,
+    after: &'a Counters,
+    seconds: f64,
+}
+
+impl Window<'_> {
+    /// Amount per second that a cgroup moved.
+    fn used_by(&self, group: &Path, dimension: Dimension) -> Option<f64> {
+        let io = self.after.groups.get(group)?.since(self.before.groups.get(group)?)?;
+        Some(dimension.of_counters(&io) / self.seconds.max(f64::MIN_POSITIVE))
+    }
+}
+
+/// Limits of cgroups and of QEMU that act on a VM, with what was completed of them and is asked
+/// for. `None` where they cannot be read, or a task has no result.
 fn limits(
     site: &Site,
-    load: &VmLoad,
+    (load, loads): (&VmLoad, &[VmLoad]),
     results: &[TaskResult],
     throttles: &[(Dimension, String, f64)],
+    window: Window<'_>,
 ) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
-    let of_kernel = set.into_iter().map(|set| {
-        let file = format!("{} ({})", set.cgroup.display(), set.file);
-        (Limiter::Kernel, Dimension::of_limit(set.limit), file, set.value as f64)
-    });
-    let of_qemu = throttles.iter().map(|(of, name, value)| (Limiter::Qemu, *of, name.clone(), *value));
-    let used = |task: &Task| {
-        let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
-        Some(results.iter().find(of_task)?.achieved_rate.0)
-    };
-    let fact = |(by, dimension, file, value): (Limiter, Dimension, String, f64)| {
-        let used: Option<f64> = load.vm.tasks.iter().try_fold(0.0, |sum, task| {
+    // Completed by the tasks of VMs, and asked for.
+    let of_tasks = |vms: &[&VmLoad], dimension: Dimension| {
+        let tasks = || vms.iter().flat_map(|load| load.vm.tasks.iter().map(move |task| (load, task)));
+        let used: Option<f64> = tasks().try_fold(0.0, |sum, (load, task)| {
             let amount = dimension.of_task(task);
-            if amount == 0.0 { Some(sum) } else { Some(sum + used(task)? * amount) }
+            let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
+            if amount == 0.0 {
+                Some(sum)
+            } else {
+                Some(sum + results.iter().find(of_task)?.achieved_rate.0 * amount)
+            }
         });
-        let asked = dimension.asked(&load.vm.tasks);
-        Some((dimension, dimension.fact(by, file, value, (used?, asked))))
+        let asked = vms.iter().map(|load| dimension.asked(&load.vm.tasks)).sum();
+        Some((used?, asked))
     };
-    of_kernel.chain(of_qemu).map(fact).collect()
+    let of_kernel = set.into_iter().map(|set| {
+        let dimension = Dimension::of_limit(set.limit);
+        let is_below = |load: &&VmLoad| {
+            let group = site.io_group(&load.vm.name);
+            group.is_some_and(|group| site.cgroups().path_of(group).contains(&set.cgroup))
+        };
+        let sharing: Vec<&VmLoad> = loads.iter().filter(is_below).collect();
+        let (used, asked) = of_tasks(&sharing, dimension)?;
+        // What programs use that are no task's counts too.
+        let used = used.max(window.used_by(&set.cgroup, dimension).unwrap_or_default());
+        let file = format!("{} ({})", set.cgroup.display(), set.file);
+        Some((dimension, dimension.fact(Limiter::Kernel, file, set.value as f64, (used, asked))))
+    });
+    let of_qemu = throttles.iter().map(|(dimension, name, value)| {
+        Some((
+            *dimension,
+            dimension.fact(Limiter::Qemu, name.clone(), *value, of_tasks(&[load], *dimension)?),
+        ))
+    });
+    of_kernel.chain(of_qemu).collect()
 }
 
 #[cfg(test)]

@@ -183,6 +183,14 @@ impl Dimension {
         }
     }
 
+    /// Amount that counts of a cgroup's I/O.
+    pub(crate) fn of_counters(self, io: &IoCounters) -> f64 {
+        let (reads, writes) =
+            if self.bytes { (io.read_bytes, io.write_bytes) } else { (io.reads, io.writes) };
+        let of = |acts: bool, n: u64| if acts { n as f64 } else { 0.0 };
+        of(self.reads, reads) + of(self.writes, writes)
+    }
+
     /// Amount per second that a limit of a cgroup lets through.
     #[must_use]
     pub fn let_through(self, limit: f64) -> f64 {
