@@ -155,9 +155,11 @@ def environment(directory):
 
 def versions(root):
     def run(program, *arguments):
-        return subprocess.run(
-            command(root, "/", program, *arguments), env=environment(TOP), capture_output=True, text=True
-        ).stdout
+        ran = subprocess.run(command(root, "/", program, *arguments), env=environment(TOP), capture_output=True, text=True)
+        # Results would be thrown away as those of other versions.
+        if ran.returncode:
+            fail(f"{program} does not run in {root}: {ran.stderr.strip()}")
+        return ran.stdout
 
     found = {}
     for line in run("dpkg-query", "-W", "-f", "${Package} ${Version}\n", *(package for _, package in SHOWN)).splitlines():

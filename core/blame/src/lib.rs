@@ -28,6 +28,8 @@ use serde::{Deserialize, Serialize};
 
 /// Part of a limit in use from which on it holds.
 pub const USED: f64 = 0.9;
+/// Share of the time in which a task was late that its requests must have spent below the guest.
+const BELOW: f64 = 2.0 / 3.0;
 /// Stops by a quota last up to this many times their lower bound, which divides their sum by the
 /// CPUs that may stop at once.
 const QUOTA_ERROR: u64 = 2;
@@ -321,17 +323,25 @@ impl Facts {
     /// Whether the late requests waited below the guest, and not for CPUs: what is left is the
     /// device, where nothing holds them.
     fn is_below_guest(&self) -> bool {
-        let target = self.target.0 as f64 / 1e9;
-        let rest = || {
-            let below = self.below.filter(|_| self.late > 0 && self.quota.is_some())?;
+        let (late, of) = (self.late as f64, self.late as f64 / self.n.max(1) as f64);
+        let spent = || {
+            let below = self.below.filter(|below| below.requests > 0.0 && self.quota.is_some())?;
             self.limits.as_ref()?;
-            let usual = (below.requests - self.late as f64).max(0.0) * self.median.0 as f64 / 1e9;
             // A thread that waits for a CPU delays all that are in flight.
             let in_flight = (below.waited / self.seconds.max(f64::MIN_POSITIVE)).max(1.0);
             let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight;
-            Some(below.waited - usual - for_cpus)
+            Some((below.requests, below.waited - for_cpus))
         };
-        rest().is_some_and(|rest| rest >= self.late as f64 * target / 2.0)
+        spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {
+            // Each of the task's places was taken while it was late.
+            Some(depth) if of >= NAMED => {
+                waited / requests * self.rate / f64::from(depth.max(1)) >= of * BELOW
+            }
+            _ => {
+                let usual = (requests - late).max(0.0) * self.median.0 as f64 / 1e9;
+                waited - usual >= late * self.target.0 as f64 / 2e9
+            }
+        })
     }
 }
 

@@ -175,6 +175,11 @@ fn some_late_requests_wait_at_the_device_where_nothing_else_held_them() {
         // 6 s of waiting, of which 7 are left otherwise.
         assert_eq!(kinds(&busy), [], "it may have waited for CPUs");
     }
+    // 1200 of 3000 are late by a backlog: 4 s of 30 below the guest are no 12, 9 s are.
+    let backlog =
+        |waited| Facts { late: 1_200, depth: Some(1), median: Nanos::from_millis(18), ..some(waited) };
+    assert_eq!(kinds(&backlog(9.0)), [CauseKind::Neighbour]);
+    assert_eq!(kinds(&backlog(4.0)), []);
     let stalled = Facts { host: stops(30, 3_000), ..some(12.4) };
     assert_eq!(kinds(&stalled), [CauseKind::HostStall]);
 }
