@@ -12,9 +12,8 @@ use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
 use rtvirtio_kernel::{Hierarchy, HostError, Root, task};
-use rtvirtio_model::throttled_rate;
 use rtvirtio_spec::Task;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, blk_throttle};
 
 /// Counters of one VM.
 #[derive(Clone, Debug, Default)]
@@ -194,7 +193,7 @@ impl Dimension {
     /// Amount per second that a limit of a cgroup lets through.
     #[must_use]
     pub fn let_through(self, limit: f64) -> f64 {
-        if self.bytes { limit } else { throttled_rate(limit) }
+        if self.bytes { limit } else { blk_throttle::let_through(limit) }
     }
 
     /// Limit as a fact, with what was used of it and is asked for.

@@ -25,7 +25,6 @@ use std::sync::Arc;
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
 pub use device::{Service, ServiceLine, declared_shares, service, spare_rates};
 pub use fingerprint::fingerprint;
-pub use flow::{THROTTLE_STEP, throttled_rate};
 pub use learned::{HostModel, Learned};
 pub use load::is_guest;
 pub use slice::{Slice, SliceSearch, weights_act};

@@ -1,9 +1,10 @@
 //! Load of a spec's tasks on the device under a configuration: caps applied, floods found.
 
 use rtvirtio_spec::{LabKind, Reach, Spec, Vm};
+use rtvirtio_units::blk_throttle;
 
 use crate::device::Device;
-use crate::flow::{Access, Flow, THROTTLE_SLICE, throttled_rate};
+use crate::flow::{Access, Flow};
 use crate::percentile_of;
 use crate::types::Config;
 
@@ -22,7 +23,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
         let declared: f64 =
             vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0.clamp(0.0, UNBOUNDED_RATE)).sum();
         let floods = vm.tasks.iter().filter(|t| t.rate.is_none()).count().max(1) as f64;
-        let cap = config.vms[i].cap.map(|c| throttled_rate(c.0));
+        let cap = config.vms[i].cap.map(|c| blk_throttle::let_through(c.0));
         let through = cap.map_or(1.0, |c| if declared > c { c / declared } else { 1.0 });
         for task in &vm.tasks {
             let service = device.service(task);
@@ -33,11 +34,11 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             let (rate, flood, allowed) = match (task.rate, cap) {
                 (Some(r), _) => {
                     let rate = r.0.clamp(0.0, UNBOUNDED_RATE) * through;
-                    (rate, false, (through < 1.0).then_some(rate * THROTTLE_SLICE))
+                    (rate, false, (through < 1.0).then_some(rate * blk_throttle::SLICE))
                 }
                 // A cap above that rate has no effect.
                 (None, Some(c)) if (c - declared).max(0.0) / floods < alone => {
-                    ((c - declared).max(0.0) / floods, false, Some(c * THROTTLE_SLICE / floods))
+                    ((c - declared).max(0.0) / floods, false, Some(c * blk_throttle::SLICE / floods))
                 }
                 (None, _) => (alone, true, None),
             };

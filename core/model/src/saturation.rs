@@ -7,8 +7,9 @@
 //! and 4.4 ms among 32, of which waiting for 32 explains 0.5.
 
 use rtvirtio_spec::Op;
+use rtvirtio_units::blk_throttle;
 
-use crate::flow::{Flow, THROTTLE_SLICE};
+use crate::flow::Flow;
 use crate::tail_curve::TailCurve;
 use crate::types::{DepthPoint, Profile};
 
@@ -78,7 +79,7 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
     for f in flows.iter().filter(|f| f.steady()) {
         let share = match f.allowed {
-            Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()),
+            Some(allowed) => allowed / blk_throttle::SLICE * f.cost.max(f.service / f.burst()),
             None => 1.0,
         };
         match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.largest) {

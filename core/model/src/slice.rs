@@ -10,9 +10,10 @@ mod idling;
 mod phases;
 
 use rtvirtio_spec::Spec;
+use rtvirtio_units::blk_throttle;
 
 use crate::device::{Device, MIN_SLACK};
-use crate::flow::{Flow, throttled_rate};
+use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, overhead_statistic, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
@@ -215,7 +216,7 @@ impl<'a> Saturated<'a> {
 /// only where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
-    let cap = throttled_rate(cap.0);
+    let cap = blk_throttle::let_through(cap.0);
     let (mut rate, mut ahead) = (0.0, 0.0);
     for f in flows.iter().filter(|f| f.vm == flow.vm) {
         rate += f.rate;

@@ -1,9 +1,9 @@
 //! Conversion between a configuration (input of the models) and settings (written to the host), in
 //! the kernel's units.
 
-use rtvirtio_model::{Bfq, Config, Elevator, THROTTLE_STEP, throttled_rate};
+use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
-use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_units::{Bytes, Iops, Nanos, blk_throttle};
 
 use crate::{BfqTunable, Enforcement, Knob, LimitKind, Placements, PlanError, Setting};
 
@@ -245,7 +245,13 @@ fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
         return vec![(LimitKind::WriteIops, text(whole))];
     }
     // Both parts are what the kernel holds exactly where the cap is.
-    let part = |w: f64| if throttled_rate(w) == w && w >= 2.0 * THROTTLE_STEP { THROTTLE_STEP } else { 1.0 };
+    let part = |w: f64| {
+        if blk_throttle::let_through(w) == w && w >= 2.0 * blk_throttle::STEP {
+            blk_throttle::STEP
+        } else {
+            1.0
+        }
+    };
     let writes = whole.map(|w| {
         let part = part(w);
         ((w * share / part).round() * part).clamp(part, (w - part).max(part))

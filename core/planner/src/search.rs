@@ -8,10 +8,8 @@ mod slice;
 mod triage;
 mod weights;
 
-use rtvirtio_model::{
-    Bfq, Config, Elevator, ModelError, ModelKind, THROTTLE_STEP, throttled_rate, weights_act,
-};
-use rtvirtio_units::Iops;
+use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
+use rtvirtio_units::{Iops, blk_throttle};
 
 pub(crate) use bound::{SAFETY, diverse};
 pub(crate) use climb::climb;
@@ -132,11 +130,11 @@ fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
     levels.iter().copied().filter(|l| *l < value).max()
 }
 
-/// The next cap from this rate on that the kernel holds exactly ([`throttled_rate`]), at least
+/// The next cap from this rate on that the kernel holds exactly ([`blk_throttle::let_through`]), at least
 /// [`LEAST_CAP`].
 fn whole_cap(rate: f64) -> Iops {
-    let below = throttled_rate(rate.ceil().max(LEAST_CAP));
-    Iops(if below < rate { below + THROTTLE_STEP } else { below })
+    let below = blk_throttle::let_through(rate.ceil().max(LEAST_CAP));
+    Iops(if below < rate { below + blk_throttle::STEP } else { below })
 }
 
 /// Whether weights may be set.

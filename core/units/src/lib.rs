@@ -4,6 +4,7 @@
 //! from text ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
 
 pub mod as_text;
+pub mod blk_throttle;
 mod enforcement;
 mod ethernet;
 mod parse;

@@ -2,9 +2,10 @@
 //! tenth of a second. A task that loses rate in one phase catches up in the other.
 
 use rtvirtio_spec::Spec;
+use rtvirtio_units::blk_throttle;
 
 use super::Wait;
-use crate::flow::{Flow, THROTTLE_SLICE};
+use crate::flow::Flow;
 
 /// Service of a task in a phase, with everything that limits it.
 #[derive(Clone, Copy)]
@@ -62,7 +63,7 @@ impl Unchecked {
         let tasks: f64 = flows
             .iter()
             .filter(|f| f.declared && !f.steady())
-            .map(|f| f.cost * f.depth.min(1.0 + f.rate * THROTTLE_SLICE))
+            .map(|f| f.cost * f.depth.min(1.0 + f.rate * blk_throttle::SLICE))
             .sum();
         let alone = |f: &Flow| f.beyond_queue() * f.exclusive();
         let rounds = flows.iter().map(|f| alone(f) / (f.cost * f.depth)).fold(0.0, f64::max);
@@ -71,11 +72,11 @@ impl Unchecked {
             return None;
         }
         let unlimited = flows.iter().any(|f| f.flood);
-        let length = if unlimited { THROTTLE_SLICE } else { shared.min(THROTTLE_SLICE) };
+        let length = if unlimited { blk_throttle::SLICE } else { shared.min(blk_throttle::SLICE) };
         let (mut busy, mut rest) = (flows.to_vec(), flows.to_vec());
         for (busy, rest) in busy.iter_mut().zip(&mut rest).filter(|(f, _)| f.beyond_queue() > 0.0) {
             (rest.rate, rest.allowed) =
-                ((rest.rate - rest.beyond_queue() / THROTTLE_SLICE).max(0.0), Some(rest.depth - 1.0));
+                ((rest.rate - rest.beyond_queue() / blk_throttle::SLICE).max(0.0), Some(rest.depth - 1.0));
             (busy.rate, busy.flood, busy.allowed) = (1.0 / busy.exclusive(), true, None);
         }
         Some(Self { length, busy: regime(&busy), rest: regime(&rest) })
@@ -86,7 +87,7 @@ impl Unchecked {
     /// the lateness that floods without a limit would cause.
     pub(super) fn lateness(&self, task: usize, over: f64, limited: impl Fn(&Wait) -> Share) -> (f64, f64) {
         let worst = limited(&self.busy[task]).kept;
-        let phases = (self.length, THROTTLE_SLICE - self.length);
+        let phases = (self.length, blk_throttle::SLICE - self.length);
         let (kept, owed) = recovered(worst, limited(&self.rest[task]), phases);
         (kept, owed.min((kept - worst).max(0.0) * over))
     }

@@ -1,16 +1,12 @@
 //! The I/O domain's caps, and the kernel's throttling of block devices.
 
-use rtvirtio_units::Enforcement;
+use rtvirtio_units::{Enforcement, blk_throttle};
 
 use super::disks_only;
 use crate::curve::Arrival;
 use crate::error::CompileError;
 use crate::settings::{Actuator, Compiled, Setting};
 use crate::tspec::{Direction, Tspec, Unit};
-
-/// Longest accounting slice of blk-throttle: `DFL_THROTL_SLICE` of `block/blk-throttle.c`, 100 ms.
-/// Some kernels use 20 ms for non-rotational drives.
-const SLICE: f64 = 0.1;
 
 /// Keys of a cap in `iod.toml`: `{ bytes = "20000000B/s", bytes_burst = "65536B", peak = 4 }`.
 /// `pair` is the limit of the same direction that counts the other unit.
@@ -72,8 +68,11 @@ pub fn limit_value(tspec: &Tspec) -> Option<u64> {
 /// Arrival curve that blk-throttle enforces: the rate, with the amount of one slice as burst. A
 /// request waits until all of it fits.
 fn kept(tspec: &Tspec) -> Arrival {
-    let rate = tspec.rate as f64;
-    Arrival { rate, burst: (rate * SLICE).max(1.0), peak: None }
+    let rate = match tspec.unit {
+        Unit::Bytes => tspec.rate as f64,
+        Unit::Requests => blk_throttle::let_through(tspec.rate as f64),
+    };
+    Arrival { rate, burst: (rate * blk_throttle::SLICE).max(1.0), peak: None }
 }
 
 fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(Compiled, u64), CompileError> {
@@ -88,7 +87,12 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
         most,
         remedy,
     })?;
-    let compiled = Compiled::new(actuator, direction, tspec, Some(kept(tspec)), Enforcement::Cap).note(
+    let is_less_than_a_slice_has = tspec.unit == Unit::Requests && (tspec.rate as f64) < blk_throttle::STEP;
+    let (curve, worth) = match is_less_than_a_slice_has {
+        true => (None, Enforcement::Hint),
+        false => (Some(kept(tspec)), Enforcement::Cap),
+    };
+    let compiled = Compiled::new(actuator, direction, tspec, curve, worth).note(
         "the kernel counts in slices of up to 100 ms: the burst is what a slice is worth, whatever is asked",
     );
     let compiled = match tspec.unit {
@@ -96,6 +100,15 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
         Unit::Requests => compiled.note(
             "the kernel counts a request larger than the device's `queue/max_sectors_kb` as the several that it becomes: exact up to that size",
         ),
+    };
+    let compiled = match tspec.unit {
+        Unit::Requests if is_less_than_a_slice_has => compiled.note(
+            "below 10 requests a second, one in a slice, the kernel errs either way: 9/s let 15.6/s through on Linux 6.18",
+        ),
+        Unit::Requests if blk_throttle::let_through(tspec.rate as f64) < tspec.rate as f64 => compiled.note(
+            "the kernel lets whole requests of a slice through: the next lower multiple of 10 a second",
+        ),
+        _ => compiled,
     };
     let compiled = match tspec.peak {
         Some(_) => compiled.note("the peak cannot be set: a slice's worth may go at once"),

@@ -394,3 +394,14 @@ fn settings_say_their_kind() {
     let c = compile(&bytes(1_000_000, MIB, None), Direction::Read, &io_max()).unwrap();
     assert!(matches!(&c.settings[0], Setting::File { text, .. } if text == "8:0 rbps=1000000"));
 }
+
+#[test]
+fn requests_of_a_cgroup_are_those_of_whole_slices() {
+    let of = |rate| compile(&requests(rate, 1), Direction::Read, &io_max()).unwrap();
+    let noted = |of: &Compiled, word: &str| of.notes.iter().any(|note| note.contains(word));
+    let (whole, between, few) = (of(70), of(78), of(9));
+    assert!(!noted(&whole, "multiple of 10") && whole.worth == Enforcement::Cap);
+    assert!(noted(&between, "multiple of 10") && between.worth == Enforcement::Cap);
+    assert!(noted(&few, "either way") && few.worth == Enforcement::Hint && few.excess.is_none());
+    assert_eq!((whole.rate.kept, between.rate.kept), (Some(70.0), Some(70.0)));
+}
