@@ -22,7 +22,7 @@ pub(super) fn choose(
     let model = curve.model()?;
     let most = curve.runs.iter().filter_map(|run| run.limit).map(|limit| limit.rate).fold(1.0, f64::max);
     let at = |rate: f64| {
-        let limit = neighbour.limit(requests(rate, None), actuator)?;
+        let limit = neighbour.limit(requests(actuator, rate, None), actuator)?;
         let expected = model.curve().at(limit.kept.rate.min(model.curve().largest()));
         let bound = model.bound(&limit.kept);
         let victim = outlook(need, bound, expected);

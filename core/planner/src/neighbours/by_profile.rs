@@ -51,8 +51,8 @@ pub(super) fn choose(
     };
     // One request per second of the most expensive kind.
     let least = costs.iter().copied().fold(0.0, f64::max);
-    let plain = |rate: f64| requests(rate, None);
-    let one_by_one = |rate: f64| Tspec { burst: 1, ..requests(rate, None) };
+    let plain = |rate: f64| requests(actuator, rate, None);
+    let one_by_one = |rate: f64| Tspec { burst: 1, ..requests(actuator, rate, None) };
     let largest =
         |tspec: &dyn Fn(f64) -> Tspec| largest_that_holds(least, 1.0, |share| held(at(share, tspec).ok()?));
     let by_burst = largest(&plain);
@@ -62,7 +62,7 @@ pub(super) fn choose(
         .map(|(share, _)| share)
         .filter(|share| by_burst.as_ref().is_none_or(|(plain, _)| OF_PEAK * share > *plain));
     let with_peak = by_peak.and_then(|share| {
-        held(at(OF_PEAK * share, &|rate| requests(rate, Some((rate / OF_PEAK).floor()))).ok()?)
+        held(at(OF_PEAK * share, &|rate| requests(actuator, rate, Some((rate / OF_PEAK).floor()))).ok()?)
     });
     let Some((limits, victims)) = with_peak.or(by_burst.map(|(_, found)| found)) else {
         let limits = at(least, &plain)?;

@@ -15,7 +15,7 @@ use rtvirtio_traffic::{
     Actuator, Arrival, CompileError, Direction, Place, Service, ServiceTarget, Tspec, Unit, VictimCurve,
     compile,
 };
-use rtvirtio_units::Bytes;
+use rtvirtio_units::{Bytes, blk_throttle};
 use serde::Serialize;
 
 pub use error::NeighbourError;
@@ -276,8 +276,13 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
 }
 
 /// A limit in requests, with a burst that makes up for late wake-ups of the regulator.
-fn requests(rate: f64, peak: Option<f64>) -> Tspec {
-    let rate = rate.clamp(1.0, MAX_RATE) as u64;
+fn requests(actuator: Actuator, rate: f64, peak: Option<f64>) -> Tspec {
+    // The kernel bounds no smaller rate.
+    let least = match actuator {
+        Actuator::IoMax | Actuator::ThrottleV1 => blk_throttle::STEP,
+        _ => 1.0,
+    };
+    let rate = rate.clamp(least, MAX_RATE) as u64;
     let peak = peak.map(|peak| peak.min(MAX_RATE) as u64).filter(|peak| *peak > rate);
     let burst = 1 + (rate as f64 * LATE).ceil() as u64;
     Tspec { unit: Unit::Requests, rate, burst, peak, largest: 1 }

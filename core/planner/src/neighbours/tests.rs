@@ -51,7 +51,9 @@ fn a_regulator_with_a_larger_burst_gets_a_smaller_rate() {
     let spec = two(20);
     let rate = |actuator| plan(&spec, actuator).unwrap().limits[0].tspec.rate;
     assert!(rate(Actuator::IoDomain) > rate(Actuator::IoMax), "a slice of 100 ms comes at once");
-    assert!(rate(Actuator::IoMax) >= 1);
+    assert!(rate(Actuator::IoMax) >= 10, "the kernel bounds no smaller limit");
+    let e = plan(&two(1), Actuator::IoMax).unwrap_err();
+    assert!(e.is_infeasible() && e.to_string().contains(" 10/s"), "{e}");
     let e = plan(&spec, Actuator::TcHtb).unwrap_err();
     assert!(matches!(e, NeighbourError::NotOfDisks { .. }), "{e}");
 }
