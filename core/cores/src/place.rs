@@ -46,7 +46,7 @@ pub struct Request {
 /// CPUs for the threads of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// What was asked.
+    /// Request that it answers.
     pub request: Request,
     /// CPU of each vCPU, in the guest's order.
     pub vcpus: Vec<u32>,
@@ -73,7 +73,7 @@ pub enum Refused {
     /// Not enough free CPU time.
     #[error("{} vCPUs with {} each and {} other threads do not fit; {}", asked.vcpus, asked.each, asked.service, would(*vcpus, *share))]
     Room {
-        /// What was asked.
+        /// Request that does not fit.
         asked: Request,
         /// Most vCPUs that would fit with the same use and the same other threads; 0 for none.
         vcpus: u32,

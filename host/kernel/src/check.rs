@@ -1,5 +1,6 @@
 //! Readiness checks of this host. Each finding has what was found, why it matters and a remedy.
 
+mod cores;
 mod cpu;
 mod guest;
 mod io;
@@ -84,6 +85,7 @@ pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();
     io::check(root, &mut found);
     cpu::check(root, &mut found);
+    cores::check(root, &mut found);
     memory::check(root, &mut found);
     realtime::check(root, &mut found);
     tools::check(root, &mut found);

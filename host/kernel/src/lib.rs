@@ -26,6 +26,7 @@ pub mod sched;
 pub mod steal;
 pub mod task;
 pub mod text;
+mod topology;
 pub mod trusted;
 
 pub use atomic_write::atomic_write;
@@ -37,3 +38,4 @@ pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use process::ProcessId;
 pub use root::Root;
 pub use root_domain::root_domain;
+pub use topology::topology;

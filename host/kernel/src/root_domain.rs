@@ -12,6 +12,7 @@ use std::path::Path;
 
 use crate::mounts::mounts;
 use crate::task::Membership;
+use crate::topology::{cpus_in, isolated};
 use crate::{HostError, Root, text};
 
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -23,7 +24,7 @@ const CPUS: &str = "/sys/devices/system/cpu";
 /// When the mounts or the list of CPUs that are online cannot be read.
 pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Result<BTreeSet<u32>, HostError> {
     let online = cpus_in(root, Path::new(&format!("{CPUS}/online")))?.unwrap_or_default();
-    let isolated = cpus_in(root, Path::new(&format!("{CPUS}/isolated")))?.unwrap_or_default();
+    let isolated = isolated(root)?;
     let domain = partition(root, cgroups)?.unwrap_or(online);
     let mask = text::cpu_list(affinity).unwrap_or_default();
     if !mask.is_empty() && mask.is_subset(&isolated) {
@@ -31,13 +32,6 @@ pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Resul
     }
     let rest: BTreeSet<u32> = domain.difference(&isolated).copied().collect();
     Ok(if rest.is_empty() { domain } else { rest })
-}
-
-/// CPUs that a file lists; `None` without the file.
-fn cpus_in(root: &Root, path: &Path) -> Result<Option<BTreeSet<u32>>, HostError> {
-    let Some(text) = root.read_optional(path)? else { return Ok(None) };
-    let form = || HostError::Form { path: path.to_owned(), text: text.clone(), expected: "a list of CPUs" };
-    text::cpu_list(&text).ok_or_else(form).map(Some)
 }
 
 /// CPUs of the nearest partition around the thread; the hierarchy's own root, which alone has no

@@ -155,6 +155,19 @@ pub fn run_delay(root: &Root, pid: u32, tid: u32) -> Result<Option<Duration>, Ho
     Ok(waited.filter(|_| ran.is_some_and(|ran| ran > 0)).map(Duration::from_nanos))
 }
 
+/// Numbers of vCPUs in a thread's name: `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for
+/// all, whose numbers only the monitor knows. Other VMMs have a fixed word and the number.
+#[must_use]
+pub fn vcpus_in_name(name: &str) -> Option<Vec<u32>> {
+    if name.starts_with("ALL CPUs/") {
+        return Some(Vec::new());
+    }
+    let of_qemu = || name.strip_prefix("CPU ")?.split_once('/').map(|(number, _)| number);
+    let of_others =
+        || ["fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "vcpu"].iter().find_map(|p| name.strip_prefix(p));
+    Some(vec![of_qemu().or_else(of_others)?.parse().ok()?])
+}
+
 /// CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
 ///
 /// # Errors

@@ -56,6 +56,38 @@ pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
     Some(cpus)
 }
 
+/// CPUs in the kernel's form of a list: `0-3,6`; empty for none.
+#[must_use]
+pub fn cpu_ranges(cpus: &BTreeSet<u32>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let one = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+/// Parses a mask of CPUs in hexadecimal words of 32 bits: `3`, `ff,00000001`. `None` for another
+/// format.
+#[must_use]
+pub fn cpu_mask(text: &str) -> Option<BTreeSet<u32>> {
+    let mut cpus = BTreeSet::new();
+    for (at, word) in (0..).zip(text.trim().rsplit(',')) {
+        let bits = u32::from_str_radix(word, 16).ok()?;
+        if at > MAX_CPU / 32 || word.len() > 8 {
+            return None;
+        }
+        cpus.extend((0..32).filter(|bit| bits >> bit & 1 == 1).map(|bit| at * 32 + bit));
+    }
+    Some(cpus)
+}
+
 /// Values that a knob in milliseconds which the kernel holds in jiffies may show after `ms` was
 /// written to it.
 ///

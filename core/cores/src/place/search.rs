@@ -20,7 +20,7 @@ pub(super) struct Choice {
     pub(super) beyond: usize,
 }
 
-/// What a CPU can hold of the request.
+/// Threads of the request that a CPU can hold.
 #[derive(Clone, Copy)]
 struct Places {
     at: usize,
@@ -162,11 +162,10 @@ impl<'a> Search<'a> {
         let vcpus = self.request.vcpus as usize;
         // Whole vCPUs fill up cores, which come in order; parts go where the least is free.
         let whole = self.request.each == Use::Whole;
-        let order = |cpu: &&Places| match cpu.beside {
-            Some(beside) => {
-                (cpu.service - beside, Reverse(cpu.isolated), if whole { 0 } else { cpu.room }, cpu.at)
-            }
-            None => (u32::MAX, Reverse(false), 0, cpu.at),
+        let order = |cpu: &&Places| {
+            let Some(beside) = cpu.beside else { return (u32::MAX, Reverse((false, 0)), 0, cpu.at) };
+            let fast = Reverse((cpu.isolated, self.host.cpus[cpu.at].capacity));
+            (cpu.service - beside, fast, if whole { 0 } else { cpu.room }, cpu.at)
         };
         cpus.sort_unstable_by_key(order);
         let on = cpus.get(..vcpus).filter(|all| all.iter().all(|cpu| cpu.beside.is_some()))?;

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use super::Finding;
 use crate::mounts::mounts;
-use crate::{HostError, Root, process, text};
+use crate::topology::tickless;
+use crate::{HostError, Root, process};
 
 /// Directory of the fair server's values, with a subdirectory for each CPU
 /// (`kernel/sched/debug.c`). debugfs is for root only.
@@ -151,10 +152,7 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
 
 /// Names of the CPUs that run without a tick (`nohz_full=`), in the form `cpu3`.
 fn nohz_full(root: &Root) -> Result<BTreeSet<String>, HostError> {
-    let text = root.read_optional("/sys/devices/system/cpu/nohz_full")?;
-    // A text that is no list, such as `(null)`, is the kernel's word for none.
-    let list = text.and_then(|text| text::cpu_list(&text)).unwrap_or_default();
-    Ok(list.into_iter().map(|cpu| format!("cpu{cpu}")).collect())
+    Ok(tickless(root)?.into_iter().map(|cpu| format!("cpu{cpu}")).collect())
 }
 
 /// The fair server on CPUs without a tick; nothing where there are none.
@@ -267,7 +265,7 @@ fn any_below(root: &Root, file: &Path) -> Result<bool, HostError> {
 }
 
 /// Findings on running VMs: whether their memory is locked, whether a QCOW2 image is among their
-/// disks, and whether each has a cgroup of its own.
+/// disks, whether each has a cgroup of its own, and vCPUs that cannot leave one CPU.
 ///
 /// Processes that have ended meanwhile, and those that may not be inspected, are left out.
 #[must_use]
@@ -286,6 +284,7 @@ pub fn vms(root: &Root) -> Vec<Finding> {
         }
     }
     found.extend(super::placement::findings(root, &vmms));
+    found.extend(super::cores::vms(root, &vmms));
     found
 }
 

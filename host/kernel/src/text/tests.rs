@@ -86,3 +86,18 @@ fn a_limit_that_is_not_understood_is_not_no_limit() {
     assert_eq!(io_max_value("7:0 rbps=max\n", "7:0", "wbps"), None);
     assert_eq!(io_max_value("", "7:0", "wbps"), Some(None));
 }
+
+#[test]
+fn cpus_are_read_from_masks_and_shown_as_ranges() {
+    for (mask, list) in
+        [("0", ""), ("3\n", "0-1"), ("d", "0,2-3"), ("80000001,00000000", "32,63"), ("ff", "0-7")]
+    {
+        let cpus = cpu_mask(mask).unwrap();
+        assert_eq!(cpu_ranges(&cpus), list, "{mask}");
+        assert_eq!(cpu_list(list), Some(cpus));
+    }
+    let long = ["1"; 257].join(",");
+    for bad in ["", "x", "1,,1", "100000000", "1 2", long.as_str()] {
+        assert_eq!(cpu_mask(bad), None, "{bad}");
+    }
+}

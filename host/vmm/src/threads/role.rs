@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use rtvirtio_kernel::task::vcpus_in_name;
 use serde::Serialize;
 
 use super::{Named, Thread};
@@ -79,7 +80,7 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
     if let Some(io) = named.iothreads.get(&tid) {
         return Role::IoThread(io.clone());
     }
-    if let Some(cpus) = vcpus(name) {
+    if let Some(cpus) = vcpus_in_name(name) {
         return Role::Vcpu(cpus);
     }
     if let Some(io) = name.strip_prefix("IO ") {
@@ -153,18 +154,6 @@ pub(super) fn name_rcu(threads: &mut [Thread]) {
 /// Whether a name is QEMU's. The kernel truncates names to 15 bytes: `qemu-system-x86`.
 fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" || name == "qemu"
-}
-
-/// Numbers of vCPUs in a thread's name: `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for
-/// all, whose numbers only the monitor knows. Other VMMs have a fixed word and the number.
-fn vcpus(name: &str) -> Option<Vec<u32>> {
-    if name.starts_with("ALL CPUs/") {
-        return Some(Vec::new());
-    }
-    let of_qemu = || name.strip_prefix("CPU ")?.split_once('/').map(|(number, _)| number);
-    let of_others =
-        || ["fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "vcpu"].iter().find_map(|p| name.strip_prefix(p));
-    Some(vec![of_qemu().or_else(of_others)?.parse().ok()?])
 }
 
 /// Role of a kernel thread that was started for a VM; `None` for any other. Its name ends in the id

@@ -1,0 +1,164 @@
+//! Traps of CPUs that are set apart: interrupts on them, and vCPUs that cannot leave one CPU.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Finding;
+use crate::sched::Policy;
+use crate::task::{self, TaskStat};
+use crate::topology::isolated;
+use crate::{HostError, Root, text};
+
+const IRQS: &str = "/proc/irq";
+const WHY_FIFO: &str =
+    "of two real-time vCPUs on one CPU the one that works keeps the other from running at all";
+const WHY_ONE: &str = "vCPUs that share a CPU wait for each other, whatever other CPUs have nothing to do";
+
+/// Interrupts on isolated CPUs; nothing where none is isolated.
+pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "cpu.isolated_irq";
+    const WHY: &str =
+        "isolcpus= keeps threads from a CPU, not interrupts: each one there delays the vCPU that has the CPU";
+    let read = || {
+        let apart = isolated(root)?;
+        if apart.is_empty() {
+            return Ok(None);
+        }
+        Ok::<_, HostError>(Some((new_ones(root, &apart)?, routed(root, &apart)?, apart)))
+    };
+    let (new, routed, apart) = match read() {
+        Ok(None) => return,
+        Ok(Some(read)) => read,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
+    let apart = text::cpu_ranges(&apart);
+    found.push(if new.is_empty() && routed == 0 {
+        Finding::ok(ID, format!("no interrupt is set to the isolated CPUs {apart}"), WHY)
+    } else {
+        let what = format!(
+            "of the isolated CPUs {apart}: new interrupts may use {}, and {routed} interrupts are set to some",
+            if new.is_empty() { "none".to_owned() } else { text::cpu_ranges(&new) }
+        );
+        let remedy = "boot with irqaffinity=CPUS, with the CPUs that are not isolated, and keep irqbalance from the others \
+                      (IRQBALANCE_BANNED_CPULIST)";
+        Finding::warn(ID, what, WHY, remedy)
+    });
+}
+
+/// Isolated CPUs that an interrupt may use that is requested from now on.
+fn new_ones(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostError> {
+    let path = format!("{IRQS}/default_smp_affinity");
+    let text = root.read(&path)?;
+    let form =
+        || HostError::Form { path: path.into(), text: text.trim().to_owned(), expected: "a mask of CPUs" };
+    let mask = text::cpu_mask(&text).ok_or_else(form)?;
+    Ok(mask.intersection(apart).copied().collect())
+}
+
+/// Number of interrupts that the kernel has set to isolated CPUs.
+fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
+    let mut n = 0;
+    for irq in root.list(IRQS)?.iter().filter(|name| name.parse::<u32>().is_ok()) {
+        // The interrupt may be given back meanwhile; without the file it is on no CPU of its own.
+        let list = root.read_optional(format!("{IRQS}/{irq}/effective_affinity_list"))?;
+        n +=
+            usize::from(list.and_then(|list| text::cpu_list(&list)).is_some_and(|on| !on.is_disjoint(apart)));
+    }
+    Ok(n)
+}
+
+/// Thread that runs vCPUs.
+struct Vcpu {
+    stat: TaskStat,
+    may_use: BTreeSet<u32>,
+}
+
+/// Findings on the vCPUs of VMs that run, by their threads' names.
+pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
+    let apart = match isolated(root) {
+        Ok(apart) => apart,
+        Err(e) => return vec![Finding::unknown("vm.cores", &e, WHY_ONE)],
+    };
+    let mut found = Vec::new();
+    let mut real_time: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for &pid in pids {
+        let vcpus = match vcpus(root, pid) {
+            Ok(vcpus) => vcpus,
+            Err(e) if e.is_gone() => continue,
+            Err(e) => {
+                found.push(Finding::unknown(&format!("vm.cores.{pid}"), &e, WHY_ONE));
+                continue;
+            }
+        };
+        for vcpu in vcpus.iter().filter(|v| matches!(v.stat.policy, Some(Policy::Fifo | Policy::Rr))) {
+            if let (Some(cpu), 1) = (vcpu.may_use.first(), vcpu.may_use.len()) {
+                real_time.entry(*cpu).or_default().push(pid);
+            }
+        }
+        found.extend(on_one(pid, &vcpus, &apart));
+    }
+    for (cpu, pids) in real_time.into_iter().filter(|(_, pids)| pids.len() > 1) {
+        let vms: BTreeSet<String> = pids.iter().map(u32::to_string).collect();
+        let vms: Vec<String> = vms.into_iter().collect();
+        found.push(Finding::warn(
+            &format!("cpu.real_time.{cpu}"),
+            format!("{} real-time vCPUs may use CPU {cpu} only (VM {})", pids.len(), vms.join(", ")),
+            WHY_FIFO,
+            "give each a CPU of its own (`vcpupin`, `taskset -p`), or make them ordinary threads",
+        ));
+    }
+    found
+}
+
+fn vcpus(root: &Root, pid: u32) -> Result<Vec<Vcpu>, HostError> {
+    let mut all = Vec::new();
+    for tid in task::tids(root, pid)? {
+        let read = || {
+            let stat = task::stat(root, pid, tid)?;
+            Ok((stat, task::affinity(root, pid, tid)?))
+        };
+        match read() {
+            Ok((stat, list)) if !stat.ended && task::vcpus_in_name(&stat.comm).is_some() => {
+                all.extend(text::cpu_list(&list).map(|may_use| Vcpu { stat, may_use }));
+            }
+            Ok(_) => {}
+            Err(e) if HostError::is_gone(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(all)
+}
+
+/// A VM whose vCPUs all have the same single CPU, or are left where they are.
+fn on_one(pid: u32, vcpus: &[Vcpu], apart: &BTreeSet<u32>) -> Option<Finding> {
+    let id = format!("vm.cores.{pid}");
+    if vcpus.len() < 2 {
+        return None;
+    }
+    let all: BTreeSet<u32> = vcpus.iter().flat_map(|vcpu| &vcpu.may_use).copied().collect();
+    if let (Some(only), 1) = (all.first(), all.len()) {
+        let what = format!("all {} vCPUs of VM {pid} may use CPU {only} only", vcpus.len());
+        return Some(Finding::warn(
+            &id,
+            what,
+            WHY_ONE,
+            "give each a CPU of its own (`vcpupin`, `taskset -p`)",
+        ));
+    }
+    // The kernel pushes real-time and deadline threads to other isolated CPUs, but not these.
+    let ordinary =
+        |vcpu: &&Vcpu| matches!(vcpu.stat.policy, Some(Policy::Other | Policy::Batch | Policy::Idle));
+    let stay = |vcpu: &&Vcpu| vcpu.may_use.len() > 1 && vcpu.may_use.is_subset(apart);
+    let left: Vec<&Vcpu> = vcpus.iter().filter(ordinary).filter(stay).collect();
+    let mut on: BTreeMap<u32, usize> = BTreeMap::new();
+    left.iter().for_each(|vcpu| *on.entry(vcpu.stat.cpu).or_default() += 1);
+    let (cpu, n) = on.into_iter().max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 1)?;
+    Some(Finding::warn(
+        &id,
+        format!("{n} vCPUs of VM {pid} last ran on CPU {cpu}, and may use several isolated CPUs"),
+        "between isolated CPUs the scheduler moves no ordinary thread: all stay where they started, often on the first",
+        "pin each vCPU to one of them (`vcpupin`, `taskset -p`)",
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+use super::super::Level;
+use super::*;
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+fn host(isolated: &str) -> (tempfile::TempDir, Root) {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/sys/devices/system/cpu/isolated", isolated);
+    put(&root, "/proc/irq/default_smp_affinity", "ff\n");
+    for (irq, on) in [(9, "0"), (24, "2"), (25, "5")] {
+        put(&root, &format!("/proc/irq/{irq}/effective_affinity_list"), on);
+    }
+    (dir, root)
+}
+
+/// A VM's thread, by its name, the number of its policy, its CPUs, and the CPU where it last ran.
+fn thread(root: &Root, pid: u32, tid: u32, of: (&str, u32, &str, u32)) {
+    let (name, policy, cpus, on) = of;
+    let zeros = |n| " 0".repeat(n);
+    let stat = format!("{tid} ({name}) S 1{} {on} 0 {policy}{}\n", zeros(34), zeros(11));
+    put(root, &format!("/proc/{pid}/task/{tid}/stat"), &stat);
+    put(root, &format!("/proc/{pid}/task/{tid}/status"), &format!("Cpus_allowed_list:\t{cpus}\n"));
+}
+
+#[test]
+fn interrupts_on_isolated_cpus_are_counted() {
+    let of = |root: &Root| {
+        let mut found = Vec::new();
+        check(root, &mut found);
+        found
+    };
+    assert_eq!(of(&host("\n").1), [], "no CPU is isolated");
+    let (_dir, root) = host("2-5\n");
+    let found = of(&root);
+    assert!(found.len() == 1 && found[0].level == Level::Warn, "{found:?}");
+    assert!(found[0].what.contains("may use 2-5, and 2 interrupts"), "{found:?}");
+    put(&root, "/proc/irq/default_smp_affinity", "00000000,00000003\n");
+    assert!(of(&root)[0].what.contains("may use none, and 2 interrupts"));
+    for irq in [24, 25] {
+        put(&root, &format!("/proc/irq/{irq}/effective_affinity_list"), "1\n");
+    }
+    assert_eq!(of(&root)[0].level, Level::Ok);
+    for (file, text) in
+        [("/proc/irq/default_smp_affinity", "xyz"), ("/sys/devices/system/cpu/isolated", "2-")]
+    {
+        put(&root, file, text);
+        assert!(of(&root)[0].what.starts_with("not known"), "{file}");
+    }
+}
+
+#[test]
+fn vcpus_that_cannot_leave_a_cpu_are_named() {
+    let (other, fifo, deadline) = (0, 1, 6);
+    // Isolated CPUs, the vCPUs of VM 7 and of VM 8, and what is found.
+    type Case<'a> = (&'a str, [&'a [(u32, &'a str, u32)]; 2], &'a [&'a str]);
+    let cases: &[Case<'_>] = &[
+        ("", [&[(other, "0-3", 0), (other, "0-3", 0)], &[(fifo, "0-3", 1)]], &[]),
+        ("", [&[(other, "1", 1), (other, "1", 1)], &[]], &["vm.cores.7"]),
+        ("", [&[(other, "1", 1), (other, "2", 2)], &[(other, "1", 1)]], &[]),
+        ("", [&[(fifo, "1", 1), (fifo, "2", 2)], &[(fifo, "2", 2)]], &["cpu.real_time.2"]),
+        ("", [&[(fifo, "1", 1), (fifo, "1", 1)], &[]], &["vm.cores.7", "cpu.real_time.1"]),
+        ("2-5", [&[(other, "2-5", 2), (other, "2-5", 2)], &[(other, "0", 0)]], &["vm.cores.7"]),
+        ("2-5", [&[(other, "2-5", 2), (other, "2-5", 3)], &[]], &[]),
+        ("2-5", [&[(fifo, "2-5", 2), (deadline, "2-5", 2)], &[]], &[]),
+        ("2-5", [&[(other, "1-5", 2), (other, "1-5", 2)], &[]], &[]),
+    ];
+    for (isolated, of_vms, ids) in cases {
+        let (_dir, root) = host(isolated);
+        for (pid, vcpus) in [7, 8].into_iter().zip(of_vms) {
+            thread(&root, pid, pid, ("qemu-system-x86", other, "0", 0));
+            for (n, &(policy, cpus, on)) in (0..).zip(vcpus.iter()) {
+                thread(&root, pid, pid * 10 + n, (&format!("CPU {n}/KVM"), policy, cpus, on));
+            }
+        }
+        // VM 9 has ended.
+        let found = vms(&root, &[7, 8, 9]);
+        let found_ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!(found_ids, *ids, "{of_vms:?}: {found:?}");
+        assert!(found.iter().all(|finding| finding.level == Level::Warn));
+    }
+    let (_dir, root) = host("");
+    put(&root, "/proc/7/task/7/stat", "garbage");
+    assert!(vms(&root, &[7])[0].what.starts_with("not known"));
+}
