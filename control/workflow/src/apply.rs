@@ -9,7 +9,7 @@ use rtvirtio_apply::{
 use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::Root;
 use rtvirtio_model::{Config, ModelKind, Profile};
-use rtvirtio_planner::{CpuRoom, Knob, LimitKind, Plan, check_actable, plan};
+use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_units::Ratio;
 
@@ -17,7 +17,7 @@ use crate::acting;
 use crate::block_sizes;
 use crate::contracts::{self, Admitted, InForce, VmCpu};
 use crate::covered::{self, CoveredVm};
-use crate::cpu_room;
+use crate::cpu_room::{self, CpuTime};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
@@ -95,20 +95,21 @@ pub fn plan_now(
     Ok((plan, found_config))
 }
 
-/// CPU time that is free now for the requests of the guests of these devices.
+/// CPU time for the requests of the guests of these devices now.
 ///
 /// # Errors
 /// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile; cancellation.
-pub fn cpu_room(
+pub fn cpu_time(
     devices: &Devices,
     with: &PlanWith<'_>,
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<Option<CpuRoom>> {
+) -> Result<(CpuTime, Vec<Profile>)> {
     let of = |site: &Site| load_profile(&site.spec, with.profile, dirs);
     let profiles = devices.sites.iter().map(of).collect::<Result<Vec<Profile>>>()?;
     let parts = devices.sites.iter().map(|site| &site.spec).zip(&profiles);
-    cpu_room::measure(&devices.host, parts, dirs, progress)
+    let time = cpu_room::measure(&devices.host, parts, dirs, progress)?;
+    Ok((time, profiles))
 }
 
 /// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.

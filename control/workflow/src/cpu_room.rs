@@ -1,13 +1,15 @@
 //! CPU time that the host has for its guests' requests now.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use rtvirtio_cpu::{Backend, choose};
 use rtvirtio_kernel::steal::{StealWatch, cpus_online};
-use rtvirtio_kernel::{HostError, Root, process};
-use rtvirtio_model::Profile;
-use rtvirtio_planner::CpuRoom;
+use rtvirtio_kernel::{HostError, Root, process, task};
+use rtvirtio_model::{Profile, is_guest};
+use rtvirtio_planner::{CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_waits, contracts};
 use rtvirtio_spec::{Device, HostSpec, Spec};
+use rtvirtio_units::Nanos;
 
 use crate::dirs::Dirs;
 use crate::error::Result;
@@ -17,6 +19,8 @@ use crate::started::StartedVm;
 
 /// Time over which the CPUs are watched.
 const WINDOW: Duration = Duration::from_secs(1);
+/// Fewest waits of a thread that give an estimate.
+const LEAST_WAITS: u64 = 30;
 
 /// CPUs of the host, and how many of them are free for a second from now on. What these processes
 /// use counts as free.
@@ -44,9 +48,49 @@ fn used(root: &Root, pid: u32) -> Result<Duration, HostError> {
     }
 }
 
-/// CPU time for the guests of a host with these parts, measured for a second; `None` without any
-/// that declare rates, where none of the devices was measured in a VM, and for a device or a
-/// measurement of another machine. What cannot be read is a warning.
+/// Waits of threads for CPUs, with the number of times that each got one; none of a thread whose
+/// waits cannot be read.
+fn waits(pids: &[u32]) -> BTreeMap<u32, (Duration, u64)> {
+    let root = Root::default();
+    let threads = pids.iter().flat_map(|pid| {
+        let tids = task::tids(&root, *pid).unwrap_or_default();
+        tids.into_iter().map(move |tid| (*pid, tid))
+    });
+    let of = |(pid, tid)| Some((tid, task::waits(&root, pid, tid).ok().flatten()?));
+    threads.filter_map(of).collect()
+}
+
+/// Waits of the thread with the longest mean between two readings; `None` where each has too few.
+fn delay(then: &BTreeMap<u32, (Duration, u64)>, now: &BTreeMap<u32, (Duration, u64)>) -> Option<RunDelay> {
+    let of = |(tid, (waited, times)): (&u32, &(Duration, u64))| {
+        let (waited_then, times_then) = then.get(tid)?;
+        let n = times.checked_sub(*times_then).filter(|n| *n >= LEAST_WAITS)?;
+        let mean = waited.checked_sub(*waited_then)?.as_nanos() / u128::from(n);
+        Some(RunDelay { mean_ns: Nanos(u64::try_from(mean).unwrap_or(u64::MAX)), n })
+    };
+    now.iter().filter_map(of).max_by_key(|delay| delay.mean_ns)
+}
+
+/// CPU time for the requests of a host's guests.
+#[derive(Clone, Debug, Default)]
+pub struct CpuTime {
+    /// Sum for the guests without a contract; `None` where none of them declares a rate, or none of
+    /// their devices was measured in a VM.
+    pub room: Option<CpuRoom>,
+    /// Facts that the waits for CPUs follow from.
+    pub waits: CpuWaits,
+}
+
+impl CpuTime {
+    /// Adds what is known to the tasks that it is about.
+    pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec, profile: &Profile) {
+        self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));
+        add_cpu_waits(tasks, spec, profile, &self.waits);
+    }
+}
+
+/// CPU time for the guests of a host with these parts, measured for a second; nothing without
+/// guests, and for a device or a measurement of another machine. What cannot be read is a warning.
 ///
 /// # Errors
 /// Cancellation.
@@ -55,46 +99,73 @@ pub fn measure<'a>(
     parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<Option<CpuRoom>> {
+) -> Result<CpuTime> {
     let parts: Vec<_> = parts.collect();
     let is_elsewhere = |spec: &Spec| matches!(&spec.device, Device::Path(path) if !path.exists());
-    if parts.iter().any(|(spec, _)| is_elsewhere(spec)) {
-        return Ok(None);
+    let none = || Ok(CpuTime::default());
+    if parts.iter().any(|(spec, _)| is_elsewhere(spec)) || !host.vms().iter().any(is_guest) {
+        return none();
     }
-    let Some(room) = CpuRoom::sum(parts.iter().copied(), 0, 0.0) else { return Ok(None) };
-    // Of VMs with a contract the time is reserved: it is not free for others.
-    let vms = host.vms().iter().filter(|vm| vm.cpu.need.is_none()).map(|vm| vm.name.as_str());
-    let vms: BTreeSet<&str> = vms.collect();
-    let (mut own, mut unseen) = (Vec::new(), Vec::new());
-    match find::of_host(host.vms(), dirs) {
-        Ok(found) => {
-            for vm in found.iter().filter(|vm| vms.contains(vm.name.as_str())) {
-                match StartedVm::find(vm, progress) {
-                    Some(of) => own.extend(of.processes.iter().map(|process| process.pid)),
-                    None => unseen.push(vm.name.clone()),
-                }
-            }
-        }
-        Err(_) => unseen.extend(vms.iter().map(|name| (*name).to_owned())),
-    }
-    let (cpus, free) = match free(&own, progress) {
+    let (own, unseen) = seen(host, dirs, progress);
+    let pids: Vec<u32> = own.values().flatten().copied().collect();
+    let read = || own.iter().map(|(vm, pids)| (vm.clone(), waits(pids))).collect::<BTreeMap<_, _>>();
+    let before = read();
+    let (cpus, free) = match free(&pids, progress) {
         Ok(found) => found,
-        Err(_) if progress.is_cancelled() => return progress.check_cancelled().map(|()| None),
+        Err(_) if progress.is_cancelled() => return progress.check_cancelled().and_then(|()| none()),
         Err(e) => {
             progress.warn(&format!("free CPU time is not known: {e:#}"));
-            return Ok(None);
+            return none();
         }
     };
     // Measured on a host with other CPUs.
     if parts.iter().any(|(_, profile)| profile.guest.is_some() && profile.cpus > cpus) {
-        return Ok(None);
+        return none();
     }
-    let room = CpuRoom { cpus, free, ..room };
-    if room.is_short() && !unseen.is_empty() {
+    let delays = read().into_iter().filter_map(|(vm, now)| Some((delay(before.get(&vm)?, &now)?, vm)));
+    let delays = delays.map(|(delay, vm)| (vm, delay)).collect();
+    let room = CpuRoom::sum(parts.iter().copied(), cpus, free);
+    if room.is_some_and(|room| room.is_short()) && !unseen.is_empty() {
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    Ok(Some(room))
+    let contracts = contracts(host);
+    let guaranteed = contracts > 0 && guarantees_groups(progress);
+    let waits = CpuWaits { cpus, tick: rtvirtio_cpu::tick(), contracts, guaranteed, delays };
+    Ok(CpuTime { room, waits })
+}
+
+/// Whether this host's mechanism of contracts guarantees a budget to all threads of a VM together.
+/// A quota is a cap only, and under SCHED_DEADLINE each thread has a part of its own.
+fn guarantees_groups(progress: &dyn Progress) -> bool {
+    match rtvirtio_cpu::probe(&Root::default()) {
+        Ok(probe) => choose(&probe, None, false)
+            .is_some_and(|found| matches!(found.backend, Backend::Hcbs | Backend::RtGroup)),
+        Err(e) => {
+            progress.warn(&format!("mechanisms of CPU contracts are not known: {e}"));
+            false
+        }
+    }
+}
+
+/// Processes of the VMs without a contract, and the names of those not seen to run. Of VMs with one
+/// the time is reserved: it is not free for others.
+fn seen(host: &HostSpec, dirs: &Dirs, progress: &dyn Progress) -> (BTreeMap<String, Vec<u32>>, Vec<String>) {
+    let vms = host.vms().iter().filter(|vm| vm.cpu.need.is_none()).map(|vm| vm.name.as_str());
+    let vms: BTreeSet<&str> = vms.collect();
+    let Ok(found) = find::of_host(host.vms(), dirs) else {
+        return (BTreeMap::new(), vms.into_iter().map(str::to_owned).collect());
+    };
+    let (mut own, mut unseen) = (BTreeMap::new(), Vec::new());
+    for vm in found.iter().filter(|vm| vms.contains(vm.name.as_str())) {
+        match StartedVm::find(vm, progress) {
+            Some(of) => {
+                own.insert(vm.name.clone(), of.processes.iter().map(|process| process.pid).collect());
+            }
+            None => unseen.push(vm.name.clone()),
+        }
+    }
+    (own, unseen)
 }
 
 #[cfg(test)]
@@ -110,5 +181,23 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         super::free(&[child.id()], &Quiet::default()).unwrap();
+    }
+
+    #[test]
+    fn the_thread_with_the_longest_mean_counts() {
+        let at = |of: &[(u32, u64, u64)]| -> BTreeMap<u32, (Duration, u64)> {
+            of.iter().map(|(tid, us, n)| (*tid, (Duration::from_micros(*us), *n))).collect()
+        };
+        let then = at(&[(1, 0, 0), (2, 500, 10), (3, 0, 0)]);
+        // The third got a CPU too few times, the fourth began meanwhile.
+        let now = at(&[(1, 9_000, 900), (2, 5_500, 60), (3, 90_000, 29), (4, 90_000, 90)]);
+        assert_eq!(delay(&then, &now), Some(RunDelay { mean_ns: Nanos(100_000), n: 50 }));
+        assert_eq!(delay(&now, &then), None, "the counters began anew");
+    }
+
+    #[test]
+    fn waits_of_own_threads_are_read() {
+        assert!(!waits(&[std::process::id()]).is_empty(), "no thread of this process has schedstat");
+        assert!(waits(&[u32::MAX]).is_empty());
     }
 }

@@ -7,6 +7,7 @@
 
 mod convert;
 mod cpu_room;
+mod cpu_wait;
 mod error;
 mod evaluate;
 mod explain;
@@ -25,6 +26,7 @@ mod types;
 
 pub use convert::{check_actable, config_of, settings_of};
 pub use cpu_room::CpuRoom;
+pub use cpu_wait::{CpuWait, CpuWaits, RunDelay, add_cpu_waits, contracts, debt};
 pub use error::PlanError;
 pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};

@@ -94,6 +94,7 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
                 margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
                 forecast,
                 cpu: None,
+                cpu_wait: None,
             }
         })
         .collect()

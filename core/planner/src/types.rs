@@ -5,6 +5,7 @@ use rtvirtio_units::{Enforcement, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu_room::CpuRoom;
+use crate::cpu_wait::CpuWait;
 
 /// Settings for one device, and the predictions under them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -148,19 +149,32 @@ pub struct TaskOutlook {
     /// CPU contract or is a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuRoom>,
+    /// Wait for a CPU, which is not in the prediction; `None` where nothing tells of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_wait: Option<CpuWait>,
 }
 
 impl TaskOutlook {
-    /// Whether the requests need more CPU time than others leave.
+    /// Whether the requests need more CPU time than others leave, or may wait for it for so long
+    /// that the target is missed.
     #[must_use]
     pub fn lacks_cpu(&self) -> bool {
-        self.cpu.is_some_and(|room| room.is_short())
+        self.cpu.is_some_and(|room| room.is_short()) || self.waits_too_long()
     }
 
-    /// Whether they need more than the host has.
+    /// Whether they need more than the host, or the VM's contract, has.
     #[must_use]
     pub fn exceeds_cpus(&self) -> bool {
         self.cpu.is_some_and(|room| room.is_too_much())
+            || self.cpu_wait.is_some_and(|wait| wait.is_too_much())
+    }
+
+    /// Whether the wait for a CPU may take more than the prediction leaves of the target.
+    #[must_use]
+    pub fn waits_too_long(&self) -> bool {
+        let Some((of, margin)) = self.cpu_wait.zip(self.margin_ns) else { return false };
+        let room = u64::try_from(margin).unwrap_or(0);
+        of.wait().is_none_or(|wait| wait.0 > room)
     }
 }
 

@@ -148,11 +148,19 @@ pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> 
 /// # Errors
 /// When the thread is gone.
 pub fn run_delay(root: &Root, pid: u32, tid: u32) -> Result<Option<Duration>, HostError> {
+    Ok(waits(root, pid, tid)?.map(|(waited, _)| waited))
+}
+
+/// [`run_delay`], with the number of times that the thread got a CPU.
+///
+/// # Errors
+/// When the thread is gone.
+pub fn waits(root: &Root, pid: u32, tid: u32) -> Result<Option<(Duration, u64)>, HostError> {
     let text = root.read(dir(pid, tid).join("schedstat"))?;
-    let mut numbers = text.split_whitespace().map(|n| n.parse::<u64>().ok());
-    let (ran, waited) = (numbers.next().flatten(), numbers.next().flatten());
+    let numbers: Vec<u64> = text.split_whitespace().map_while(|n| n.parse().ok()).collect();
     // Without CONFIG_SCHED_INFO the line is `0 0 0`.
-    Ok(waited.filter(|_| ran.is_some_and(|ran| ran > 0)).map(Duration::from_nanos))
+    let [ran, waited, times] = numbers[..] else { return Ok(None) };
+    Ok((ran > 0).then_some((Duration::from_nanos(waited), times)))
 }
 
 /// Numbers of vCPUs in a thread's name: `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, need_root, print, show, style};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::add_cpu_room;
 use rtvirtio_report::text;
 use rtvirtio_workflow::apply::{self, PlanWith, Resolved, Room, Wanted};
 use rtvirtio_workflow::devices::Devices;
@@ -182,13 +181,13 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     let with =
         PlanWith { profile: args.profile.as_deref(), model: args.model.into(), enough: args.margin.enough() };
     let is_shown = !ui.json && !args.dry_run;
-    let room = if is_shown { apply::cpu_room(devices, &with, dirs, ui)? } else { None };
+    let time = if is_shown { Some(apply::cpu_time(devices, &with, dirs, ui)?) } else { None };
     let mut plans = Vec::new();
-    for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
+    for (i, (part, site)) in devices.host.parts().iter().zip(&devices.sites).enumerate() {
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
         let mut shown = plan.clone();
-        if let Some(room) = &room {
-            add_cpu_room(&mut shown.tasks, &site.spec, room);
+        if let Some((time, profiles)) = &time {
+            time.add_to(&mut shown.tasks, &site.spec, &profiles[i]);
         }
         let notes = site.stack.notes_on_settings();
         if is_shown {

@@ -4,15 +4,16 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
-use rtvirtio_planner::{CpuRoom, TaskOutlook, add_cpu_room, plan};
+use rtvirtio_planner::{TaskOutlook, plan};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_text::shell_path;
+use rtvirtio_workflow::cpu_room::{self, CpuTime};
 use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::networks::{tc_script, warn_left_out};
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook, warn_throttled};
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan, ProfileUsed};
-use rtvirtio_workflow::{Dirs, Progress, contracts, cpu_room, domain};
+use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 
 use super::{one_profile, title};
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};
@@ -45,9 +46,8 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         Ok(outlook(&basis.spec, &basis.profile, &basis.choice, start, placements)?)
     };
     let mut tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
-    if let Some(room) = room(&args.model, &host, &bases, &global.dirs(), ui)? {
-        bases.iter().zip(&mut tasks).for_each(|((_, basis), tasks)| add_cpu_room(tasks, &basis.spec, &room));
-    }
+    let time = cpu_time(&args.model, &host, &bases, &global.dirs(), ui)?;
+    bases.iter().zip(&mut tasks).for_each(|((_, of), tasks)| time.add_to(tasks, &of.spec, &of.profile));
     let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
     show(ui, &all, || {
         let one = |((name, basis), tasks): (&(Option<String>, Basis), &Vec<TaskOutlook>)| {
@@ -59,17 +59,17 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// CPU time that is free for the requests of the host's guests now.
-fn room(
+/// CPU time for the requests of the host's guests now.
+fn cpu_time(
     args: &ModelArgs,
     host: &HostSpec,
     bases: &[(Option<String>, Basis)],
     dirs: &Dirs,
     ui: &Ui,
-) -> anyhow::Result<Option<CpuRoom>> {
+) -> anyhow::Result<CpuTime> {
     if args.defaults {
         // For a host as it is after its start, not as it is now.
-        return Ok(None);
+        return Ok(CpuTime::default());
     }
     let parts = bases.iter().map(|(_, basis)| (&basis.spec, &basis.profile));
     Ok(cpu_room::measure(host, parts, dirs, ui)?)
@@ -116,10 +116,9 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), shell_path(out)));
     }
     // Of this moment, so it stands in no file.
-    if let Some(room) = room(&args.model, &host, &bases, dirs, ui)? {
-        let of = plan.devices.iter_mut().zip(&bases);
-        of.for_each(|(of, (_, basis))| add_cpu_room(&mut of.plan.tasks, &basis.spec, &room));
-    }
+    let time = cpu_time(&args.model, &host, &bases, dirs, ui)?;
+    let of = plan.devices.iter_mut().zip(&bases);
+    of.for_each(|(of, (_, basis))| time.add_to(&mut of.plan.tasks, &basis.spec, &basis.profile));
     let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;
     let controls: Vec<_> = bases.iter().flat_map(|(_, basis)| &basis.controls).collect();

@@ -144,9 +144,13 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// CPU time of the guests' requests, where it was looked at.
 pub(super) fn cpu_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    let Some(room) = cpu_time::of_tasks(tasks) else { return String::new() };
-    let text = style.wrap(&cpu_time::cpu_room(room), 0);
-    if room.is_short() { style.paint(&text, Paint::Bad) } else { text }
+    let room = cpu_time::of_tasks(tasks).map(|room| (cpu_time::cpu_room(room), room.is_short()));
+    let notes = room.into_iter().chain(cpu_time::waits_of_tasks(tasks));
+    let one = |(said, is_bad): (String, bool)| {
+        let text = style.wrap(&said, 0);
+        if is_bad { style.paint(&text, Paint::Bad) } else { text }
+    };
+    notes.map(one).collect()
 }
 
 /// The meaning of "at most", and where it is extrapolated.

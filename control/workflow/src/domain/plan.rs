@@ -6,6 +6,7 @@ use rtvirtio_domain_config::File;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan, plan_networks};
 use rtvirtio_domain_resources::check::Directories;
 use rtvirtio_model::Profile;
+use rtvirtio_planner::{contracts, debt};
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Spec, Vm};
 
 use super::absolute;
@@ -36,7 +37,8 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
 /// The plan with the networks and paths of the spec.
 #[must_use]
 pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs) -> DomainPlan {
-    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports"))).with_paths(host)
+    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports")))
+        .with_paths(host, debt(rtvirtio_cpu::tick(), contracts(host)))
 }
 
 /// Whether a VM's QEMU is libvirt's, which runs it as another user than root.
