@@ -14,6 +14,7 @@ use crate::accuracy::{self, AccuracyOptions};
 use crate::before_after::BeforeAfterData;
 use crate::blame::BlameData;
 use crate::cases::{self, Tier};
+use crate::cpu_predict::CpuPredictData;
 use crate::cyclictest::CyclictestData;
 use crate::daemon::DaemonData;
 use crate::daemon::day::DayData;
@@ -63,6 +64,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
     let results = [
         saved::<BeforeAfterData>(),
         saved::<BlameData>(),
+        saved::<CpuPredictData>(),
         saved::<Planning>(),
         saved::<TailsData>(),
         saved::<ReservationData>(),

@@ -12,6 +12,7 @@ pub mod blame;
 pub mod cases;
 pub mod claims;
 pub mod contention;
+pub mod cpu_predict;
 pub mod cyclictest;
 pub mod daemon;
 pub mod directory;

@@ -5,6 +5,7 @@ mod before_after;
 mod blame;
 mod cases;
 mod contention;
+mod cpu_predict;
 mod cyclictest;
 mod daemon;
 mod fleet;
@@ -29,6 +30,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
+pub use cpu_predict::BenchCpuPredictArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
@@ -128,6 +130,16 @@ The VM and its neighbour are QEMU guests on an emulated drive. A VM of plain pro
 causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only. All causes are taken away after each run.
 Exit code 2 when a claim is not met.")]
     Blame(BenchBlameArgs),
+    /// Predictions with and without the CPU's term, against runs under CPU load
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench cpu-predict                              80 runs with loads of 0 to 2 CPUs: about 25 minutes
+  sudo rtvirtio-bench cpu-predict --runs 3 --for 4s --out /tmp/cpu
+  rtvirtio-bench cpu-predict --report-only --json | jq .claims
+
+The VM is a QEMU guest on an emulated drive. The result is written after each run, and the same command goes on from it.
+Exit code 2 when a claim is not met.")]
+    CpuPredict(BenchCpuPredictArgs),
     /// Duration of planning, and distance from the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"

@@ -11,6 +11,7 @@ use rtvirtio_console::{Global, Ui, need_root, show, write_file};
 use rtvirtio_experiments::before_after::BeforeAfterData;
 use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
+use rtvirtio_experiments::cpu_predict::{self, CpuPredictData};
 use rtvirtio_experiments::cyclictest::CyclictestData;
 use rtvirtio_experiments::daemon::scale::sleep_with;
 use rtvirtio_experiments::experiment::{Experiment as _, report};
@@ -48,8 +49,8 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
-    BenchContentionArgs, BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs,
-    BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
+    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs,
+    BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
     BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
     BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
@@ -65,6 +66,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Accuracy(args) => run_accuracy(args, ui),
         BenchCommand::BeforeAfter(args) => run_before_after(args, &of("before-after", &args.result)),
         BenchCommand::Blame(args) => run_blame(args, &of("blame", &args.result)),
+        BenchCommand::CpuPredict(args) => run_cpu_predict(args, &of("cpu-predict", &args.result)),
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
@@ -297,6 +299,14 @@ fn run_blame(args: &BenchBlameArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<BlameData>(known(&args.device), |path, labs| {
         let labs = LabHost { twin_server: slow_twin_server, ..labs.clone() };
         blame::measure(&args.options(), path, &labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
+}
+
+fn run_cpu_predict(args: &BenchCpuPredictArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<CpuPredictData>(known(&args.device), |path, labs| {
+        cpu_predict::measure(&args.options(), path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })

@@ -1,6 +1,7 @@
 //! CPU time that the host has for its guests' requests now.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use rtvirtio_cpu::{Backend, choose};
@@ -10,6 +11,7 @@ use rtvirtio_model::{Profile, is_guest};
 use rtvirtio_planner::{CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_waits, contracts};
 use rtvirtio_spec::{Device, HostSpec, Spec};
 use rtvirtio_units::Nanos;
+use serde::Serialize;
 
 use crate::dirs::Dirs;
 use crate::error::Result;
@@ -21,6 +23,34 @@ use crate::started::StartedVm;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Fewest waits of a thread that give an estimate.
 const LEAST_WAITS: u64 = 30;
+/// Largest share of the CPUs that is idle on a host whose CPUs are used up.
+const FULL: f64 = 0.05;
+
+/// CPU time that VMs take of a host, over a second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CpuUse {
+    /// CPUs of the host.
+    pub cpus: u32,
+    /// CPUs that the VMs used.
+    pub used: f64,
+    /// CPUs that were free; what these VMs used counts as free.
+    pub free: f64,
+}
+
+impl CpuUse {
+    /// Whether the host's CPUs were used up, so that those who need more wait.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.free - self.used < FULL * f64::from(self.cpus)
+    }
+}
+
+impl fmt::Display for CpuUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpus, used, free } = self;
+        write!(f, "VMs need {used:.2} of {cpus} CPUs for what they do now, {free:.2} are free for them")
+    }
+}
 
 /// CPUs of the host, and how many of them are free for a second from now on. What these processes
 /// use counts as free.
@@ -28,6 +58,14 @@ const LEAST_WAITS: u64 = 30;
 /// # Errors
 /// When `/proc/stat` cannot be read, and cancellation.
 pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
+    cpu_use(own, progress).map(|of| (of.cpus, of.free))
+}
+
+/// CPU time that VMs with these processes take for a second from now on.
+///
+/// # Errors
+/// Those of [`free`].
+pub fn cpu_use(own: &[u32], progress: &dyn Progress) -> Result<CpuUse> {
     let root = Root::default();
     let cpus = cpus_online(&root)?;
     let watch = StealWatch::start(&root)?;
@@ -37,7 +75,8 @@ pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
     let passed = begin.elapsed().as_secs_f64();
     let idle = watch.idle(&root)?.unwrap_or(0.0) * f64::from(cpus);
     let more: Duration = used()?.iter().zip(&before).map(|(now, then)| now.saturating_sub(*then)).sum();
-    Ok((cpus, idle + more.as_secs_f64() / passed))
+    let used = more.as_secs_f64() / passed;
+    Ok(CpuUse { cpus, used, free: idle + used })
 }
 
 /// CPU time of a process; none of one that has ended.
@@ -175,8 +214,11 @@ mod tests {
 
     #[test]
     fn what_its_own_processes_use_counts_as_free() {
-        let (all, free) = free(&[std::process::id()], &Quiet::default()).unwrap();
-        assert!((0.0..=f64::from(all) + 0.1).contains(&free), "{free} of {all}");
+        let of = cpu_use(&[std::process::id()], &Quiet::default()).unwrap();
+        assert!(of.used >= 0.0 && of.free >= of.used && of.cpus > 0, "{of}");
+        let said = CpuUse { cpus: 2, used: 1.03, free: 1.4 };
+        assert_eq!(said.to_string(), "VMs need 1.03 of 2 CPUs for what they do now, 1.40 are free for them");
+        assert!(!said.is_short() && CpuUse { free: 1.1, ..said }.is_short());
         // One that has ended uses nothing, and is no error.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();

@@ -17,6 +17,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::machines::{self, Machine, Unreadable, Vmm};
 use serde::Serialize;
 
+use crate::cpu_room::CpuUse;
 use crate::error::Result;
 
 pub use compared::compare;
@@ -38,6 +39,9 @@ pub struct Discovery {
     pub unreadable: Vec<Unreadable>,
     /// URI of libvirt's daemon; `None` is [`LibvirtDomain::DEFAULT_URI`].
     pub uri: Option<String>,
+    /// CPU time that the VMs take; `None` without a VM, and where it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuUse>,
     /// Length of the observation of their I/O; `None` without one.
     pub observed_ns: Option<Nanos>,
 }
@@ -129,7 +133,7 @@ pub fn discover(root: &Root, uri: Option<&str>) -> Result<Discovery> {
         domains::targets(root, uri.unwrap_or(LibvirtDomain::DEFAULT_URI), vm);
     }
     let (schema, uri) = (DISCOVERY_SCHEMA.to_owned(), uri.map(str::to_owned));
-    Ok(Discovery { schema, vms, unreadable, uri, observed_ns: None })
+    Ok(Discovery { schema, vms, unreadable, uri, cpu: None, observed_ns: None })
 }
 
 fn vm(

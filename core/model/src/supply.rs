@@ -10,8 +10,8 @@
 //! that the VM does alone: other work of the VM uses up the same budget.
 //!
 //! Without a contract no wait is bounded. The mean of observed waits gives an estimate: in a queue
-//! near saturation waits are exponential (Kingman, "The single server queue in heavy traffic", Proc.
-//! Cambridge Phil. Soc. 57, 1961), so that a share `1 - p` of them is longer than
+//! near saturation waits are exponential (Kingman, "The single server queue in heavy traffic",
+//! Proc. Cambridge Phil. Soc. 57, 1961), so that a share `1 - p` of them is longer than
 //! `mean * ln(1 / (1 - p))`.
 
 use rtvirtio_units::{Nanos, Percentile};

@@ -8,7 +8,8 @@ use rtvirtio_console::{Global, Ui, show, style};
 use rtvirtio_kernel::trusted::open_config;
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
-use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError, probe_kvm};
+use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError, machines, probe_kvm};
+use rtvirtio_workflow::cpu_room::cpu_use;
 use rtvirtio_workflow::{Progress, kernel_release, leftovers};
 
 use crate::args::CheckArgs;
@@ -27,6 +28,7 @@ pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
     extra.extend(rtvirtio_kernel::check::memory_traffic(&Root::default(), WATCHED));
+    extra.push(cpu_time(ui));
     extra.push(kvm(ui));
     extra.extend(args.guests.iter().flat_map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
@@ -69,6 +71,29 @@ fn guest(socket: &Path) -> Vec<Finding> {
             let why = format!("{name}: not known: {e}");
             vec![Finding::warn(TASKS.0, why, TASKS.1, REMEDY), kernel(Err(e))]
         }
+    }
+}
+
+/// CPU time that the VMs take, against what is free.
+fn cpu_time(ui: &Ui) -> Finding {
+    const ID: &str = "cpu.time";
+    const WHY: &str = "requests of VMs wait while other programs use the CPUs, whatever the disk does";
+    let root = Root::default();
+    let of = machines::find(&root).map_err(anyhow::Error::from).and_then(|(found, unreadable)| {
+        let pids: Vec<u32> = found.iter().map(|machine| machine.pid).collect();
+        Ok((cpu_use(&pids, ui)?, unreadable.len()))
+    });
+    match of {
+        Ok((of, 0)) if !of.is_short() => Finding::ok(ID, of.to_string(), WHY),
+        Ok((of, 0)) => {
+            let remedy = "end other programs, or give the VMs CPU contracts (`cpu` in the spec)";
+            Finding::warn(ID, of.to_string(), WHY, remedy)
+        }
+        Ok((of, hidden)) => {
+            let what = format!("{of}; {hidden} that cannot be inspected count as others");
+            Finding::warn(ID, what, WHY, "run it with sudo")
+        }
+        Err(e) => Finding::warn(ID, format!("not known: {e:#}"), WHY, "is /proc mounted?"),
     }
 }
 

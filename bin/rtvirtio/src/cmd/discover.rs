@@ -13,6 +13,7 @@ use rtvirtio_report::text::{Column, Table};
 use rtvirtio_text::shell_path;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::Direction;
+use rtvirtio_workflow::cpu_room::cpu_use;
 use rtvirtio_workflow::discover::{
     Discovery, FoundDisk, FoundReach, FoundVm, compare, discover, observe, spec_text,
 };
@@ -51,6 +52,11 @@ pub fn run(args: &DiscoverArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             if hidden == 1 { "process" } else { "processes" }
         )),
         (false, _) => {}
+    }
+    let pids: Vec<u32> = found.vms.iter().map(|vm| vm.pid).collect();
+    if !pids.is_empty() {
+        let of = cpu_use(&pids, ui).map_err(|e| ui.warn(&format!("CPU time of VMs is not known: {e:#}")));
+        found.cpu = of.ok();
     }
     if let (Some(length), false) = (args.observe, found.vms.is_empty()) {
         observe(&mut found, Duration::from_nanos(length.0), ui)?;
@@ -112,6 +118,7 @@ fn table(found: &Discovery) -> String {
         }
     }
     let mut out = table.draw(&style());
+    out.extend(found.cpu.map(|of| style().wrap(&format!("CPU: {of}"), 0)));
     for vm in &found.vms {
         for note in &vm.notes {
             out += &style().wrap(&format!("{}: {note}", vm.name), 0);

@@ -66,6 +66,7 @@ fn found(disks: Vec<FoundDisk>, observed: bool) -> Discovery {
         vms: vec![plc],
         unreadable: Vec::new(),
         uri: None,
+        cpu: None,
         observed_ns: observed.then_some(Nanos::from_millis(300_000)),
     }
 }
