@@ -335,6 +335,10 @@ fn before_us(
     machine: &Machine<'_>,
 ) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
+    // The affinity that a thread has from its parent cannot be told from one of its own.
+    if target.form == Form::Affinity {
+        return Ok(None);
+    }
     let read_now = |target: &Target| match machine.read(target) {
         Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
         Err(Fault::Gone(_)) => Ok(None),

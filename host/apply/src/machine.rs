@@ -1,14 +1,14 @@
 //! The machine that is changed: the host's files, and the files inside guests.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rtvirtio_kernel::queue_file::{self, is_queue_file};
 use rtvirtio_kernel::sched::{self, Attr};
-use rtvirtio_kernel::{Root, task};
+use rtvirtio_kernel::{Root, task, text};
 use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
 
@@ -63,6 +63,13 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call reports, with the reason where it is known.
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
+    /// Allows a thread these CPUs.
+    ///
+    /// # Errors
+    /// As the system call reports.
+    fn set_affinity(&self, _pid: u32, _tid: u32, _cpus: &BTreeSet<u32>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Properties of a unit of systemd, as `systemctl show` prints them.
     ///
     /// # Errors
@@ -139,6 +146,10 @@ impl HostFiles for Root {
             let kind = e.kind();
             io::Error::new(kind, sched::explain(self, pid, tid, attr, e))
         })
+    }
+
+    fn set_affinity(&self, _: u32, tid: u32, cpus: &BTreeSet<u32>) -> io::Result<()> {
+        between_in_process(|| task::set_affinity(tid, cpus))
     }
 
     fn unit(&self, unit: &str) -> io::Result<String> {
@@ -350,6 +361,11 @@ impl<'a> Machine<'a> {
             Form::Scheduling => {
                 let attr = text.parse::<Attr>().map_err(|e| invalid(e.to_string()))?;
                 self.host.set_scheduling(pid, tid, &attr).map_err(Fault::from_io)
+            }
+            Form::Affinity => {
+                let cpus =
+                    text::cpu_list(text).ok_or_else(|| invalid(format!("`{text}` is no list of CPUs")))?;
+                self.host.set_affinity(pid, tid, &cpus).map_err(Fault::from_io)
             }
             Form::ThreadCgroup { mount, .. } => {
                 let below = text.strip_prefix('/').unwrap_or(text);

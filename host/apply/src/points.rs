@@ -6,6 +6,7 @@
 //! its own, see [`KILL_AT`].
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -107,6 +108,9 @@ impl HostFiles for CountedHost<'_> {
     }
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
         self.between(|| self.0.set_scheduling(pid, tid, attr))
+    }
+    fn set_affinity(&self, pid: u32, tid: u32, cpus: &BTreeSet<u32>) -> io::Result<()> {
+        self.between(|| self.0.set_affinity(pid, tid, cpus))
     }
     fn unit(&self, unit: &str) -> io::Result<String> {
         self.0.unit(unit)

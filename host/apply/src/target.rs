@@ -70,6 +70,8 @@ pub enum Form {
     IoEnabled,
     /// Policy and parameters of a thread: the value is the text of [`Attr`].
     Scheduling,
+    /// CPUs that a thread may use: the value is the kernel's list, such as `0-3,6`.
+    Affinity,
     /// The cgroup of a thread in one v1 hierarchy: the value is the path below its root.
     ThreadCgroup {
         /// Controller of the hierarchy, such as `cpu`.
@@ -136,6 +138,10 @@ impl Form {
             Self::IoMax { dev, key } => or(text::io_max_value(file, dev, key)?),
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
             Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
+            Self::Affinity => {
+                let list = file.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+                text::cpu_ranges(&text::cpu_list(list).filter(|cpus| !cpus.is_empty())?)
+            }
             Self::ThreadCgroup { controller, .. } => {
                 let fits = |line: &&str| {
                     line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == controller))
@@ -158,6 +164,7 @@ impl Form {
             | Self::Jiffies
             | Self::IoEnabled
             | Self::Scheduling
+            | Self::Affinity
             | Self::ThreadCgroup { .. }
             | Self::Group { .. } => value.to_owned(),
             Self::DeviceWeight { dev } => format!("{dev} {value}"),
@@ -238,6 +245,13 @@ impl Target {
     pub fn scheduling(pid: u32, tid: u32, start: u64) -> Self {
         let path = format!("/proc/{pid}/task/{tid}/sched");
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form: Form::Scheduling }
+    }
+
+    /// CPUs that a thread that started at `start` may use.
+    #[must_use]
+    pub fn affinity(pid: u32, tid: u32, start: u64) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/status");
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form: Form::Affinity }
     }
 
     /// The cgroup of a thread in the v1 hierarchy of `controller` at `mount`.

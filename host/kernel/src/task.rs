@@ -3,9 +3,12 @@
 //! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
 //! callers go on.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 use crate::sched::Policy;
@@ -185,6 +188,28 @@ pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
     let text = root.read(&path)?;
     let list = text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
     list.map(|l| l.trim().to_owned()).ok_or_else(|| form(path, "no Cpus_allowed_list", "a task's status"))
+}
+
+/// Allows a thread these CPUs. A thread that had no affinity of its own has one from then on: a
+/// cpuset that grows later gives it no further CPUs.
+///
+/// # Errors
+/// As `sched_setaffinity(2)` reports: `EINVAL` where none of them is online and in the thread's
+/// cpuset, `EPERM` for a deadline thread that would lose CPUs of its root domain.
+pub fn set_affinity(tid: u32, cpus: &BTreeSet<u32>) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        let cpu = cpu as usize;
+        if cpu >= CpuSet::MAX_CPU {
+            let text = format!("CPU {cpu}: affinities are set up to CPU {} only", CpuSet::MAX_CPU - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        set.set(cpu);
+    }
+    let pid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+    // Thread 0 would be the caller.
+    let pid = pid.ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+    Ok(sched_setaffinity(Some(pid), &set)?)
 }
 
 /// Cgroups of a thread, one for each hierarchy.

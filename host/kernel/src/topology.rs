@@ -1,5 +1,6 @@
 //! The CPUs that are online, with cores, last-level caches, NUMA nodes and capacities
-//! (`Documentation/ABI/stable/sysfs-devices-system-cpu`, `Documentation/admin-guide/cputopology.rst`).
+//! (`Documentation/ABI/stable/sysfs-devices-system-cpu`,
+//! `Documentation/admin-guide/cputopology.rst`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -61,7 +62,8 @@ pub fn topology(root: &Root) -> Result<Vec<Cpu>, HostError> {
     Ok(cpus)
 }
 
-/// CPUs that the scheduler leaves alone: by `isolcpus=`, and since Linux 6.7 by isolated partitions.
+/// CPUs that the scheduler leaves alone, by `isolcpus=` or by isolated partitions where the kernel
+/// lists these there.
 ///
 /// # Errors
 /// When the list cannot be read or is none.

@@ -27,6 +27,11 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             let attr: Attr = old.parse().map_err(|e| format!("{e}"))?;
             Ok(vec![format!("{} && {}", same_thread(*pid, *tid, *start), chrt(*tid, &attr)?)])
         }
+        (Form::Affinity, Place::Thread { pid, tid, start }) => {
+            let cpus = text::cpu_list(old).ok_or("its old value is no list of CPUs")?;
+            let list = text::cpu_ranges(&cpus);
+            Ok(vec![format!("{} && taskset --cpu-list --pid {list} {tid}", same_thread(*pid, *tid, *start))])
+        }
         (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }) => {
             let tasks = below(mount, old)?.join(TASKS);
             let line = echo(&tid.to_string(), &tasks)?;
@@ -44,7 +49,7 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             ])
         }
         (_, Place::Thread { .. })
-        | (Form::Group { .. } | Form::Scheduling | Form::ThreadCgroup { .. }, _) => {
+        | (Form::Group { .. } | Form::Scheduling | Form::Affinity | Form::ThreadCgroup { .. }, _) => {
             Err("its place and its form do not fit together".to_owned())
         }
         (Form::DeviceWeight { dev }, Place::Host) if old == "default" => {
