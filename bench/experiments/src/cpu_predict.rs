@@ -41,7 +41,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Period in which a part-time thread runs and sleeps.
 const DUTY: Duration = Duration::from_millis(20);
 /// Bounds of rates, 1/s, and of targets, ms: logarithms are uniform between them.
-const RATES: [f64; 2] = [50.0, 2_000.0];
+const RATES: [f64; 2] = [100.0, 2_000.0];
 const TARGETS: [f64; 2] = [3.0, 200.0];
 /// Most CPUs that other programs use.
 const MOST_LOAD: f64 = 2.0;

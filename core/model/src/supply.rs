@@ -59,7 +59,7 @@ mod tests {
                 let t = response(Nanos(w), Nanos(0), Nanos(q), Nanos(p)).0;
                 assert!(supply(t) >= w && supply(t - 1) < w, "Q {q} P {p} W {w}: {t}");
                 let stream = stream_response(Nanos(w), Nanos(0), Nanos(q), Nanos(p)).0;
-                // A stream of so much at once, then of Q / P: at each time it was all served before.
+                // A stream of so much at once, then of Q / P, is served in time at each point.
                 let arrived = |at: u64| w + at * q / p;
                 assert!((0..300).all(|at| supply(at + stream) >= arrived(at)), "Q {q} P {p} W {w}: {stream}");
             }
