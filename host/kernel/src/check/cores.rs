@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_cores::{Host, Request, Use};
+
 use super::Finding;
 use crate::sched::Policy;
 use crate::task::{self, TaskStat};
-use crate::topology::isolated;
+use crate::topology::{isolated, topology};
 use crate::{HostError, Root, text};
 
 const IRQS: &str = "/proc/irq";
@@ -66,6 +68,9 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
     Ok(n)
 }
 
+/// Thousandths of a CPU.
+const WHOLE: u32 = 1000;
+
 /// Thread that runs vCPUs.
 struct Vcpu {
     stat: TaskStat,
@@ -80,21 +85,26 @@ pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
     };
     let mut found = Vec::new();
     let mut real_time: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut all = Vec::new();
     for &pid in pids {
-        let vcpus = match vcpus(root, pid) {
-            Ok(vcpus) => vcpus,
-            Err(e) if e.is_gone() => continue,
-            Err(e) => {
-                found.push(Finding::unknown(&format!("vm.cores.{pid}"), &e, WHY_ONE));
-                continue;
-            }
-        };
+        match vcpus(root, pid) {
+            Ok(vcpus) => all.push((pid, vcpus)),
+            Err(e) if e.is_gone() => {}
+            Err(e) => found.push(Finding::unknown(&format!("vm.cores.{pid}"), &e, WHY_ONE)),
+        }
+    }
+    for (pid, vcpus) in &all {
+        let pid = *pid;
         for vcpu in vcpus.iter().filter(|v| matches!(v.stat.policy, Some(Policy::Fifo | Policy::Rr))) {
             if let (Some(cpu), 1) = (vcpu.may_use.first(), vcpu.may_use.len()) {
                 real_time.entry(*cpu).or_default().push(pid);
             }
         }
-        found.extend(on_one(pid, &vcpus, &apart));
+        found.extend(on_one(pid, vcpus, &apart).map(|mut finding| {
+            let others = all.iter().filter(|(other, _)| *other != pid).flat_map(|(_, vcpus)| vcpus);
+            finding.remedy.push_str(&proposal(root, vcpus, others, &apart));
+            finding
+        }));
     }
     for (cpu, pids) in real_time.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let vms: BTreeSet<String> = pids.iter().map(u32::to_string).collect();
@@ -126,6 +136,38 @@ fn vcpus(root: &Root, pid: u32) -> Result<Vec<Vcpu>, HostError> {
         }
     }
     Ok(all)
+}
+
+/// CPUs that would fit the vCPUs of a VM beside those that others are pinned to; empty where the
+/// topology cannot be read.
+fn proposal<'a>(
+    root: &Root,
+    vcpus: &[Vcpu],
+    others: impl Iterator<Item = &'a Vcpu>,
+    apart: &BTreeSet<u32>,
+) -> String {
+    let host = topology(root).ok().and_then(|cpus| Host::new(cpus, WHOLE).ok());
+    let Some(mut host) = host else { return String::new() };
+    others
+        .filter(|vcpu| vcpu.may_use.len() == 1)
+        .flat_map(|vcpu| &vcpu.may_use)
+        .for_each(|cpu| host.keep(*cpu));
+    let may_use = || vcpus.iter().flat_map(|vcpu| &vcpu.may_use);
+    let each = if may_use().all(|cpu| apart.contains(cpu)) { Use::Whole } else { Use::Part(WHOLE) };
+    let request = Request {
+        vcpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
+        each,
+        service: 0,
+        service_share: 1,
+        node: None,
+    };
+    match host.place(&request) {
+        Ok(found) => {
+            let list: Vec<String> = found.vcpus.iter().map(u32::to_string).collect();
+            format!("; CPUs {} would do, by core, cache and node", list.join(", "))
+        }
+        Err(e) => format!("; {e}"),
+    }
 }
 
 /// A VM whose vCPUs all have the same single CPU, or are left where they are.

@@ -87,3 +87,30 @@ fn vcpus_that_cannot_leave_a_cpu_are_named() {
     put(&root, "/proc/7/task/7/stat", "garbage");
     assert!(vms(&root, &[7])[0].what.starts_with("not known"));
 }
+
+#[test]
+fn free_cpus_are_proposed_by_the_topology() {
+    let (_dir, root) = host("");
+    // Two cores of two threads; VM 8 has CPU 2, and so the core of 2 and 3.
+    put(&root, "/sys/devices/system/cpu/online", "0-3\n");
+    for cpu in 0..4 {
+        let core = format!("{}-{}\n", cpu & !1, cpu | 1);
+        put(&root, &format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), &core);
+    }
+    let run = |pid: u32, cpus: &[&str]| {
+        thread(&root, pid, pid, ("qemu-system-x86", 0, "0", 0));
+        for (n, cpus) in (0..).zip(cpus) {
+            thread(&root, pid, pid * 10 + n, (&format!("CPU {n}/KVM"), 0, cpus, 2));
+        }
+    };
+    run(7, &["3", "3"]);
+    run(8, &["2"]);
+    let remedy = |pids: &[u32]| vms(&root, pids)[0].remedy.clone();
+    assert!(
+        remedy(&[7, 8]).ends_with("; CPUs 0, 1 would do, by core, cache and node"),
+        "{}",
+        remedy(&[7, 8])
+    );
+    run(9, &["1"]);
+    assert!(remedy(&[7, 8, 9]).contains("do not fit"), "{}", remedy(&[7, 8, 9]));
+}
