@@ -130,8 +130,8 @@ fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
     levels.iter().copied().filter(|l| *l < value).max()
 }
 
-/// The next cap from this rate on that the kernel holds exactly ([`blk_throttle::let_through`]), at least
-/// [`LEAST_CAP`].
+/// The next cap from this rate on that the kernel holds exactly ([`blk_throttle::let_through`]), at
+/// least [`LEAST_CAP`].
 fn whole_cap(rate: f64) -> Iops {
     let below = blk_throttle::let_through(rate.ceil().max(LEAST_CAP));
     Iops(if below < rate { below + blk_throttle::STEP } else { below })
