@@ -87,7 +87,7 @@ impl CpuWaits {
 
     /// Wait of one VM's requests; `None` where neither a contract nor an observation tells of it.
     #[must_use]
-    pub fn of(&self, vm: &Vm, profile: &Profile, percentile: Percentile) -> Option<CpuWait> {
+    pub fn wait_of(&self, vm: &Vm, profile: &Profile, percentile: Percentile) -> Option<CpuWait> {
         if !is_guest(vm) {
             return None;
         }
@@ -143,7 +143,7 @@ pub fn contracts(host: &HostSpec) -> u32 {
 pub fn add_cpu_waits(tasks: &mut [crate::TaskOutlook], spec: &Spec, profile: &Profile, waits: &CpuWaits) {
     for task in tasks {
         let vm = spec.vms.iter().find(|vm| vm.name == task.vm);
-        task.cpu_wait = vm.and_then(|vm| waits.of(vm, profile, task.percentile));
+        task.cpu_wait = vm.and_then(|vm| waits.wait_of(vm, profile, task.percentile));
     }
 }
 
