@@ -14,8 +14,10 @@ version=3.33-3
 dir=$(mktemp -d)
 loop=
 group=
+added=
 clean() {
     [ -z "$group" ] || rmdir "$group"
+    [ -z "$added" ] || echo -io >/sys/fs/cgroup/cgroup.subtree_control
     [ -z "$loop" ] || losetup -d "$loop"
     rm -rf "$dir"
 }
@@ -29,7 +31,7 @@ if [ -d /sys/fs/cgroup/blkio ]; then
     top=/sys/fs/cgroup/blkio file=blkio.throttle.read_iops_device form='%s %s'
 else
     top=/sys/fs/cgroup file=io.max form='%s riops=%s'
-    echo +io >"$top/cgroup.subtree_control"
+    grep -qw io "$top/cgroup.subtree_control" || { echo +io >"$top/cgroup.subtree_control" && added=1; }
 fi
 mkdir "$top/whole-requests.$$"
 group=$top/whole-requests.$$

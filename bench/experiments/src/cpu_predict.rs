@@ -234,7 +234,7 @@ fn measure_run(
     let choice = ModelChoice::formula(ModelKind::Slice);
     let mut tasks = outlook(&site.spec, profile, &choice, &site.config()?, &Placements::default())?;
     let cpu = cpu_room::measure(&host, [(&site.spec, profile)].into_iter(), &labs.dirs, progress)?;
-    cpu.add_to(&mut tasks, &site.spec, profile);
+    cpu.add_to(&mut tasks, &site.spec);
     let predicted = tasks.pop().context("a task")?;
     let length = Duration::from_nanos(length.0);
     let run = run::measure(&site, "cpu-predict", length, &[None], &labs.dirs, progress);

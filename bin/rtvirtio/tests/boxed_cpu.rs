@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use plc::{Plc, program, read};
 use rtvirtio_cpu::Backend;
-use rtvirtio_kernel::sched;
+use rtvirtio_kernel::{Root, preempt_rt, sched};
 use rtvirtio_testbed::boxed::{self, BoxOutcome, BoxRun};
 use rtvirtio_testbed::image::{self, Kernel};
 use rtvirtio_units::Bytes;
@@ -26,7 +26,7 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(600);
 /// One box after the other: two would share two cores.
 static TURN: Mutex<()> = Mutex::new(());
-/// What the box's script passes on: the release that `/sys/kernel/realtime` must confirm.
+/// What the box's script passes on: the release that the kernel's version must confirm.
 const KERNEL: &str = "RTVIRTIO_TEST_KERNEL";
 
 #[test]
@@ -147,7 +147,7 @@ fn revert(plc: &Plc, before: &str, what: &str) {
 fn inside_the_box() {
     assert_eq!(std::env::var("RTVIRTIO_GUEST_IMAGE").as_deref(), Ok("/guest"), "this is not the box");
     let real_time = std::env::var(KERNEL).unwrap() == "Rt";
-    assert_eq!(Path::new("/sys/kernel/realtime").exists(), real_time);
+    assert_eq!(preempt_rt(&Root::default()).unwrap(), real_time);
     let start = Instant::now();
     let say = |what: &str| println!("{:.1} {what}", start.elapsed().as_secs_f64());
     plc::prepare_host();
@@ -180,7 +180,8 @@ fn inside_the_box() {
 
     // The first mechanism is not to be had where the kernel grants real-time work nothing.
     let limit = "/proc/sys/kernel/sched_rt_runtime_us";
-    std::fs::write(limit, "0").unwrap();
+    // Linux 7 keeps a part for the servers of ordinary threads, and refuses less.
+    std::fs::write(limit, "0").or_else(|_| std::fs::write(limit, "110000")).unwrap();
     apply(&plc, &contract, Backend::CpuMax);
     plc.works("under cpu.max");
     revert(&plc, &before, "cpu.max");

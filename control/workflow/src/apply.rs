@@ -104,12 +104,11 @@ pub fn cpu_time(
     with: &PlanWith<'_>,
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<(CpuTime, Vec<Profile>)> {
+) -> Result<CpuTime> {
     let of = |site: &Site| load_profile(&site.spec, with.profile, dirs);
     let profiles = devices.sites.iter().map(of).collect::<Result<Vec<Profile>>>()?;
     let parts = devices.sites.iter().map(|site| &site.spec).zip(&profiles);
-    let time = cpu_room::measure(&devices.host, parts, dirs, progress)?;
-    Ok((time, profiles))
+    cpu_room::measure(&devices.host, parts, dirs, progress)
 }
 
 /// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.

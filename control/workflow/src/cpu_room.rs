@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use rtvirtio_cpu::{Backend, choose};
 use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_kernel::{HostError, Root, process, task};
 use rtvirtio_model::{Profile, is_guest};
@@ -48,7 +47,7 @@ impl CpuUse {
 impl fmt::Display for CpuUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cpus, used, free } = self;
-        write!(f, "VMs need {used:.2} of {cpus} CPUs for what they do now, {free:.2} are free for them")
+        write!(f, "VMs need {used:.2} of {cpus} CPUs for what they do now, {free:.2} are free on the host")
     }
 }
 
@@ -122,9 +121,9 @@ pub struct CpuTime {
 
 impl CpuTime {
     /// Adds what is known to the tasks that it is about.
-    pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec, profile: &Profile) {
+    pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
         self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));
-        add_cpu_waits(tasks, spec, profile, &self.waits);
+        add_cpu_waits(tasks, spec, &self.waits);
     }
 }
 
@@ -168,23 +167,8 @@ pub fn measure<'a>(
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    let contracts = contracts(host);
-    let guaranteed = contracts > 0 && guarantees_groups(progress);
-    let waits = CpuWaits { cpus, tick: rtvirtio_cpu::tick(), contracts, guaranteed, delays };
+    let waits = CpuWaits { tick: rtvirtio_cpu::tick(), contracts: contracts(host), delays };
     Ok(CpuTime { room, waits })
-}
-
-/// Whether this host's mechanism of contracts guarantees a budget to all threads of a VM together.
-/// A quota is a cap only, and under SCHED_DEADLINE each thread has a part of its own.
-fn guarantees_groups(progress: &dyn Progress) -> bool {
-    match rtvirtio_cpu::probe(&Root::default()) {
-        Ok(probe) => choose(&probe, None, false)
-            .is_some_and(|found| matches!(found.backend, Backend::Hcbs | Backend::RtGroup)),
-        Err(e) => {
-            progress.warn(&format!("mechanisms of CPU contracts are not known: {e}"));
-            false
-        }
-    }
 }
 
 /// Processes of the VMs without a contract, and the names of those not seen to run. Of VMs with one
@@ -192,8 +176,12 @@ fn guarantees_groups(progress: &dyn Progress) -> bool {
 fn seen(host: &HostSpec, dirs: &Dirs, progress: &dyn Progress) -> (BTreeMap<String, Vec<u32>>, Vec<String>) {
     let vms = host.vms().iter().filter(|vm| vm.cpu.need.is_none()).map(|vm| vm.name.as_str());
     let vms: BTreeSet<&str> = vms.collect();
-    let Ok(found) = find::of_host(host.vms(), dirs) else {
-        return (BTreeMap::new(), vms.into_iter().map(str::to_owned).collect());
+    let found = match find::of_host(host.vms(), dirs) {
+        Ok(found) => found,
+        Err(e) => {
+            progress.warn(&format!("waits of VMs for CPUs are not known: {e:#}"));
+            return (BTreeMap::new(), vms.into_iter().map(str::to_owned).collect());
+        }
     };
     let (mut own, mut unseen) = (BTreeMap::new(), Vec::new());
     for vm in found.iter().filter(|vm| vms.contains(vm.name.as_str())) {
@@ -217,7 +205,10 @@ mod tests {
         let of = cpu_use(&[std::process::id()], &Quiet::default()).unwrap();
         assert!(of.used >= 0.0 && of.free >= of.used && of.cpus > 0, "{of}");
         let said = CpuUse { cpus: 2, used: 1.03, free: 1.4 };
-        assert_eq!(said.to_string(), "VMs need 1.03 of 2 CPUs for what they do now, 1.40 are free for them");
+        assert_eq!(
+            said.to_string(),
+            "VMs need 1.03 of 2 CPUs for what they do now, 1.40 are free on the host"
+        );
         assert!(!said.is_short() && CpuUse { free: 1.1, ..said }.is_short());
         // One that has ended uses nothing, and is no error.
         let mut child = std::process::Command::new("true").spawn().unwrap();

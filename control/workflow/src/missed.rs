@@ -87,6 +87,14 @@ fn below(site: &Site, vm: &HostVm) -> Option<[DirectionCounters; 2]> {
     Some([only.read, only.write].map(|of| (of.ops, of.time_ns)))
 }
 
+/// Whether no other task of the VM has one of the task's directions.
+fn is_alone(load: &VmLoad, task: &Task) -> bool {
+    let ways = |task: &Task| (task.op.write_share() < 1.0, task.op.write_share() > 0.0);
+    let (reads, writes) = ways(task);
+    let mut others = load.vm.tasks.iter().filter(|other| other.name != task.name).map(ways);
+    !others.any(|(r, w)| reads && r || writes && w)
+}
+
 /// Requests of a task's directions below its guest, between two readings.
 fn used_below(task: &Task, then: [DirectionCounters; 2], now: [DirectionCounters; 2]) -> Option<VmUse> {
     let writes = task.op.write_share();
@@ -105,8 +113,11 @@ fn used_below(task: &Task, then: [DirectionCounters; 2], now: [DirectionCounters
 fn throttles(site: &Site, vm: &HostVm) -> Option<Throttles> {
     let drives = vm.drives().ok().flatten()?;
     let on_it = on_device(site.root(), &site.device_names(), &drives);
-    let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && !drive.limits.is_empty();
-    if on_it.iter().any(is_shared) {
+    let is_limited = |drive: &Drive| drive.limits.iter().any(|limits| !limits.is_none());
+    let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && is_limited(drive);
+    // Images on a file system of the device are on it, and not found by their names.
+    let is_elsewhere = on_it.is_empty() && drives.iter().any(is_limited);
+    if is_elsewhere || on_it.iter().any(is_shared) {
         return None;
     }
     let of = |drive: &&Drive| {
@@ -173,14 +184,15 @@ pub(crate) fn explain(
         let throttles = throttles_of(load, before, after);
         let seconds = watched.window.as_secs_f64();
         let window = Window { before, after, seconds };
-        let all_limits = throttles
-            .filter(|_| is_covered)
-            .and_then(|qemu| limits(site, (load, loads), results, qemu, window));
+        let all_limits =
+            is_covered.then(|| limits(site, (load, loads), results, throttles.unwrap_or_default(), window));
+        let all_limits = all_limits.flatten();
         let (then, now) = (before.vms.get(name), after.vms.get(name));
         let ready = waited(then.and_then(|c| c.ready.as_ref()), now.and_then(|c| c.ready.as_ref()));
         let facts = Facts {
             vm: name.clone(),
             seconds,
+            has_throttling: throttles.is_some(),
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: watched.noise.and_then(|noise| noise.stolen),
@@ -206,8 +218,10 @@ pub(crate) fn explain(
                 late: result.exceedances,
                 target: result.target_ns.unwrap_or_default(),
                 median: result.p50_ns,
-                depth: task.map(|task| task.depth),
+                depth: task.filter(|task| task.rate.is_some()).map(|task| task.depth),
+                // Its VMM counts all tasks of a direction together.
                 below: task
+                    .filter(|task| is_alone(load, task))
                     .and_then(|task| used_below(task, *before.below.get(name)?, *after.below.get(name)?)),
                 ..facts.clone()
             };

@@ -11,7 +11,7 @@ use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm, VmDisk};
-use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_units::{Bytes, Iops, Nanos, blk_throttle};
 
 use crate::bfq;
 use crate::controls::{Control, ControlKind, Controls};
@@ -341,7 +341,7 @@ impl Site {
             };
             let acts = !(escapes && limit == Limit::WriteIops);
             let Some(value) = value.filter(|_| acts) else { return Ok(None) };
-            sum += value;
+            sum += blk_throttle::let_through(value as f64) as u64;
         }
         Ok((sum > 0).then_some(Iops(sum as f64)))
     }

@@ -15,6 +15,9 @@ use rtvirtio_kernel::{Hierarchy, HostError, Root, task};
 use rtvirtio_spec::Task;
 use rtvirtio_units::{Nanos, blk_throttle};
 
+/// Least part of a limit below [`blk_throttle::STEP`] that the kernel was seen to let through.
+const ROUGHLY: f64 = 0.7;
+
 /// Counters of one VM.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VmCounters {
@@ -199,7 +202,13 @@ impl Dimension {
     /// Limit as a fact, with what was used of it and is asked for.
     #[must_use]
     pub fn fact(self, by: Limiter, file: String, value: f64, (used, asked): (f64, f64)) -> LimitFact {
-        let passes = if by == Limiter::Kernel { self.let_through(value) } else { value };
+        // Below a request in each slice the kernel lets through less, or more.
+        let is_rough = by == Limiter::Kernel && !self.bytes && value < blk_throttle::STEP;
+        let passes = match by {
+            Limiter::Kernel if is_rough => ROUGHLY * value,
+            Limiter::Kernel => self.let_through(value),
+            Limiter::Qemu => value,
+        };
         LimitFact { by, file, value, passes, used, asked }
     }
 

@@ -5,8 +5,8 @@
 //!
 //! # Evidence
 //!
-//! - A limit holds a VM when it used at least [`USED`] of it, while neither the host nor the disk
-//!   stalled, and asked for more: the backlog then grows as long as the load lasts, so that the
+//! - A limit holds a VM when it used at least [`USED`] of it, while the disk did not stand still,
+//!   and asked for more: the backlog then grows as long as the load lasts, so that the
 //!   limit is the whole cause. Where it declares no more than the limit, and sends at least
 //!   [`OVER`] times that, its own load is.
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
@@ -23,6 +23,10 @@
 //!   waits for its own load where it sends [`OVER`] times what it declares, which the device
 //!   carries then, else for the device.
 
+mod words;
+
+pub use words::describe;
+
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +34,10 @@ use serde::{Deserialize, Serialize};
 pub const USED: f64 = 0.9;
 /// Share of the time in which a task was late that its requests must have spent below the guest.
 const BELOW: f64 = 2.0 / 3.0;
-/// Stops by a quota last up to this many times their lower bound, which divides their sum by the
-/// CPUs that may stop at once.
+/// Part of the latency of requests on time that counts as spent below the guest.
+const ON_TIME: f64 = 0.2;
+/// Stops by a quota may last longer than their lower bound, which divides their sum by the CPUs
+/// that may stop at once: this many times is assumed where nothing else is ruled out by it.
 const QUOTA_ERROR: u64 = 2;
 /// Least share of a window by which the use of a limit is judged.
 const MOVING: f64 = 0.5;
@@ -133,7 +139,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Whether it is used up, in that share of the window in which nothing stalled.
+    /// Whether it is used up, in that share of the window.
     fn is_used_up(&self, moving: f64) -> bool {
         self.used >= self.passes * USED * moving
     }
@@ -240,6 +246,8 @@ pub struct Facts {
     pub depth: Option<u32>,
     /// Limits of the VM for the device.
     pub limits: Option<Vec<Limit>>,
+    /// Whether the limits have those of QEMU, where QEMU has the requests.
+    pub has_throttling: bool,
     /// Stops by the VM's own CPU quota; the sum of their lengths is a lower bound.
     pub quota: Option<Stops>,
     /// Time per second that one of its threads was ready without a CPU, the one with the longest.
@@ -263,6 +271,7 @@ impl Facts {
         let users = self.device.as_ref().is_some_and(|device| device.shares.is_none());
         let all = [
             (self.limits.is_none(), "its limits"),
+            (self.limits.is_some() && !self.has_throttling, "QEMU's throttling"),
             (self.quota.is_none(), "its CPU quota"),
             (self.ready.is_none(), "its wait for CPUs"),
             (self.stolen.is_none(), "steal"),
@@ -270,6 +279,7 @@ impl Facts {
             (self.disk.is_none(), "standstills of the disk"),
             (self.device.is_none(), "use of the device"),
             (users, "who uses the device"),
+            (self.below.is_none(), "its time below the guest"),
         ];
         all.iter().filter(|(is_unread, _)| *is_unread).map(|(_, name)| (*name).to_owned()).collect()
     }
@@ -295,11 +305,9 @@ impl Facts {
         (stops.total.0 as f64 / stops.count as f64 / 1e9 >= usual * 10.0).then_some(stops)
     }
 
-    /// Share of the window in which neither the host nor the disk stalled: a limit is used in that
-    /// time only.
+    /// Share of the window in which the disk did not stand still: a limit is used in that time.
     fn moving(&self) -> f64 {
-        let of = |stops: Option<Stops>| stops.map_or(0.0, |stops| stops.total.0 as f64 / 1e9);
-        let stalled = of(self.host) + of(self.standstills());
+        let stalled = self.standstills().map_or(0.0, |stops| stops.total.0 as f64 / 1e9);
         (1.0 - stalled / self.seconds.max(f64::MIN_POSITIVE)).max(MOVING)
     }
 
@@ -314,9 +322,12 @@ impl Facts {
         self.late.saturating_mul(2) >= self.n.max(1)
             && self.device.as_ref().filter(|device| device.requests >= 1.0).is_some_and(|device| {
                 let mean = device.waited / device.requests;
-                let is_half = |of: f64| mean >= of / 2.0;
+                // Its own requests may take longer or shorter than those of all VMs.
+                let own = self.below.filter(|below| below.requests >= 1.0);
+                let own = own.map_or(mean, |below| below.waited / below.requests);
                 let each = self.depth.filter(|_| self.rate > 0.0).map(|depth| f64::from(depth) / self.rate);
-                is_half(self.median.0 as f64 / 1e9) || each.is_some_and(is_half)
+                let is_full = each.is_some_and(|each| mean.min(own) >= each / 2.0);
+                mean >= self.median.0 as f64 / 2e9 || (is_full && !self.is_outside_of_device())
             })
     }
 
@@ -326,16 +337,20 @@ impl Facts {
         let (late, of) = (self.late as f64, self.late as f64 / self.n.max(1) as f64);
         let spent = || {
             let below = self.below.filter(|below| below.requests > 0.0 && self.quota.is_some())?;
-            self.limits.as_ref()?;
+            // A limit may hold bursts back, whatever was used of it in all.
+            self.limits.as_ref().filter(|limits| limits.is_empty() && self.has_throttling)?;
             // A thread that waits for a CPU delays all that are in flight.
             let in_flight = (below.waited / self.seconds.max(f64::MIN_POSITIVE)).max(1.0);
             let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight;
             Some((below.requests, below.waited - for_cpus))
         };
         spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {
-            // Each of the task's places was taken while it was late.
+            // Each of the task's places was taken while it was late, and by the others for at most
+            // their latency.
             Some(depth) if of >= NAMED => {
-                waited / requests * self.rate / f64::from(depth.max(1)) >= of * BELOW
+                let taken = self.rate / f64::from(depth.max(1));
+                let others = (1.0 - of) * self.median.min(self.target).0 as f64 / 1e9 * taken;
+                waited / requests * taken >= of * BELOW + others.min(1.0 - of) * ON_TIME
             }
             _ => {
                 let usual = (requests - late).max(0.0) * self.median.0 as f64 / 1e9;
@@ -379,7 +394,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let is_outside = facts.is_outside_of_device();
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
-    if is_outside && !is_limited && facts.limits.is_some() {
+    if is_outside && !is_limited && facts.limits.is_some() && facts.has_throttling {
         let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
         if let Some(stolen) = stolen {
             let evidence =
@@ -422,7 +437,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         );
     }
     let is_at_device = facts.is_at_device() || (found.is_empty() && !is_outside && facts.is_below_guest());
-    if is_at_device && !is_limited && by_quota.is_none() && by_standstills.is_none() {
+    let is_stopped = facts.delayed_by(facts.quota, 1).is_some();
+    if is_at_device && !is_limited && !is_stopped && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
         found.extend(shares.map(|shares| users(facts, shares)).unwrap_or_default());
     }
@@ -471,25 +487,6 @@ fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
         }));
     }
     found
-}
-
-/// Causes in words, each with its remedy; where none is seen, what could not be read.
-#[must_use]
-pub fn describe(causes: &[Cause], unread: &[String]) -> String {
-    if causes.is_empty() {
-        let unread = match unread {
-            [] => "no counter shows one".to_owned(),
-            unread => format!("not known are {}", unread.join(", ")),
-        };
-        return format!("cause not seen: {unread}");
-    }
-    let one = |cause: &Cause| {
-        let of_late = |share: f64| format!(" (about {:.0} % of the late requests)", 100.0 * share);
-        let share = cause.share.map_or_else(String::new, of_late);
-        format!("{}{share}: {}", cause.evidence, cause.remedy)
-    };
-    let all: Vec<String> = causes.iter().map(one).collect();
-    all.join("; also ")
 }
 
 #[cfg(test)]

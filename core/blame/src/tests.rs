@@ -8,12 +8,13 @@ fn facts() -> Facts {
         rate: 100.0,
         load: None,
         depth: None,
-        below: None,
+        below: Some(VmUse { requests: 3000.0, waited: 0.6 }),
         n: 3000,
         late: 2000,
         target: Nanos::from_millis(20),
         median: Nanos::from_millis(40),
         limits: Some(Vec::new()),
+        has_throttling: true,
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         ready: Some(0.01),
         stolen: Some(0.0),
@@ -56,7 +57,7 @@ fn what_was_not_read_is_told() {
         ["its limits", "standstills of the disk"]
     );
     assert_eq!(waiting_at_device(None).unread(), ["who uses the device"]);
-    assert_eq!(Facts::default().unread().len(), 7, "users of a device that was not read are part of it");
+    assert_eq!(Facts::default().unread().len(), 8, "users of a device that was not read are part of it");
 }
 
 #[test]
@@ -175,11 +176,11 @@ fn some_late_requests_wait_at_the_device_where_nothing_else_held_them() {
         // 6 s of waiting, of which 7 are left otherwise.
         assert_eq!(kinds(&busy), [], "it may have waited for CPUs");
     }
-    // 1200 of 3000 are late by a backlog: 4 s of 30 below the guest are no 12, 9 s are.
+    // 1200 of 3000 are late by a backlog, for 12 of 30 s; so are 12 s below the guest, not 9.
     let backlog =
         |waited| Facts { late: 1_200, depth: Some(1), median: Nanos::from_millis(18), ..some(waited) };
-    assert_eq!(kinds(&backlog(9.0)), [CauseKind::Neighbour]);
-    assert_eq!(kinds(&backlog(4.0)), []);
+    assert_eq!(kinds(&backlog(12.0)), [CauseKind::Neighbour]);
+    assert_eq!(kinds(&backlog(9.0)), []);
     let stalled = Facts { host: stops(30, 3_000), ..some(12.4) };
     assert_eq!(kinds(&stalled), [CauseKind::HostStall]);
 }
@@ -205,6 +206,7 @@ fn the_device_is_the_cause_of_a_backlog_where_it_takes_the_time_of_a_request() {
         device: device.clone().map(|of| DeviceUse { requests: 2_000.0, waited, ..of }),
         median: Nanos::from_millis(1_500),
         depth,
+        below: None,
         ..facts()
     };
     // 15 ms each, one after the other, where one is due every 10 ms.

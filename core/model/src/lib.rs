@@ -29,7 +29,7 @@ pub use fingerprint::fingerprint;
 pub use learned::{HostModel, Learned};
 pub use load::is_guest;
 pub use slice::{Slice, SliceSearch, weights_act};
-pub use supply::{response, stream_response, tail_of_waits};
+pub use supply::{response, tail_of_waits};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 

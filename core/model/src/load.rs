@@ -23,7 +23,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
         let declared: f64 =
             vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0.clamp(0.0, UNBOUNDED_RATE)).sum();
         let floods = vm.tasks.iter().filter(|t| t.rate.is_none()).count().max(1) as f64;
-        let cap = config.vms[i].cap.map(|c| blk_throttle::let_through(c.0));
+        let cap = config.vms[i].cap.map(|c| c.0);
         let through = cap.map_or(1.0, |c| if declared > c { c / declared } else { 1.0 });
         for task in &vm.tasks {
             let service = device.service(task);

@@ -10,7 +10,6 @@ mod idling;
 mod phases;
 
 use rtvirtio_spec::Spec;
-use rtvirtio_units::blk_throttle;
 
 use crate::device::{Device, MIN_SLACK};
 use crate::flow::Flow;
@@ -216,13 +215,12 @@ impl<'a> Saturated<'a> {
 /// only where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
-    let cap = blk_throttle::let_through(cap.0);
     let (mut rate, mut ahead) = (0.0, 0.0);
     for f in flows.iter().filter(|f| f.vm == flow.vm) {
         rate += f.rate;
         ahead += f.depth;
     }
-    (ahead / cap, 1.0 - (rate / cap).min(1.0))
+    (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
 }
 
 #[cfg(test)]

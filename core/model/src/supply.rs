@@ -25,16 +25,6 @@ pub fn response(work: Nanos, debt: Nanos, budget: Nanos, period: Nanos) -> Nanos
     Nanos(all.saturating_add(period.0.saturating_sub(q).saturating_mul(stops)))
 }
 
-/// Longest time of any request of a stream: `at_once` is the work that may come at the same time,
-/// and what comes later needs no more than Q / P of a CPU. The supply is at least
-/// `Q / P (t - 2 (P - Q))`, so the delay is at most `2 (P - Q) + at_once P / Q` (Le Boudec and
-/// Thiran, Network Calculus, theorem 1.4.2).
-#[must_use]
-pub fn stream_response(at_once: Nanos, debt: Nanos, budget: Nanos, period: Nanos) -> Nanos {
-    let stretched = at_once.0.saturating_add(debt.0) as f64 * period.0 as f64 / budget.0.max(1) as f64;
-    Nanos((2.0 * period.0.saturating_sub(budget.0) as f64 + stretched).ceil() as u64)
-}
-
 /// Estimate of a percentile of waits with this mean; at the 100th percentile that of p99.9999.
 #[must_use]
 pub fn tail_of_waits(mean: Nanos, percentile: Percentile) -> Nanos {
@@ -58,10 +48,6 @@ mod tests {
             for w in 1..40 {
                 let t = response(Nanos(w), Nanos(0), Nanos(q), Nanos(p)).0;
                 assert!(supply(t) >= w && supply(t - 1) < w, "Q {q} P {p} W {w}: {t}");
-                let stream = stream_response(Nanos(w), Nanos(0), Nanos(q), Nanos(p)).0;
-                // A stream of so much at once, then of Q / P, is served in time at each point.
-                let arrived = |at: u64| w + at * q / p;
-                assert!((0..300).all(|at| supply(at + stream) >= arrived(at)), "Q {q} P {p} W {w}: {stream}");
             }
         }
     }

@@ -137,6 +137,11 @@ fn whole_cap(rate: f64) -> Iops {
     Iops(if below < rate { below + blk_throttle::STEP } else { below })
 }
 
+/// The next such cap down from this rate.
+fn whole_cap_below(rate: f64) -> Iops {
+    Iops(blk_throttle::let_through(rate).max(LEAST_CAP))
+}
+
 /// Whether weights may be set.
 pub(crate) fn weights_allowed(problem: &Problem<'_>) -> bool {
     problem.options.placements.any_weights_compare() && !problem.options.space.weights.is_empty()
@@ -307,5 +312,6 @@ mod tests {
         {
             assert_eq!(whole_cap(rate), Iops(cap), "{rate}");
         }
+        assert_eq!([12.5, 19.0, 20.0, 4.0].map(|rate| whole_cap_below(rate).0), [10.0, 10.0, 20.0, 10.0]);
     }
 }

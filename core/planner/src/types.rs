@@ -149,7 +149,7 @@ pub struct TaskOutlook {
     /// CPU contract or is a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuRoom>,
-    /// Wait for a CPU, which is not in the prediction; `None` where nothing tells of it.
+    /// Estimated wait for a CPU, which is not in the prediction; `None` where nothing tells of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_wait: Option<CpuWait>,
 }
@@ -162,11 +162,10 @@ impl TaskOutlook {
         self.cpu.is_some_and(|room| room.is_short()) || self.waits_too_long()
     }
 
-    /// Whether they need more than the host, or the VM's contract, has.
+    /// Whether they need more than the host has.
     #[must_use]
     pub fn exceeds_cpus(&self) -> bool {
         self.cpu.is_some_and(|room| room.is_too_much())
-            || self.cpu_wait.is_some_and(|wait| wait.is_too_much())
     }
 
     /// Whether the wait for a CPU may take more than the prediction leaves of the target.
@@ -174,7 +173,7 @@ impl TaskOutlook {
     pub fn waits_too_long(&self) -> bool {
         let Some((of, margin)) = self.cpu_wait.zip(self.margin_ns) else { return false };
         let room = u64::try_from(margin).unwrap_or(0);
-        of.wait().is_none_or(|wait| wait.0 > room)
+        of.wait_ns.0 > room
     }
 }
 

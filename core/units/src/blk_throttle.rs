@@ -8,7 +8,8 @@
 /// others as often as its depth allows; limited to 200/s, twenty requests at a time.
 pub const SLICE: f64 = 0.1;
 
-/// Requests per second of one in each [`SLICE`]: multiples of it are held exactly.
+/// Requests per second of one in each [`SLICE`]: multiples of it are held exactly, except on the
+/// kernels and disks with slices of a fifth, which hold multiples of five times as many.
 pub const STEP: f64 = 10.0;
 
 /// Requests per second that blk-throttle lets through under a limit: it counts whole requests in a

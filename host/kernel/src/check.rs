@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HostError, Root};
 
+pub use cpu::preempt_rt;
 pub use guest::guest_priority;
 pub use memory::traffic as memory_traffic;
 pub use realtime::{fair_server, least_fair_server, vms};

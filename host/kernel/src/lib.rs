@@ -32,7 +32,7 @@ pub mod trusted;
 pub use atomic_write::atomic_write;
 pub use block::{BlockDevice, DriveModel, Stack};
 pub use cgroup::{Cgroups, Hierarchy};
-pub use check::{Finding, Level, check, guest_priority};
+pub use check::{Finding, Level, check, guest_priority, preempt_rt};
 pub use error::{Gone, HostError, is_gone, unless_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use process::ProcessId;

@@ -238,14 +238,14 @@ pub fn claims(data: &BlameData) -> Vec<Claim> {
         Claim::new(id, what, counts.share(part), "share", counts.missed())
     };
     let left_out = format!(
-        "missed targets with a planted cause, or two, whose first cause named is one of them; left out: {} runs that missed none, {} without a result",
+        "missed targets with one or two planted causes, one of which is the first named; left out: {} not missed, {} without result",
         all.no_miss, all.failed
     );
     vec![
         claim("blame.right", &left_out, &all, all.right).at_least(RIGHT),
-        claim("blame.wrong", "the same whose first cause named was not planted", &all, all.wrong)
+        claim("blame.wrong", "the same, where the first named was not planted", &all, all.wrong)
             .at_most(WRONG),
-        claim("blame.unseen", "the same without a cause named", &all, all.unseen),
+        claim("blame.unseen", "the same, where none is named", &all, all.unseen),
         claim("blame.right.single", "right with one cause planted", &single, single.right),
         claim("blame.right.pair", "right with two causes at once", &pair, pair.right),
         claim(

@@ -63,7 +63,7 @@ fn runs_without_a_miss_or_a_result_are_left_out_and_counted() {
     let found = claims(&good);
     let of = |id: &str| found.iter().find(|claim| claim.id == id).unwrap();
     assert_eq!((of("blame.right").value, of("blame.right").n, of("blame.right").met), (0.96, 100, true));
-    assert!(of("blame.right").what.contains("50 runs that missed none, 1 without a result"));
+    assert!(of("blame.right").what.contains("50 not missed, 1 without result"));
     assert!(of("blame.wrong").met && (of("blame.unseen").value - 0.04).abs() < 1e-9);
     assert_eq!((of("blame.nothing.named").value, of("blame.nothing.named").n), (1.0, 1));
     // Two wrong answers of 102 are too many.

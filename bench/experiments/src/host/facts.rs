@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{Root, preempt_rt};
 use rtvirtio_workflow::{cpus, kernel_release};
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +51,7 @@ impl MachineFacts {
         Self {
             system: of(&read("/etc/os-release"), "PRETTY_NAME").trim_matches('"').to_owned(),
             kernel: kernel_release(),
-            preempt_rt: read("/sys/kernel/realtime").trim() == "1",
+            preempt_rt: preempt_rt(root).unwrap_or_default(),
             processor: of(&cpuinfo, "model name"),
             cpus: cpus(),
             memory_mib: kib / 1024,

@@ -183,11 +183,11 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     let is_shown = !ui.json && !args.dry_run;
     let time = if is_shown { Some(apply::cpu_time(devices, &with, dirs, ui)?) } else { None };
     let mut plans = Vec::new();
-    for (i, (part, site)) in devices.host.parts().iter().zip(&devices.sites).enumerate() {
+    for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
         let mut shown = plan.clone();
-        if let Some((time, profiles)) = &time {
-            time.add_to(&mut shown.tasks, &site.spec, &profiles[i]);
+        if let Some(time) = &time {
+            time.add_to(&mut shown.tasks, &site.spec);
         }
         let notes = site.stack.notes_on_settings();
         if is_shown {

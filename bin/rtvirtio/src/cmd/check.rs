@@ -28,7 +28,7 @@ pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
     extra.extend(rtvirtio_kernel::check::memory_traffic(&Root::default(), WATCHED));
-    extra.push(cpu_time(ui));
+    extra.extend(cpu_time(ui));
     extra.push(kvm(ui));
     extra.extend(args.guests.iter().flat_map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
@@ -74,27 +74,29 @@ fn guest(socket: &Path) -> Vec<Finding> {
     }
 }
 
-/// CPU time that the VMs take, against what is free.
-fn cpu_time(ui: &Ui) -> Finding {
+/// CPU time that the VMs take, against what is free; nothing without VMs.
+fn cpu_time(ui: &Ui) -> Option<Finding> {
     const ID: &str = "cpu.time";
     const WHY: &str = "requests of VMs wait while other programs use the CPUs, whatever the disk does";
     let root = Root::default();
     let of = machines::find(&root).map_err(anyhow::Error::from).and_then(|(found, unreadable)| {
         let pids: Vec<u32> = found.iter().map(|machine| machine.pid).collect();
-        Ok((cpu_use(&pids, ui)?, unreadable.len()))
+        let of = if pids.is_empty() { None } else { Some(cpu_use(&pids, ui)?) };
+        Ok(of.map(|of| (of, unreadable.len())))
     });
-    match of {
-        Ok((of, 0)) if !of.is_short() => Finding::ok(ID, of.to_string(), WHY),
-        Ok((of, 0)) => {
+    Some(match of {
+        Ok(None) => return None,
+        Ok(Some((of, 0))) if !of.is_short() => Finding::ok(ID, of.to_string(), WHY),
+        Ok(Some((of, 0))) => {
             let remedy = "end other programs, or give the VMs CPU contracts (`cpu` in the spec)";
             Finding::warn(ID, of.to_string(), WHY, remedy)
         }
-        Ok((of, hidden)) => {
+        Ok(Some((of, hidden))) => {
             let what = format!("{of}; {hidden} that cannot be inspected count as others");
             Finding::warn(ID, what, WHY, "run it with sudo")
         }
         Err(e) => Finding::warn(ID, format!("not known: {e:#}"), WHY, "is /proc mounted?"),
-    }
+    })
 }
 
 fn kvm(ui: &Ui) -> Finding {

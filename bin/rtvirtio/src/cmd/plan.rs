@@ -47,7 +47,7 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     };
     let mut tasks = bases.iter().map(of).collect::<anyhow::Result<Vec<Vec<TaskOutlook>>>>()?;
     let time = cpu_time(&args.model, &host, &bases, &global.dirs(), ui)?;
-    bases.iter().zip(&mut tasks).for_each(|((_, of), tasks)| time.add_to(tasks, &of.spec, &of.profile));
+    bases.iter().zip(&mut tasks).for_each(|((_, of), tasks)| time.add_to(tasks, &of.spec));
     let all: Vec<&TaskOutlook> = tasks.iter().flatten().collect();
     show(ui, &all, || {
         let one = |((name, basis), tasks): (&(Option<String>, Basis), &Vec<TaskOutlook>)| {
@@ -118,7 +118,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     // Of this moment, so it stands in no file.
     let time = cpu_time(&args.model, &host, &bases, dirs, ui)?;
     let of = plan.devices.iter_mut().zip(&bases);
-    of.for_each(|(of, (_, basis))| time.add_to(&mut of.plan.tasks, &basis.spec, &basis.profile));
+    of.for_each(|(of, (_, basis))| time.add_to(&mut of.plan.tasks, &basis.spec));
     let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;
     let controls: Vec<_> = bases.iter().flat_map(|(_, basis)| &basis.controls).collect();

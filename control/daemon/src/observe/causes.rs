@@ -83,6 +83,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         median: median(&intervals),
         depth: None,
         limits: limits((vm, task), &intervals, &facts, seconds),
+        has_throttling: true,
         quota: sum_of(facts.iter().map(|one| one.quota)),
         ready: ready(&facts),
         stolen: stolen(&facts),

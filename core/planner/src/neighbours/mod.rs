@@ -140,7 +140,10 @@ struct Neighbour<'a> {
 impl Neighbour<'_> {
     fn limit(&self, tspec: Tspec, actuator: Actuator) -> Result<NeighbourLimit, NeighbourError> {
         let compiled = compile(&tspec, self.direction, &place(actuator)?)?;
-        let missing = || CompileError::Missing { actuator, what: "it bounds nothing".to_owned() };
+        let missing = || CompileError::Missing {
+            actuator,
+            what: "a rate that it bounds: no less than 10 requests/s".to_owned(),
+        };
         Ok(NeighbourLimit {
             vm: self.vm.name.clone(),
             direction: self.direction,

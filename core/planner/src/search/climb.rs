@@ -3,7 +3,10 @@
 
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 
-use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weighed, weights_allowed, whole_cap};
+use super::{
+    ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weighed, weights_allowed, whole_cap,
+    whole_cap_below,
+};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
 /// Factor of one step of a cap.
@@ -66,7 +69,7 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
         for &i in &problem.cappable {
             if let Some(cap) = config.vms[i].cap {
                 push(&|c| c.vms[i].cap = Some(whole_cap(cap.0 * CAP_STEP)));
-                push(&|c| c.vms[i].cap = Some(whole_cap(cap.0 / CAP_STEP)));
+                push(&|c| c.vms[i].cap = Some(whole_cap_below(cap.0 / CAP_STEP)));
                 push(&|c| c.vms[i].cap = None);
             }
         }

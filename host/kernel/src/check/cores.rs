@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rtvirtio_cores::{Host, Request, Use};
+use rtvirtio_cores::{Host, Placement, Request, Use};
 
 use super::Finding;
 use crate::sched::Policy;
@@ -11,8 +11,7 @@ use crate::topology::{isolated, topology};
 use crate::{HostError, Root, text};
 
 const IRQS: &str = "/proc/irq";
-const WHY_FIFO: &str =
-    "of two real-time vCPUs on one CPU the one that works keeps the other from running at all";
+const WHY_FIFO: &str = "of two real-time vCPUs on one CPU the one that works keeps the other from running, unless each has a budget";
 const WHY_ONE: &str = "vCPUs that share a CPU wait for each other, whatever other CPUs have nothing to do";
 
 /// Interrupts on isolated CPUs; nothing where none is isolated.
@@ -41,7 +40,7 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
             if new.is_empty() { "none".to_owned() } else { text::cpu_ranges(&new) }
         );
         let remedy = "boot with irqaffinity=CPUS, with the CPUs that are not isolated, and keep irqbalance from the others \
-                      (IRQBALANCE_BANNED_CPULIST)";
+                      (IRQBALANCE_BANNED_CPULIST); those of a device's queues need isolcpus=managed_irq,CPUS";
         Finding::warn(ID, what, WHY, remedy)
     });
 }
@@ -60,10 +59,12 @@ fn new_ones(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostErr
 fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
     let mut n = 0;
     for irq in root.list(IRQS)?.iter().filter(|name| name.parse::<u32>().is_ok()) {
-        // The interrupt may be given back meanwhile; without the file it is on no CPU of its own.
-        let list = root.read_optional(format!("{IRQS}/{irq}/effective_affinity_list"))?;
-        n +=
-            usize::from(list.and_then(|list| text::cpu_list(&list)).is_some_and(|on| !on.is_disjoint(apart)));
+        // The interrupt may be given back meanwhile. Not all kernels tell the CPU it is sent to.
+        let mut on = root.read_optional(format!("{IRQS}/{irq}/effective_affinity_list"))?;
+        if on.is_none() {
+            on = root.read_optional(format!("{IRQS}/{irq}/smp_affinity_list"))?;
+        }
+        n += usize::from(on.and_then(|list| text::cpu_list(&list)).is_some_and(|on| !on.is_disjoint(apart)));
     }
     Ok(n)
 }
@@ -93,6 +94,11 @@ pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
             Err(e) => found.push(Finding::unknown(&format!("vm.cores.{pid}"), &e, WHY_ONE)),
         }
     }
+    let mut host = topology(root).ok().and_then(|cpus| Host::new(cpus, WHOLE).ok());
+    if let Some(host) = &mut host {
+        let pinned = all.iter().flat_map(|(_, vcpus)| vcpus).map(|vcpu| &vcpu.may_use);
+        pinned.filter(|may_use| may_use.len() == 1).flatten().for_each(|cpu| host.take(&one_on(*cpu)));
+    }
     for (pid, vcpus) in &all {
         let pid = *pid;
         for vcpu in vcpus.iter().filter(|v| matches!(v.stat.policy, Some(Policy::Fifo | Policy::Rr))) {
@@ -101,8 +107,8 @@ pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
             }
         }
         found.extend(on_one(pid, vcpus, &apart).map(|mut finding| {
-            let others = all.iter().filter(|(other, _)| *other != pid).flat_map(|(_, vcpus)| vcpus);
-            finding.remedy.push_str(&proposal(root, vcpus, others, &apart));
+            let proposed = host.as_mut().and_then(|host| proposal(host, vcpus, &apart));
+            finding.remedy.push_str(&proposed.unwrap_or_default());
             finding
         }));
     }
@@ -113,7 +119,7 @@ pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
             &format!("cpu.real_time.{cpu}"),
             format!("{} real-time vCPUs may use CPU {cpu} only (VM {})", pids.len(), vms.join(", ")),
             WHY_FIFO,
-            "give each a CPU of its own (`vcpupin`, `taskset -p`), or make them ordinary threads",
+            "give each a CPU of its own (`vcpupin`, `taskset -p`), or a budget (`cpu` in the spec)",
         ));
     }
     found
@@ -138,36 +144,22 @@ fn vcpus(root: &Root, pid: u32) -> Result<Vec<Vcpu>, HostError> {
     Ok(all)
 }
 
-/// CPUs that would fit the vCPUs of a VM beside those that others are pinned to; empty where the
-/// topology cannot be read.
-fn proposal<'a>(
-    root: &Root,
-    vcpus: &[Vcpu],
-    others: impl Iterator<Item = &'a Vcpu>,
-    apart: &BTreeSet<u32>,
-) -> String {
-    let host = topology(root).ok().and_then(|cpus| Host::new(cpus, WHOLE).ok());
-    let Some(mut host) = host else { return String::new() };
-    others
-        .filter(|vcpu| vcpu.may_use.len() == 1)
-        .flat_map(|vcpu| &vcpu.may_use)
-        .for_each(|cpu| host.keep(*cpu));
-    let may_use = || vcpus.iter().flat_map(|vcpu| &vcpu.may_use);
-    let each = if may_use().all(|cpu| apart.contains(cpu)) { Use::Whole } else { Use::Part(WHOLE) };
-    let request = Request {
-        vcpus: u32::try_from(vcpus.len()).unwrap_or(u32::MAX),
-        each,
-        service: 0,
-        service_share: 1,
-        node: None,
-    };
-    match host.place(&request) {
-        Ok(found) => {
-            let list: Vec<String> = found.vcpus.iter().map(u32::to_string).collect();
-            format!("; CPUs {} would do, by core, cache and node", list.join(", "))
-        }
-        Err(e) => format!("; {e}"),
-    }
+/// A thread that has a CPU already.
+fn one_on(cpu: u32) -> Placement {
+    let request = Request { vcpus: 1, each: Use::Part(WHOLE), service: 0, service_share: 1, node: None };
+    Placement { request, vcpus: vec![cpu], service: Vec::new(), nodes: 1, domains: 1, beyond: 0 }
+}
+
+/// Takes CPUs for the vCPUs of a VM that no other vCPU has to itself; `None` where there are too
+/// few.
+fn proposal(host: &mut Host, vcpus: &[Vcpu], apart: &BTreeSet<u32>) -> Option<String> {
+    let mut may_use = vcpus.iter().flat_map(|vcpu| &vcpu.may_use);
+    let each = if may_use.all(|cpu| apart.contains(cpu)) { Use::Whole } else { Use::Part(WHOLE) };
+    let vcpus = u32::try_from(vcpus.len()).ok()?;
+    let found = host.place(&Request { vcpus, each, service: 0, service_share: 1, node: None }).ok()?;
+    host.take(&found);
+    let list: Vec<String> = found.vcpus.iter().map(u32::to_string).collect();
+    Some(format!("; free by core, cache and node: CPUs {}, if its cpuset has them", list.join(", ")))
 }
 
 /// A VM whose vCPUs all have the same single CPU, or are left where they are.

@@ -94,11 +94,23 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
+/// Whether the kernel is one with PREEMPT_RT. Its version says so; the file is of the patches that
+/// were outside of Linux, and of few kernels from 7 on.
+///
+/// # Errors
+/// When neither can be read.
+pub fn preempt_rt(root: &Root) -> Result<bool, HostError> {
+    if root.read_optional("/sys/kernel/realtime")?.is_some_and(|text| text.trim() == "1") {
+        return Ok(true);
+    }
+    let version = root.read("/proc/sys/kernel/version")?;
+    Ok(version.split_whitespace().any(|word| word == "PREEMPT_RT"))
+}
+
 fn preemption(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "without PREEMPT_RT a kernel section can hold up a VM's thread; relevant for targets below about 1 ms";
-    found.push(match root.read_optional("/sys/kernel/realtime") {
-        Ok(text) => {
-            let rt = text.is_some_and(|t| t == "1");
+    found.push(match preempt_rt(root) {
+        Ok(rt) => {
             Finding::ok("preempt_rt", if rt { "PREEMPT_RT kernel" } else { "not a PREEMPT_RT kernel" }, WHY)
         }
         Err(e) => Finding::unknown("preempt_rt", &e, WHY),

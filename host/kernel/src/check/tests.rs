@@ -18,6 +18,7 @@ fn good() -> (tempfile::TempDir, Root) {
     let root = Root::new(dir.path());
     for (path, text) in [
         ("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n"),
+        ("/proc/sys/kernel/version", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (2024-02-01)\n"),
         ("/proc/sys/kernel/sched_rt_runtime_us", "950000\n"),
         ("/proc/sys/kernel/sched_rt_period_us", "1000000\n"),
         ("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
@@ -52,6 +53,21 @@ fn a_good_host_has_nothing_to_do() {
     let bad: Vec<_> = found.iter().filter(|f| f.level != Level::Ok && f.id != "kvm").collect();
     assert!(bad.is_empty(), "{bad:#?}");
     assert!(found.len() > 12);
+}
+
+#[test]
+fn preempt_rt_is_seen_by_the_file_and_by_the_version() {
+    let (_d, root) = good();
+    let of = |root: &Root| finding(root, "preempt_rt").what;
+    assert_eq!(of(&root), "not a PREEMPT_RT kernel");
+    file(&root, "/sys/kernel/realtime", "1\n");
+    assert_eq!(of(&root), "PREEMPT_RT kernel");
+    fs::remove_file(root.at("/sys/kernel/realtime")).unwrap();
+    // Debian's 7.2.13 with PREEMPT_RT has no such file.
+    file(&root, "/proc/sys/kernel/version", "#1 SMP PREEMPT_RT Debian 7.2.13-1 (2026-10-28)\n");
+    assert_eq!(of(&root), "PREEMPT_RT kernel");
+    fs::remove_file(root.at("/proc/sys/kernel/version")).unwrap();
+    assert!(of(&root).starts_with("not known"), "{}", of(&root));
 }
 
 #[test]
