@@ -160,7 +160,11 @@ fn mapping(pid: u32, line: &[u8]) -> Option<SharedMapping> {
     if !(rights.starts_with("rw") && rights.ends_with('s')) {
         return None;
     }
+    // Rings of io_uring (`anon_inode:[io_uring]`), which QEMU 11.1 has always, are no files.
     let name = words.next()?.trim_ascii_start();
+    if !name.starts_with(b"/") {
+        return None;
+    }
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let (from, to) = range.split_once('-')?;
     let (major, minor) = device.split_once(':')?;

@@ -93,6 +93,7 @@ fn a_file_is_picked_by_its_path_its_name_and_its_size() {
     assert_eq!(of("7f00-7f01 r--s 00000000 00:19 12 /x"), None);
     assert_eq!(of("7f00-7f01 rw-p 00000000 00:19 12 /x"), None);
     assert_eq!(of("7f00-7f01 rw-s"), None);
+    assert_eq!(of("7f00-7f01 rw-s 10000000 00:10 12 anon_inode:[io_uring]"), None, "rings are no file");
     let at = |path: Option<&str>, size| {
         pick(&all, path.map(Path::new), size).map(|m| all.iter().position(|other| other == m).unwrap())
     };
