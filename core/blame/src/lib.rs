@@ -327,7 +327,9 @@ impl Facts {
                 let own = own.map_or(mean, |below| below.waited / below.requests);
                 let each = self.depth.filter(|_| self.rate > 0.0).map(|depth| f64::from(depth) / self.rate);
                 let is_full = each.is_some_and(|each| mean.min(own) >= each / 2.0);
-                mean >= self.median.0 as f64 / 2e9 || (is_full && !self.is_outside_of_device())
+                // A backlog makes latencies longer than what the device takes.
+                let is_own = self.below.is_some() || !self.is_outside_of_device();
+                mean >= self.median.0 as f64 / 2e9 || (is_full && is_own)
             })
     }
 

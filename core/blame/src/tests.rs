@@ -209,6 +209,12 @@ fn the_device_is_the_cause_of_a_backlog_where_it_takes_the_time_of_a_request() {
         below: None,
         ..facts()
     };
+    let seen = |waited| Some(VmUse { requests: 2_000.0, waited });
+    assert_eq!(
+        kinds(&Facts { below: seen(30.0), late: 2_900, ..backlog(30.0, Some(1)) }),
+        [CauseKind::Device]
+    );
+    assert_eq!(kinds(&Facts { below: seen(0.4), ..backlog(30.0, Some(1)) }), [], "its own are quick");
     // 15 ms each, one after the other, where one is due every 10 ms.
     assert_eq!(kinds(&backlog(30.0, Some(1))), [CauseKind::Device]);
     assert_eq!(kinds(&backlog(30.0, Some(4))), [], "four at once do it");
