@@ -63,7 +63,7 @@ pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
 /// CPU time that VMs with these processes take for a second from now on.
 ///
 /// # Errors
-/// Those of [`free`].
+/// Errors of [`free`].
 pub fn cpu_use(own: &[u32], progress: &dyn Progress) -> Result<CpuUse> {
     let root = Root::default();
     let cpus = cpus_online(&root)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, VmUse, causes};
+use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
@@ -18,17 +18,13 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::Drive;
 
 use crate::controls::{is_one_of, on_device};
-use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
-use crate::vm_counters::{self, Dimension, VmCounters, bytes_moved, past, quota, ready, waited};
+use crate::vm_counters::{self, Dimension, VmCounters, below, bytes_moved, past, quota, ready, waited};
 
 /// Throttling by QEMU of the drives on the device.
 type Throttles = Vec<(Dimension, String, f64)>;
-
-/// Number of requests in a direction, and the sum of their latencies in nanoseconds.
-type DirectionCounters = (u64, u64);
 
 /// All counters of one device's site at one moment.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +32,8 @@ pub(crate) struct Counters {
     vms: BTreeMap<String, VmCounters>,
     /// By VM; absent where its throttling is not known.
     throttles: BTreeMap<String, Throttles>,
-    /// Reads and writes of its drive on the device, by VM, as QEMU counts them.
-    below: BTreeMap<String, [DirectionCounters; 2]>,
+    /// By VM: its only drive on the device, as QEMU counts it.
+    drives: BTreeMap<String, DiskStats>,
     /// By cgroup: those of the VMs and above.
     groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
@@ -57,10 +53,13 @@ impl Counters {
             (vm.name.clone(), counters)
         });
         let vms = vms.collect();
-        let throttles = site.host_vms().filter_map(|vm| Some((vm.name.clone(), throttles(site, vm)?)));
-        let throttles = throttles.collect();
-        let below = site.host_vms().filter_map(|vm| Some((vm.name.clone(), below(site, vm)?)));
-        let below = below.collect();
+        let (mut throttles, mut drives) = (BTreeMap::new(), BTreeMap::new());
+        for vm in site.host_vms() {
+            let Ok((of_vm, stats)) = vm.drives_and_stats() else { continue };
+            let known = of_vm.and_then(|of_vm| throttles_on(site, &of_vm));
+            throttles.extend(known.map(|known| (vm.name.clone(), known)));
+            drives.extend(only_drive(site, stats).map(|of| (vm.name.clone(), of)));
+        }
         let groups = site.host_vms().filter_map(|vm| site.io_group(&vm.name));
         let groups = groups.flat_map(|group| site.cgroups().path_of(group)).filter_map(|group| {
             let dev = &site.stack.device.dev;
@@ -68,7 +67,7 @@ impl Counters {
             Some((group, counters))
         });
         let groups = groups.collect();
-        Self { vms, throttles, below, groups, device: DeviceIo::read(root, &site.stack.device).ok() }
+        Self { vms, throttles, drives, groups, device: DeviceIo::read(root, &site.stack.device).ok() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -77,14 +76,13 @@ impl Counters {
     }
 }
 
-/// Reads and writes of a VM's only drive on the device.
-fn below(site: &Site, vm: &HostVm) -> Option<[DirectionCounters; 2]> {
+/// The only one of these drives that is on the device.
+fn only_drive(site: &Site, all: Vec<DiskStats>) -> Option<DiskStats> {
     let (root, names) = (site.root(), site.device_names());
     let is_there =
         |disk: &DiskStats| disk.file.as_ref().is_some_and(|file| is_one_of(root, Path::new(file), &names));
-    let mut all = vm.disk_stats().ok().flatten()?.into_iter().filter(is_there);
-    let only = all.next().filter(|_| all.next().is_none())?;
-    Some([only.read, only.write].map(|of| (of.ops, of.time_ns)))
+    let mut all = all.into_iter().filter(is_there);
+    all.next().filter(|_| all.next().is_none())
 }
 
 /// Whether no other task of the VM has one of the task's directions.
@@ -95,24 +93,10 @@ fn is_alone(load: &VmLoad, task: &Task) -> bool {
     !others.any(|(r, w)| reads && r || writes && w)
 }
 
-/// Requests of a task's directions below its guest, between two readings.
-fn used_below(task: &Task, then: [DirectionCounters; 2], now: [DirectionCounters; 2]) -> Option<VmUse> {
-    let writes = task.op.write_share();
-    let (mut requests, mut ns) = (0, 0);
-    for (acts, (then, now)) in [writes < 1.0, writes > 0.0].into_iter().zip(then.into_iter().zip(now)) {
-        if acts {
-            requests += now.0.checked_sub(then.0)?;
-            ns += now.1.checked_sub(then.1)?;
-        }
-    }
-    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
-}
-
-/// QEMU's limits on a VM's drives on the device; `None` where no monitor tells them, or a limit is
-/// one of several drives together.
-fn throttles(site: &Site, vm: &HostVm) -> Option<Throttles> {
-    let drives = vm.drives().ok().flatten()?;
-    let on_it = on_device(site.root(), &site.device_names(), &drives);
+/// QEMU's limits on those of a VM's drives that are on the device; `None` where they are not known,
+/// or a limit is one of several drives together.
+fn throttles_on(site: &Site, drives: &[Drive]) -> Option<Throttles> {
+    let on_it = on_device(site.root(), &site.device_names(), drives);
     let is_limited = |drive: &Drive| drive.limits.iter().any(|limits| !limits.is_none());
     let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && is_limited(drive);
     // Images on a file system of the device are on it, and not found by their names.
@@ -220,9 +204,10 @@ pub(crate) fn explain(
                 median: result.p50_ns,
                 depth: task.filter(|task| task.rate.is_some()).map(|task| task.depth),
                 // Its VMM counts all tasks of a direction together.
-                below: task
-                    .filter(|task| is_alone(load, task))
-                    .and_then(|task| used_below(task, *before.below.get(name)?, *after.below.get(name)?)),
+                below: task.filter(|task| is_alone(load, task)).and_then(|task| {
+                    let readings = (before.drives.get(name)?, after.drives.get(name)?);
+                    below(task.op, std::iter::once(readings))
+                }),
                 ..facts.clone()
             };
             result.causes = Some(causes(&facts));

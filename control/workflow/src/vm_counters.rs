@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, Stops};
+use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, Stops, VmUse};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
 use rtvirtio_kernel::{Hierarchy, HostError, Root, task};
-use rtvirtio_spec::Task;
+use rtvirtio_spec::{Op, Task};
 use rtvirtio_units::{Nanos, blk_throttle};
+use rtvirtio_vmm::disk_stats::{Counters, DiskStats};
 
 /// Least part of a limit below [`blk_throttle::STEP`] that the kernel was seen to let through.
 const ROUGHLY: f64 = 0.7;
@@ -125,6 +126,29 @@ pub fn bytes_moved(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> O
         None => return None,
     };
     Some(counters.read_bytes as f64 + counters.write_bytes as f64)
+}
+
+/// Counters of the directions of an operation.
+#[must_use]
+pub fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
+    match op {
+        Op::Read => &[|s| &s.read],
+        Op::Write => &[|s| &s.write],
+        Op::Mixed { .. } => &[|s| &s.read, |s| &s.write],
+    }
+}
+
+/// Requests of an operation's directions between readings of a drive, as QEMU counts them; `None`
+/// where counters began anew, and without a request.
+pub fn below<'a>(op: Op, readings: impl Iterator<Item = (&'a DiskStats, &'a DiskStats)>) -> Option<VmUse> {
+    let (mut requests, mut ns) = (0, 0);
+    for (then, now) in readings {
+        for of in directions(op) {
+            requests += of(now).ops.checked_sub(of(then).ops)?;
+            ns += of(now).time_ns.checked_sub(of(then).time_ns)?;
+        }
+    }
+    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
 }
 
 /// Difference of two counters; `None` where one was not read or began anew.

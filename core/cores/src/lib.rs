@@ -1,7 +1,7 @@
 //! CPUs for the threads of a VM, by the host's topology and by what other VMs have taken.
 //!
 //! One VM is placed at a time, as at its start: [`Host::place`] answers with a CPU for each thread,
-//! or refuses and says what would fit. Whether a VM fits beside those that are placed is decided
+//! or refuses and says what would fit. Whether a VM fits on what others leave is decided
 //! exactly. A placement has the fewest NUMA nodes, and among those the fewest
 //! [domains](Cpu::domain); where there are too many sets of domains to try, [`Placement::beyond`]
 //! bounds how many more it has than the fewest possible.

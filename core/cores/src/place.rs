@@ -123,15 +123,15 @@ impl Host {
         &self.cpus
     }
 
-    /// Keeps a CPU, with the other CPUs of its core, from all VMs. A CPU that is not online is
-    /// nobody's already.
+    /// Keeps a CPU, with the other CPUs of its core, from all VMs. No VM is placed on a CPU that is
+    /// not online in any case.
     pub fn keep(&mut self, cpu: u32) {
         if let Some(&at) = self.place_of.get(&cpu) {
             self.closed.insert(self.cpus[at].core);
         }
     }
 
-    /// CPUs for a VM beside what is taken.
+    /// CPUs for a VM, on what is not taken.
     ///
     /// # Errors
     /// When it does not fit, with what would.

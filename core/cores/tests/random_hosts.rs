@@ -143,7 +143,7 @@ fn no_rule_is_broken_on_ten_thousand_hosts() {
     assert!(placed > 10_000 && refused > 5_000);
 }
 
-/// All placements of one request beside others, by trying each CPU for each thread.
+/// All placements of one request on what others leave, by trying each CPU for each thread.
 fn exhaustive(host: &Host, taken: &[Placement], ask: &Request) -> Option<(usize, usize)> {
     fn go(host: &Host, all: &mut Vec<Placement>, best: &mut Option<(usize, usize)>) {
         let (now, asked) = (all.last().unwrap(), all.last().unwrap().request);

@@ -1,6 +1,6 @@
 //! Causes of missed targets, by the facts of those intervals of a window in which they were missed.
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit, Load, Stops, VmUse, causes};
+use rtvirtio_blame::{DeviceUse, Facts, Limit, Load, Stops, causes};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::StallTotal;
@@ -8,11 +8,11 @@ use rtvirtio_measure::verdict::allowed;
 use rtvirtio_spec::{Target, Task};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
-use rtvirtio_workflow::vm_counters::{Dimension, device_use};
+use rtvirtio_workflow::vm_counters::{Dimension, below, device_use, directions};
 
 use super::TargetObservation;
 use super::facts::IntervalFacts;
-use super::window::{DiskSample, DiskWindow, above, between, directions};
+use super::window::{DiskSample, DiskWindow, above, between};
 use crate::linux::RunningVm;
 
 /// Interval between two samples of a window.
@@ -90,21 +90,8 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
-        below: below(task, &intervals),
+        below: below(task.op, intervals.iter().map(|one| (one.then, &one.now.stats))),
     }
-}
-
-/// Requests of the task's directions, as QEMU counts them.
-fn below(task: &Task, intervals: &[Interval<'_>]) -> Option<VmUse> {
-    let (mut requests, mut ns) = (0, 0);
-    for one in intervals {
-        for of in directions(task.op) {
-            let (then, now) = (of(one.then), of(&one.now.stats));
-            requests += now.ops.checked_sub(then.ops)?;
-            ns += now.time_ns.checked_sub(then.time_ns)?;
-        }
-    }
-    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
 }
 
 fn stops(of: StallTotal) -> Stops {

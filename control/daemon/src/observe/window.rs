@@ -11,6 +11,7 @@ use rtvirtio_measure::verdict::{Evidence, RATE_KEPT, allowed, judge};
 use rtvirtio_spec::{Op, Task, Vm};
 use rtvirtio_units::Iops;
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
+use rtvirtio_workflow::vm_counters::directions;
 
 use super::facts::IntervalFacts;
 use super::{HistogramObservation, TargetObservation};
@@ -163,15 +164,6 @@ fn boundaries(stats: &DiskStats) -> Option<&[u64]> {
 
 pub(super) fn between(before: &Counters, after: &Counters) -> Option<Histogram> {
     after.histogram.as_ref()?.since(before.histogram.as_ref()?)
-}
-
-/// Counters of the directions of an operation.
-pub(super) fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
-    match op {
-        Op::Read => &[|s| &s.read],
-        Op::Write => &[|s| &s.write],
-        Op::Mixed { .. } => &[|s| &s.read, |s| &s.write],
-    }
 }
 
 /// The verdicts of a task's targets from the window of the disk that it uses.

@@ -21,15 +21,17 @@ impl HostVm {
         }
     }
 
-    /// Counters of its disks by the monitor; `None` without one, and for a domain of libvirt, which
-    /// that taints.
+    /// Drives as of [`HostVm::drives`], with their counters by the same connection. Those of a
+    /// domain of libvirt have no counters: asking its monitor taints it.
     ///
     /// # Errors
     /// As [`HostVm::handle`].
-    pub(crate) fn disk_stats(&self) -> Result<Option<Vec<DiskStats>>> {
-        match &self.reach {
-            HostReach::Domain(..) => Ok(None),
-            _ => self.monitor(&Root::default())?.map(|mut qmp| Ok(qmp.disk_stats()?)).transpose(),
+    pub(crate) fn drives_and_stats(&self) -> Result<(Option<Vec<Drive>>, Vec<DiskStats>)> {
+        if let HostReach::Domain(..) = &self.reach {
+            return Ok((self.drives()?, Vec::new()));
         }
+        let Some(mut qmp) = self.monitor(&Root::default())? else { return Ok((None, Vec::new())) };
+        // Limits are known without counters.
+        Ok((Some(qmp.query_drives()?), qmp.disk_stats().unwrap_or_default()))
     }
 }

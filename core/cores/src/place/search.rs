@@ -24,9 +24,9 @@ pub(super) struct Choice {
 #[derive(Clone, Copy)]
 struct Places {
     at: usize,
-    /// Service threads without a vCPU beside them.
+    /// Service threads that fit without a vCPU on the same CPU.
     service: u32,
-    /// Service threads beside a vCPU; `None` where no vCPU may be.
+    /// Service threads that fit next to a vCPU; `None` where no vCPU may be.
     beside: Option<u32>,
     /// Thousandths that are free.
     room: u32,

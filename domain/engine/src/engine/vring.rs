@@ -106,7 +106,7 @@ pub struct Vring {
     pub broken: bool,
     /// Set when no more is fetched; the reply is sent when nothing is outstanding.
     pub stopping: Option<SyncSender<VringBase>>,
-    /// Requests that were fetched elsewhere and not answered, for which the guest waits in vain.
+    /// Requests that another process fetched and did not complete: the guest still waits for them.
     pub lost: u16,
     /// Whether it may go on elsewhere after that.
     pub stops_for_good: bool,

@@ -64,7 +64,13 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
         if on.is_none() {
             on = root.read_optional(format!("{IRQS}/{irq}/smp_affinity_list"))?;
         }
-        n += usize::from(on.and_then(|list| text::cpu_list(&list)).is_some_and(|on| !on.is_disjoint(apart)));
+        let Some(list) = on else { continue };
+        let form = || HostError::Form {
+            path: format!("{IRQS}/{irq}").into(),
+            text: list.trim().to_owned(),
+            expected: "a list of CPUs",
+        };
+        n += usize::from(!text::cpu_list(&list).ok_or_else(form)?.is_disjoint(apart));
     }
     Ok(n)
 }
@@ -94,23 +100,14 @@ pub(super) fn vms(root: &Root, pids: &[u32]) -> Vec<Finding> {
             Err(e) => found.push(Finding::unknown(&format!("vm.cores.{pid}"), &e, WHY_ONE)),
         }
     }
-    let mut host = topology(root).ok().and_then(|cpus| Host::new(cpus, WHOLE).ok());
-    if let Some(host) = &mut host {
-        let pinned = all.iter().flat_map(|(_, vcpus)| vcpus).map(|vcpu| &vcpu.may_use);
-        pinned.filter(|may_use| may_use.len() == 1).flatten().for_each(|cpu| host.take(&one_on(*cpu)));
-    }
+    let stuck = all.iter().filter_map(|(pid, vcpus)| Some((&vcpus[..], on_one(*pid, vcpus, &apart)?)));
+    found.extend(with_proposals(root, &all, stuck.collect(), &apart));
     for (pid, vcpus) in &all {
-        let pid = *pid;
         for vcpu in vcpus.iter().filter(|v| matches!(v.stat.policy, Some(Policy::Fifo | Policy::Rr))) {
             if let (Some(cpu), 1) = (vcpu.may_use.first(), vcpu.may_use.len()) {
-                real_time.entry(*cpu).or_default().push(pid);
+                real_time.entry(*cpu).or_default().push(*pid);
             }
         }
-        found.extend(on_one(pid, vcpus, &apart).map(|mut finding| {
-            let proposed = host.as_mut().and_then(|host| proposal(host, vcpus, &apart));
-            finding.remedy.push_str(&proposed.unwrap_or_default());
-            finding
-        }));
     }
     for (cpu, pids) in real_time.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let vms: BTreeSet<String> = pids.iter().map(u32::to_string).collect();
@@ -142,6 +139,24 @@ fn vcpus(root: &Root, pid: u32) -> Result<Vec<Vcpu>, HostError> {
         }
     }
     Ok(all)
+}
+
+/// The findings, each with CPUs that are free for the VM's vCPUs, where the topology can be read.
+fn with_proposals(
+    root: &Root,
+    all: &[(u32, Vec<Vcpu>)],
+    mut stuck: Vec<(&[Vcpu], Finding)>,
+    apart: &BTreeSet<u32>,
+) -> Vec<Finding> {
+    let host = if stuck.is_empty() { None } else { topology(root).ok() };
+    if let Some(mut host) = host.and_then(|cpus| Host::new(cpus, WHOLE).ok()) {
+        let pinned = all.iter().flat_map(|(_, vcpus)| vcpus).map(|vcpu| &vcpu.may_use);
+        pinned.filter(|may_use| may_use.len() == 1).flatten().for_each(|cpu| host.take(&one_on(*cpu)));
+        for (vcpus, finding) in &mut stuck {
+            finding.remedy.push_str(&proposal(&mut host, vcpus, apart).unwrap_or_default());
+        }
+    }
+    stuck.into_iter().map(|(_, finding)| finding).collect()
 }
 
 /// A thread that has a CPU already.

@@ -45,9 +45,11 @@ fn interrupts_on_isolated_cpus_are_counted() {
         put(&root, &format!("/proc/irq/{irq}/effective_affinity_list"), "1\n");
     }
     assert_eq!(of(&root)[0].level, Level::Ok);
-    for (file, text) in
-        [("/proc/irq/default_smp_affinity", "xyz"), ("/sys/devices/system/cpu/isolated", "2-")]
-    {
+    for (file, text) in [
+        ("/proc/irq/24/effective_affinity_list", "2,x"),
+        ("/proc/irq/default_smp_affinity", "xyz"),
+        ("/sys/devices/system/cpu/isolated", "2-"),
+    ] {
         put(&root, file, text);
         assert!(of(&root)[0].what.starts_with("not known"), "{file}");
     }
