@@ -132,7 +132,7 @@ impl PlantedCause {
     /// Weight of these threads together, of which a VM has 1024.
     #[must_use]
     pub fn weight(&self) -> u64 {
-        self.between(8_192.0, 65_536.0) as u64
+        self.between(8_192.0, 32_768.0) as u64
     }
 
     /// Quota in us of each 100 ms. fio alone needs little CPU time, an emulated guest much.
