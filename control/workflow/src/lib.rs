@@ -23,6 +23,7 @@ pub mod elevator;
 mod error;
 mod files;
 pub mod find;
+pub mod group_limits;
 pub mod guest_point;
 pub mod guests;
 pub mod holders;

@@ -18,10 +18,11 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::Drive;
 
 use crate::controls::{is_one_of, on_device};
+use crate::group_limits::{GroupLimit, Member};
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
-use crate::vm_counters::{self, Dimension, VmCounters, below, bytes_moved, past, quota, ready, waited};
+use crate::vm_counters::{self, Dimension, VmCounters, below, bytes_of, group_io, past, quota, ready, waited};
 
 /// Throttling by QEMU of the drives on the device.
 type Throttles = Vec<(Dimension, String, f64)>;
@@ -61,9 +62,8 @@ impl Counters {
             drives.extend(only_drive(site, stats).map(|of| (vm.name.clone(), of)));
         }
         let groups = site.host_vms().filter_map(|vm| site.io_group(&vm.name));
-        let groups = groups.flat_map(|group| site.cgroups().path_of(group)).filter_map(|group| {
-            let dev = &site.stack.device.dev;
-            let counters = IoCounters::read(root, site.cgroups(), &group, dev).ok().flatten()?;
+        let groups = groups.flat_map(|group| site.cgroups().limiting(group)).filter_map(|group| {
+            let counters = group_io(root, site.cgroups(), &group, &site.stack.device.dev)?;
             Some((group, counters))
         });
         let groups = groups.collect();
@@ -127,7 +127,7 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
     if others.filter_map(|other| site.io_group(&other.name)).any(is_shared) {
         return None;
     }
-    bytes_moved(site.root(), site.cgroups(), cgroup, &site.stack.device.dev)
+    group_io(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).map(|io| bytes_of(&io))
 }
 
 /// Measurements of a run besides its tasks.
@@ -285,41 +285,39 @@ fn limits(
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
     let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
-    // Completed by the tasks of VMs, and asked for.
-    let of_tasks = |vms: &[&VmLoad], dimension: Dimension| {
-        let tasks = || vms.iter().flat_map(|load| load.vm.tasks.iter().map(move |task| (load, task)));
-        let used: Option<f64> = tasks().try_fold(0.0, |sum, (load, task)| {
-            let amount = dimension.of_task(task);
-            let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
-            if amount == 0.0 {
-                Some(sum)
-            } else {
-                Some(sum + results.iter().find(of_task)?.achieved_rate.0 * amount)
-            }
-        });
-        let asked = vms.iter().map(|load| dimension.asked(&load.vm.tasks)).sum();
-        Some((used?, asked))
-    };
     let of_kernel = set.into_iter().map(|set| {
         let dimension = Dimension::of_limit(set.limit);
-        let is_below = |load: &&VmLoad| {
-            let group = site.io_group(&load.vm.name);
-            group.is_some_and(|group| site.cgroups().path_of(group).contains(&set.cgroup))
-        };
-        let sharing: Vec<&VmLoad> = loads.iter().filter(is_below).collect();
-        let (used, asked) = of_tasks(&sharing, dimension)?;
-        // What programs use that are no task's counts too.
-        let used = used.max(window.used_by(&set.cgroup, dimension).unwrap_or_default());
-        let file = format!("{} ({})", set.cgroup.display(), set.file);
-        Some((dimension, dimension.fact(Limiter::Kernel, file, set.value as f64, (used, asked))))
+        let completed = |load| completed(load, results, dimension);
+        let vm = Member { group: cgroup, tasks: &load.vm.tasks, completed: Some(completed(load)?) };
+        let others = site.host_vms().filter(|other| other.name != load.vm.name).filter_map(|other| {
+            let group = site.io_group(&other.name)?;
+            // A VM whose tasks do not run asks for nothing.
+            let load = loads.iter().find(|load| load.vm.name == other.name);
+            let tasks = load.map_or(&[][..], |load| &load.vm.tasks);
+            Some(Member { group, tasks, completed: load.and_then(completed) })
+        });
+        let others: Vec<Member<'_>> = others.collect();
+        let name = format!("{} ({})", set.cgroup.display(), set.file);
+        let limit = GroupLimit { cgroup: &set.cgroup, name, value: set.value as f64, dimension };
+        Some((dimension, limit.fact(&vm, &others, &|group| window.used_by(group, dimension))?))
     });
     let of_qemu = throttles.iter().map(|(dimension, name, value)| {
-        Some((
-            *dimension,
-            dimension.fact(Limiter::Qemu, name.clone(), *value, of_tasks(&[load], *dimension)?),
-        ))
+        let amounts = (completed(load, results, *dimension)?, dimension.asked(&load.vm.tasks));
+        Some((*dimension, dimension.fact(Limiter::Qemu, name.clone(), *value, amounts)))
     });
     of_kernel.chain(of_qemu).collect()
+}
+
+/// Amount per second that the tasks of a VM completed; `None` where one has no result.
+fn completed(load: &VmLoad, results: &[TaskResult], dimension: Dimension) -> Option<f64> {
+    let of = |task: &Task| {
+        let of_task = |r: &&TaskResult| r.vm == load.vm.name && r.task == task.name && r.flow.is_none();
+        match dimension.of_task(task) {
+            0.0 => Some(0.0),
+            amount => Some(results.iter().find(of_task)?.achieved_rate.0 * amount),
+        }
+    };
+    load.vm.tasks.iter().map(of).sum()
 }
 
 #[cfg(test)]

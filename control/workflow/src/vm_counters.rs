@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, Stops, VmUse};
+use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, OtherUsers, Stops, VmUse};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
@@ -112,20 +112,24 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
     Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
 }
 
-/// Bytes that a cgroup has moved at a device; `None` where nothing counts them.
+/// Requests and bytes of a cgroup at a device so far; `None` where nothing counts them.
 #[must_use]
-pub fn bytes_moved(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> Option<f64> {
-    let counters = IoCounters::read(root, cgroups, group, dev).ok()?;
+pub fn group_io(root: &Root, cgroups: &Cgroups, group: &Path, dev: &str) -> Option<IoCounters> {
     // A group of v2 that is not in the file has sent nothing yet; on v1 nothing may count it.
-    let counters = match counters {
-        Some(counters) => counters,
+    match IoCounters::read(root, cgroups, group, dev).ok()? {
+        Some(counters) => Some(counters),
         None if cgroups.hierarchy == Hierarchy::V2 => {
             let file = cgroups.dir(group).ok()?.join("io.stat");
-            root.exists(file).ok()?.then(IoCounters::default)?
+            root.exists(file).ok()?.then(IoCounters::default)
         }
-        None => return None,
-    };
-    Some(counters.read_bytes as f64 + counters.write_bytes as f64)
+        None => None,
+    }
+}
+
+/// Bytes of these counters.
+#[must_use]
+pub fn bytes_of(io: &IoCounters) -> f64 {
+    io.read_bytes as f64 + io.write_bytes as f64
 }
 
 /// Counters of the directions of an operation.
@@ -210,7 +214,8 @@ impl Dimension {
     }
 
     /// Amount that counts of a cgroup's I/O.
-    pub(crate) fn of_counters(self, io: &IoCounters) -> f64 {
+    #[must_use]
+    pub fn of_counters(self, io: &IoCounters) -> f64 {
         let (reads, writes) =
             if self.bytes { (io.read_bytes, io.write_bytes) } else { (io.reads, io.writes) };
         let of = |acts: bool, n: u64| if acts { n as f64 } else { 0.0 };
@@ -223,7 +228,7 @@ impl Dimension {
         if self.bytes { limit } else { blk_throttle::let_through(limit) }
     }
 
-    /// Limit as a fact, with what was used of it and is asked for.
+    /// Limit of the VM alone as a fact, with what was used of it and is asked for.
     #[must_use]
     pub fn fact(self, by: Limiter, file: String, value: f64, (used, asked): (f64, f64)) -> LimitFact {
         // Below a request in each slice the kernel lets through less, or more.
@@ -233,7 +238,7 @@ impl Dimension {
             Limiter::Kernel => self.let_through(value),
             Limiter::Qemu => value,
         };
-        LimitFact { by, file, value, passes, used, asked }
+        LimitFact { by, file, value, passes, used, asked, others: OtherUsers::None }
     }
 
     /// Amount that counts of a mean request of a task.

@@ -8,7 +8,9 @@
 //! - A limit holds a VM when it used at least [`USED`] of it, while the disk did not stand still,
 //!   and asked for more: the backlog then grows as long as the load lasts, so that the
 //!   limit is the whole cause. Where it declares no more than the limit, and sends at least
-//!   [`OVER`] times that, its own load is.
+//!   [`OVER`] times that, its own load is. A limit that others share is judged by what all use and
+//!   ask for. Where it is used up by requests of unknown load, whether it holds the VM is not
+//!   known: neither it nor a cause that it would rule out is named.
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
 //!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
 //!   its share, as in `rtvirtio-measure`'s `late`.
@@ -121,7 +123,19 @@ pub enum Limiter {
     Qemu,
 }
 
-/// Limit of the device's use, against what its VM asks for.
+/// Users of a limit besides the VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherUsers {
+    /// The limit is the VM's own.
+    #[default]
+    None,
+    /// Others use it too, as far as they do VMs whose load is known.
+    Declared,
+    /// Others use it too, and may ask for more than is known.
+    Undeclared,
+}
+
+/// Limit of the device's use, against what its users ask for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limit {
     /// Program that enforces it.
@@ -132,10 +146,13 @@ pub struct Limit {
     pub value: f64,
     /// Part of it that its program lets through.
     pub passes: f64,
-    /// Completed by the VM per second.
+    /// Completed per second by all its users.
     pub used: f64,
-    /// Asked for by its tasks per second, as declared; without end for one without a rate.
+    /// Asked for per second by the tasks of its users, as declared, without end for one without a
+    /// rate; at least, where other users are undeclared.
     pub asked: f64,
+    /// Users besides the VM.
+    pub others: OtherUsers,
 }
 
 impl Limit {
@@ -149,9 +166,15 @@ impl Limit {
         self.is_used_up(moving) && self.asked > self.passes
     }
 
+    /// Whether it is used up, and by requests of unknown load: it may hold the VM or not.
+    fn is_unclear(&self, moving: f64) -> bool {
+        self.others == OtherUsers::Undeclared && self.is_used_up(moving) && !self.holds(moving)
+    }
+
     /// Cause, where it holds the VM.
     fn cause(&self, moving: f64) -> Option<Cause> {
-        let Self { by, file, value, passes, asked, .. } = self;
+        let Self { by, file, value, passes, asked, others, .. } = self;
+        let users = if *others == OtherUsers::None { "it asks" } else { "it and others below ask" };
         let asked = if asked.is_finite() { format!("{asked:.0}") } else { "as much as it gets".to_owned() };
         let holds =
             if passes < value { format!("lets {passes:.0} through, and holds") } else { "holds".to_owned() };
@@ -162,7 +185,7 @@ impl Limit {
         self.holds(moving).then(|| Cause {
             kind,
             share: None,
-            evidence: format!("{whose} {value:.0} in {file} {holds} it: it asks for {asked}"),
+            evidence: format!("{whose} {value:.0} in {file} {holds} it: {users} for {asked}"),
             remedy: "raise the limit, or lower the rate".to_owned(),
         })
     }
@@ -244,7 +267,7 @@ pub struct Facts {
     /// Requests that the task has at once at most, where its latencies begin when a request is due:
     /// they hold the wait for an earlier one's end then.
     pub depth: Option<u32>,
-    /// Limits of the VM for the device.
+    /// Limits that act on the VM for the device.
     pub limits: Option<Vec<Limit>>,
     /// Whether the limits have those of QEMU, where QEMU has the requests.
     pub has_throttling: bool,
@@ -271,6 +294,7 @@ impl Facts {
         let users = self.device.as_ref().is_some_and(|device| device.shares.is_none());
         let all = [
             (self.limits.is_none(), "its limits"),
+            (self.is_limit_unclear(), "what others ask of its limit"),
             (self.limits.is_some() && !self.has_throttling, "QEMU's throttling"),
             (self.quota.is_none(), "its CPU quota"),
             (self.ready.is_none(), "its wait for CPUs"),
@@ -309,6 +333,12 @@ impl Facts {
     fn moving(&self) -> f64 {
         let stalled = self.standstills().map_or(0.0, |stops| stops.total.0 as f64 / 1e9);
         (1.0 - stalled / self.seconds.max(f64::MIN_POSITIVE)).max(MOVING)
+    }
+
+    /// Whether a limit is used up that holds the VM or not, by what others ask for.
+    fn is_limit_unclear(&self) -> bool {
+        let moving = self.moving();
+        self.limits.iter().flatten().any(|limit| limit.is_unclear(moving))
     }
 
     /// Whether the device and its users cannot be the cause.
@@ -369,14 +399,15 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let (limits, moving) = (facts.limits.as_deref().unwrap_or_default(), facts.moving());
     let mut found: Vec<Cause> = limits.iter().filter_map(|limit| limit.cause(moving)).collect();
     // Nothing holds what it declares: the rest waits for its own limit.
-    let is_beyond = found.is_empty() && limits.iter().any(|limit| limit.is_used_up(moving));
+    let is_unclear = facts.is_limit_unclear();
+    let is_beyond = found.is_empty() && !is_unclear && limits.iter().any(|limit| limit.is_used_up(moving));
     let load = facts.load.and_then(|load| load.cause()).filter(|_| is_beyond);
     let is_loaded = load.is_some();
     found.extend(load);
     let mut name = |kind, share: Option<f64>, evidence: String, remedy: &str| {
         found.push(Cause { kind, share, evidence, remedy: remedy.to_owned() });
     };
-    let is_limited = is_loaded || limits.iter().any(|limit| limit.holds(moving));
+    let may_be_limited = is_loaded || is_unclear || limits.iter().any(|limit| limit.holds(moving));
     let percent = |part: f64| format!("{:.0} %", 100.0 * part);
     let of_time = |stops: Option<Stops>| {
         percent(stops.map_or(0.0, |s| s.total.0 as f64 / 1e9 / facts.seconds.max(f64::MIN_POSITIVE)).min(1.0))
@@ -396,7 +427,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let is_outside = facts.is_outside_of_device();
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
-    if is_outside && !is_limited && facts.limits.is_some() && facts.has_throttling {
+    if is_outside && !may_be_limited && facts.limits.is_some() && facts.has_throttling {
         let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
         if let Some(stolen) = stolen {
             let evidence =
@@ -440,7 +471,7 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     }
     let is_at_device = facts.is_at_device() || (found.is_empty() && !is_outside && facts.is_below_guest());
     let is_stopped = facts.delayed_by(facts.quota, 1).is_some();
-    if is_at_device && !is_limited && !is_stopped && by_standstills.is_none() {
+    if is_at_device && !may_be_limited && !is_stopped && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
         found.extend(shares.map(|shares| users(facts, shares)).unwrap_or_default());
     }

@@ -69,6 +69,7 @@ fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
         passes: 50.0,
         used,
         asked,
+        others: OtherUsers::None,
     };
     let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
     assert_eq!(kinds(&with(limit(49.0, 100.0))), [CauseKind::KernelLimit]);
@@ -76,6 +77,36 @@ fn a_limit_is_named_only_where_it_is_reached_and_too_low() {
     assert_eq!(kinds(&with(limit(42.0, 100.0))), [CauseKind::CpuOthers], "less than it allows");
     assert_eq!(kinds(&with(limit(20.0, 100.0))), [CauseKind::CpuOthers], "something else holds it");
     assert_eq!(kinds(&Facts { ready: None, ..with(limit(49.0, 49.0)) }), [], "it asks for no more");
+}
+
+#[test]
+fn a_limit_that_others_use_up_rules_nothing_out_and_names_nothing() {
+    let limit = |used, asked, others| Limit {
+        by: Limiter::Kernel,
+        file: "/s (io.max)".to_owned(),
+        value: 150.0,
+        passes: 150.0,
+        used,
+        asked,
+        others,
+    };
+    let with = |limit| Facts { limits: Some(vec![limit]), ready: Some(0.9), ..facts() };
+    let declared = with(limit(150.0, 175.0, OtherUsers::Declared));
+    let found = causes(&declared);
+    assert_eq!((found.len(), found[0].kind), (1, CauseKind::KernelLimit));
+    assert!(found[0].evidence.ends_with("holds it: it and others below ask for 175"), "{found:?}");
+    // All of the load below is known, and no more than the limit.
+    let room = with(limit(150.0, 150.0, OtherUsers::Declared));
+    assert_eq!((kinds(&room), room.unread()), (vec![CauseKind::CpuOthers], vec![]));
+    let unclear = with(limit(150.0, 150.0, OtherUsers::Undeclared));
+    assert_eq!(kinds(&unclear), []);
+    assert_eq!(unclear.unread(), ["what others ask of its limit"]);
+    let load = Some(Load { sent: 100.0, declared: 50.0, bytes: false });
+    assert_eq!(kinds(&Facts { load, ..unclear.clone() }), [], "nor is its own load the cause by this");
+    let device = waiting_at_device(Some(vec![("plc".to_owned(), 0.1), ("bulk".to_owned(), 0.9)])).device;
+    assert_eq!(kinds(&Facts { device, ..unclear }), []);
+    // One that is not used up holds nothing, whoever uses it.
+    assert_eq!(kinds(&with(limit(90.0, 100.0, OtherUsers::Undeclared))), [CauseKind::CpuOthers]);
 }
 
 #[test]
@@ -87,6 +118,7 @@ fn throttling_by_qemu_is_told_from_a_limit_of_the_kernel() {
         passes: 50.0,
         used: 49.0,
         asked: 100.0,
+        others: OtherUsers::None,
     };
     let found = causes(&Facts { limits: Some(vec![limit]), ..facts() });
     assert_eq!((found.len(), found[0].kind), (1, CauseKind::QemuThrottle));
@@ -102,6 +134,7 @@ fn a_load_above_the_declaration_is_its_own_cause_where_it_waits_for_itself() {
         passes: value,
         used,
         asked,
+        others: OtherUsers::None,
     };
     let load = |declared| Some(Load { sent: 100.0, declared, bytes: false });
     let of = |limit, declared| Facts { limits: Some(vec![limit]), load: load(declared), ..facts() };
@@ -128,6 +161,7 @@ fn a_limit_is_judged_by_the_time_in_which_nothing_stalled() {
         passes: 80.0,
         used: 60.0,
         asked: 100.0,
+        others: OtherUsers::None,
     };
     let held = Facts { limits: Some(vec![limit]), ..facts() };
     assert_eq!(kinds(&held), []);
@@ -194,6 +228,7 @@ fn a_limit_says_what_the_kernel_lets_through() {
         passes: 70.0,
         used: 70.0,
         asked: 75.0,
+        others: OtherUsers::None,
     };
     let found = causes(&Facts { limits: Some(vec![limit]), ..facts() });
     assert_eq!(found[0].evidence, "its limit 78 in io.max lets 70 through, and holds it: it asks for 75");

@@ -1,5 +1,7 @@
 //! Causes of missed targets, by the facts of those intervals of a window in which they were missed.
 
+use std::path::Path;
+
 use rtvirtio_blame::{DeviceUse, Facts, Limit, Load, Stops, causes};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_measure::Verdict;
@@ -8,10 +10,11 @@ use rtvirtio_measure::verdict::allowed;
 use rtvirtio_spec::{Target, Task};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats, Histogram};
+use rtvirtio_workflow::group_limits::{GroupLimit, Member};
 use rtvirtio_workflow::vm_counters::{Dimension, below, device_use, directions};
 
 use super::TargetObservation;
-use super::facts::IntervalFacts;
+use super::facts::{DeviceMember, IntervalFacts, IntervalLimit};
 use super::window::{DiskSample, DiskWindow, above, between};
 use crate::linux::RunningVm;
 
@@ -142,8 +145,8 @@ fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
     stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
 }
 
-/// Limits that act on a task's requests, with what the VM completed of what they count. `None`
-/// where they are not known, or were changed meanwhile.
+/// Limits that act on a task's requests, with what was completed of what they count: by the VM, or
+/// by all below a cgroup. `None` where that is not known, or limits were changed meanwhile.
 fn limits(
     (vm, task): (&RunningVm, &Task),
     intervals: &[Interval<'_>],
@@ -154,7 +157,7 @@ fn limits(
     if facts.iter().any(|one| one.limits.as_ref() != Some(set)) {
         return None;
     }
-    let used = |dimension: Dimension| -> f64 {
+    let completed = |dimension: Dimension| -> f64 {
         let amount = |(then, now): (&Counters, &Counters)| {
             let count = |of: &Counters| if dimension.bytes { of.bytes } else { of.ops };
             count(now).saturating_sub(count(then)) as f64
@@ -166,12 +169,41 @@ fn limits(
         };
         intervals.iter().map(of).sum::<f64>() / seconds.max(f64::MIN_POSITIVE)
     };
-    let one = |of: &super::facts::IntervalLimit| {
-        let amounts = (used(of.dimension), of.dimension.asked(&vm.contract.vm.tasks));
-        of.dimension.fact(of.by, of.name.clone(), of.value, amounts)
+    let (name, tasks) = (&vm.contract.vm.name, &vm.contract.vm.tasks);
+    let one = |of: &IntervalLimit| {
+        let Some(cgroup) = &of.cgroup else {
+            let amounts = (completed(of.dimension), of.dimension.asked(tasks));
+            return Some(of.dimension.fact(of.by, of.name.clone(), of.value, amounts));
+        };
+        let users = users(facts)?;
+        let group = &users.iter().find(|user| user.name == *name)?.group;
+        let vm = Member { group, tasks, completed: Some(completed(of.dimension)) };
+        let others = users.iter().filter(|user| user.name != *name);
+        let others: Vec<Member<'_>> =
+            others.map(|user| Member { group: &user.group, tasks: &user.tasks, completed: None }).collect();
+        let limit = GroupLimit { cgroup, name: of.name.clone(), value: of.value, dimension: of.dimension };
+        limit.fact(&vm, &others, &|group| moved_by(group, of.dimension, facts))
     };
     // The kernel and QEMU hold back each direction by itself.
-    Some(set.iter().filter(|of| of.dimension.of_task(task) > 0.0).map(one).collect())
+    set.iter().filter(|of| of.dimension.of_task(task) > 0.0).map(one).collect()
+}
+
+/// VMs of the device in all intervals; `None` where they changed, or are not known of one.
+fn users<'a>(facts: &[&'a IntervalFacts]) -> Option<&'a [DeviceMember]> {
+    let of = |one: &'a IntervalFacts| one.device.as_ref().map(|device| device.members.as_slice());
+    let first = of(facts.first()?)?;
+    facts.iter().all(|one| of(one) == Some(first)).then_some(first)
+}
+
+/// Amount per second that a cgroup moved; `None` where that is not counted in some interval.
+fn moved_by(group: &Path, dimension: Dimension, facts: &[&IntervalFacts]) -> Option<f64> {
+    let (mut sum, mut seconds) = (0.0, 0.0);
+    for one in facts {
+        let device = one.device.as_ref()?;
+        sum += dimension.of_counters(device.groups.get(group)?);
+        seconds += device.seconds;
+    }
+    (seconds > 0.0).then(|| sum / seconds)
 }
 
 /// Use of the VM's device; no shares where the requests of some VM on it are not counted.

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rtvirtio_blame::{Limiter, Stops};
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
-use rtvirtio_spec::Device;
-use rtvirtio_workflow::vm_counters::{Dimension, bytes_moved};
+use rtvirtio_spec::{Device, Task};
+use rtvirtio_workflow::vm_counters::{Dimension, bytes_of, group_io};
 
 use super::limiters::{LimiterKind, LimiterObservation};
 use crate::linux::RunningVm;
@@ -23,6 +25,8 @@ pub(super) struct IntervalLimit {
     pub name: String,
     pub value: f64,
     pub dimension: Dimension,
+    /// Cgroup whose requests it counts; `None` for a limit of QEMU.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Facts of the interval that a sample of a VM ends; `None` is what could not be read.
@@ -48,6 +52,30 @@ pub(super) struct DeviceInterval {
     pub io: DeviceIo,
     /// Bytes by VM; `None` where these are not counted for the VM alone.
     pub moved: BTreeMap<String, Option<f64>>,
+    pub seconds: f64,
+    /// Requests and bytes by cgroup: those of the VMs and above, where they are counted.
+    pub groups: BTreeMap<PathBuf, IoCounters>,
+    /// All VMs with a contract whose cgroup is known.
+    pub members: Vec<DeviceMember>,
+}
+
+/// VM with a contract, as a user of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct DeviceMember {
+    pub name: String,
+    /// Cgroup of its processes.
+    pub group: PathBuf,
+    /// Its tasks on the device.
+    pub tasks: Vec<Task>,
+}
+
+/// Counters of a device at one sample.
+#[derive(Debug)]
+struct DeviceSample {
+    at: Instant,
+    io: DeviceIo,
+    moved: BTreeMap<String, Moved>,
+    groups: BTreeMap<PathBuf, IoCounters>,
 }
 
 /// Bytes of a VM so far, and the cgroup that counts them; none where nothing counts them.
@@ -56,7 +84,7 @@ type Moved = Option<(PathBuf, f64)>;
 /// Counters of the devices of all contracts, at the last sample and since the one before.
 #[derive(Debug, Default)]
 pub(super) struct DeviceFacts {
-    last: BTreeMap<PathBuf, (DeviceIo, BTreeMap<String, Moved>)>,
+    last: BTreeMap<PathBuf, DeviceSample>,
     since: BTreeMap<PathBuf, Arc<DeviceInterval>>,
 }
 
@@ -64,29 +92,44 @@ impl DeviceFacts {
     /// Reads the devices of all VMs. One that cannot be read has no interval.
     pub fn sample(&mut self, vms: &[Arc<RunningVm>], root: &Root) {
         let paths: BTreeSet<PathBuf> = vms.iter().flat_map(|vm| devices(vm)).collect();
-        let groups = Cgroups::detect(root).ok().map(|cgroups| {
-            let groups = own_groups(vms, &cgroups, root);
-            (cgroups, groups)
-        });
-        let before = std::mem::take(&mut self.last);
+        let cgroups = Cgroups::detect(root).ok();
+        let of_vms = cgroups.as_ref().map(|cgroups| groups_of(vms, cgroups, root)).unwrap_or_default();
+        let own = own_groups(&of_vms);
+        let mut before = std::mem::take(&mut self.last);
         self.since.clear();
         for path in paths {
             let Ok(device) = BlockDevice::find(root, &path) else { continue };
             let Ok(io) = DeviceIo::read(root, &device) else { continue };
-            let bytes = vms.iter().map(|vm| {
+            let groups = cgroups.as_ref().map(|cgroups| {
+                let limiting = of_vms.values().flat_map(|group| cgroups.limiting(group));
+                let all: BTreeSet<PathBuf> =
+                    limiting.chain(of_vms.values().map(|group| Cgroups::unit_of(group))).collect();
+                let read = |group: PathBuf| {
+                    let io = group_io(root, cgroups, &group, &device.dev)?;
+                    Some((group, io))
+                };
+                all.into_iter().filter_map(read).collect::<BTreeMap<_, _>>()
+            });
+            let groups = groups.unwrap_or_default();
+            let moved = vms.iter().map(|vm| {
                 let name = vm.contract.vm.name.clone();
-                let group = groups.as_ref().and_then(|(cgroups, of)| Some((cgroups, of.get(&name)?)));
-                let moved = group.and_then(|(cgroups, group)| {
-                    Some((group.clone(), bytes_moved(root, cgroups, group, &device.dev)?))
-                });
+                let group = own.get(&name);
+                let moved = group.and_then(|group| Some((group.clone(), bytes_of(groups.get(group)?))));
                 (name, moved)
             });
-            let bytes: BTreeMap<String, Moved> = bytes.collect();
-            let since = before.get(&path).and_then(|(then, of_vms)| {
-                Some(DeviceInterval { io: io.since(then)?, moved: since(of_vms, &bytes) })
+            let now = DeviceSample { at: Instant::now(), io, moved: moved.collect(), groups };
+            let members = || vms.iter().filter_map(|vm| member(vm, &of_vms, &path)).collect();
+            let since = before.remove(&path).and_then(|then| {
+                Some(DeviceInterval {
+                    io: now.io.since(&then.io)?,
+                    moved: since(&then.moved, &now.moved),
+                    seconds: now.at.duration_since(then.at).as_secs_f64(),
+                    groups: groups_since(&then.groups, &now.groups),
+                    members: members(),
+                })
             });
             self.since.extend(since.map(|since| (path.clone(), Arc::new(since))));
-            self.last.insert(path, (io, bytes));
+            self.last.insert(path, now);
         }
     }
 
@@ -106,13 +149,37 @@ fn since(then: &BTreeMap<String, Moved>, now: &BTreeMap<String, Moved>) -> BTree
     then.keys().chain(now.keys()).map(|name| (name.clone(), moved(name))).collect()
 }
 
-/// The cgroup of each VM in whose counters no other VM is.
-fn own_groups(vms: &[Arc<RunningVm>], cgroups: &Cgroups, root: &Root) -> BTreeMap<String, PathBuf> {
+/// Requests and bytes of each cgroup between two samples, without those that began anew.
+fn groups_since(
+    then: &BTreeMap<PathBuf, IoCounters>,
+    now: &BTreeMap<PathBuf, IoCounters>,
+) -> BTreeMap<PathBuf, IoCounters> {
+    let of = |(group, io): (&PathBuf, &IoCounters)| Some((group.clone(), io.since(then.get(group)?)?));
+    now.iter().filter_map(of).collect()
+}
+
+/// A VM as a user of a device.
+fn member(vm: &RunningVm, groups: &BTreeMap<String, PathBuf>, path: &Path) -> Option<DeviceMember> {
+    let name = vm.contract.vm.name.clone();
+    let group = groups.get(&name)?.clone();
+    let here = vm.contract.parts.iter().filter(|part| part.spec.device == Device::Path(path.to_owned()));
+    let tasks = here.flat_map(|part| &part.spec.vms).flat_map(|vm| vm.tasks.clone()).collect();
+    Some(DeviceMember { name, group, tasks })
+}
+
+/// The cgroup of each VM.
+fn groups_of(vms: &[Arc<RunningVm>], cgroups: &Cgroups, root: &Root) -> BTreeMap<String, PathBuf> {
     let of = |vm: &Arc<RunningVm>| {
         let group = cgroups.of_pid(root, vm.processes.first()?.pid).ok()?;
-        Some((vm.contract.vm.name.clone(), Cgroups::unit_of(&group)))
+        Some((vm.contract.vm.name.clone(), group))
     };
-    let all: BTreeMap<String, PathBuf> = vms.iter().filter_map(of).collect();
+    vms.iter().filter_map(of).collect()
+}
+
+/// The cgroup of each VM in whose counters no other VM is.
+fn own_groups(groups: &BTreeMap<String, PathBuf>) -> BTreeMap<String, PathBuf> {
+    let all: BTreeMap<String, PathBuf> =
+        groups.iter().map(|(name, group)| (name.clone(), Cgroups::unit_of(group))).collect();
     let is_own = |(name, group): &(String, PathBuf)| {
         let is_shared = |(other, at): (&String, &PathBuf)| {
             other != name && (at.starts_with(group) || group.starts_with(at))
@@ -145,7 +212,8 @@ pub(super) fn limits(limiters: &[LimiterObservation]) -> Option<Vec<IntervalLimi
         LimiterKind::CpuQuota | LimiterKind::IoDomainCap | LimiterKind::Tc => None,
     });
     let read = of_disks.map(|(one, by)| {
-        Some(IntervalLimit { by, name: one.name.clone(), value: one.limit?, dimension: one.dimension? })
+        let (value, dimension, cgroup) = (one.limit?, one.dimension?, one.cgroup.clone());
+        Some(IntervalLimit { by, name: one.name.clone(), value, dimension, cgroup })
     });
     read.collect()
 }

@@ -52,9 +52,13 @@ pub struct LimiterObservation {
     pub hits_per_s: Option<f64>,
     /// Reason why hits are not counted.
     pub unseen: Option<String>,
-    /// Part of I/O that it counts; `None` where that is not known, and for others than disks.
+    /// Part of I/O that it counts; `None` where that is not known or it counts that of several
+    /// drives, and for others than disks.
     #[serde(skip)]
     pub dimension: Option<Dimension>,
+    /// Cgroup whose requests it counts, of blk-throttle.
+    #[serde(skip)]
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Counters of a VM's limiters at the last sample.
@@ -132,7 +136,16 @@ impl LimiterCounters {
         let hits_per_s = before.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
         into.insert(name.clone(), hits);
         let unseen = hits_per_s.is_none().then(|| FIRST.to_owned());
-        LimiterObservation { kind, name, limit: None, used: None, hits_per_s, unseen, dimension: None }
+        LimiterObservation {
+            kind,
+            name,
+            limit: None,
+            used: None,
+            hits_per_s,
+            unseen,
+            dimension: None,
+            cgroup: None,
+        }
     }
 
     /// Limits of the cgroup that a VM is in, and of those above it, for the disks of its contract.
@@ -182,6 +195,7 @@ impl LimiterCounters {
                     hits_per_s: None,
                     unseen: Some(WHY.to_owned()),
                     dimension: Some(Dimension::of_limit(one.limit)),
+                    cgroup: Some(one.cgroup),
                 });
             }
         }
@@ -199,10 +213,11 @@ impl LimiterCounters {
             let file = drive.file.as_ref().map(|file| file.display().to_string());
             let now = looked.disks.iter().find(|disk| file.is_some() && disk.file == file);
             let before = now.and_then(|now| self.drives.get(&now.id));
+            // What the other drives of a throttle group use of its limits is not counted here.
+            let is_shared = !drive.shared_with.is_empty();
             for limits in &drive.limits {
                 for (name, limit, of) in each(limits) {
                     let done = now.zip(before).and_then(|(now, then)| of(now).checked_sub(of(then)));
-                    // A throttle group may be shared: its use by other drives is not counted here.
                     let used = done.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
                     out.push(LimiterObservation {
                         kind: LimiterKind::QemuThrottle,
@@ -211,7 +226,8 @@ impl LimiterCounters {
                         used,
                         hits_per_s: None,
                         unseen: Some(WHY.to_owned()),
-                        dimension: Some(Dimension::of_throttle(name)),
+                        dimension: (!is_shared).then(|| Dimension::of_throttle(name)),
+                        cgroup: None,
                     });
                 }
             }
@@ -238,6 +254,7 @@ fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
         hits_per_s: None,
         unseen: Some(why),
         dimension: None,
+        cgroup: None,
     }
 }
 
@@ -256,6 +273,7 @@ fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation>
         hits_per_s,
         unseen: hits_per_s.is_none().then(|| why.to_owned()),
         dimension: None,
+        cgroup: None,
     })
 }
 

@@ -81,20 +81,26 @@ impl Cgroups {
         !Self::is_root(&self.mount_root)
     }
 
-    /// Limits for a device that act on a cgroup's processes, its own first. On v2 also those of the
-    /// cgroup that is mounted as the root: in a container it has the files of any cgroup.
-    ///
-    /// # Errors
-    /// When one of the files cannot be read or understood.
-    pub fn limits_on_path(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<Vec<SetLimit>, HostError> {
+    /// Cgroups whose limits for a device act on a cgroup's processes, its own first. On v2 also the
+    /// one that is mounted as the root: in a container it has the files of any cgroup.
+    #[must_use]
+    pub fn limiting(&self, cgroup: &Path) -> Vec<PathBuf> {
         let mut path = self.path_of(cgroup);
         path.reverse();
         match self.hierarchy {
             Hierarchy::V1 => path.truncate(1),
             Hierarchy::V2 => path.push(self.mount_root.clone()),
         }
+        path
+    }
+
+    /// Limits for a device that act on a cgroup's processes, those of [`Cgroups::limiting`].
+    ///
+    /// # Errors
+    /// When one of the files cannot be read or understood.
+    pub fn limits_on_path(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<Vec<SetLimit>, HostError> {
         let mut found = Vec::new();
-        for cgroup in path {
+        for cgroup in self.limiting(cgroup) {
             for limit in LIMITS {
                 let file = match self.hierarchy {
                     Hierarchy::V1 => limit.v1_file(),

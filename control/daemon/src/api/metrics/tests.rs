@@ -91,6 +91,7 @@ fn everything() -> String {
             hits_per_s: Some(2.0),
             unseen: None,
             dimension: None,
+            cgroup: None,
         }],
         targets: vec![target],
         ..VmObservation::default()

@@ -1,16 +1,17 @@
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rtvirtio_blame::{CauseKind, Limiter};
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_spec::HostSpec;
 use rtvirtio_vmm::threads::Named;
 
 use super::*;
 use crate::Contract;
-use crate::observe::facts::{DeviceInterval, IntervalLimit};
+use crate::observe::facts::DeviceInterval;
 use crate::observe::judge_task;
 use crate::observe::window::StoodStill;
 
@@ -49,6 +50,16 @@ fn stats(fast: u64, late: u64) -> DiskStats {
     }
 }
 
+fn member(name: &str, group: &str, tasks: &[Task]) -> DeviceMember {
+    DeviceMember { name: name.to_owned(), group: group.into(), tasks: tasks.to_vec() }
+}
+
+/// Ten seconds of a device, with the VM in a cgroup of its own below a slice.
+fn device(io: DeviceIo, moved: BTreeMap<String, Option<f64>>) -> DeviceInterval {
+    let members = vec![member("plc", "/s/vm", &vm().contract.vm.tasks)];
+    DeviceInterval { io, moved, seconds: 10.0, groups: BTreeMap::new(), members }
+}
+
 /// Facts of ten seconds in which nothing was unusual.
 fn calm() -> IntervalFacts {
     let io = DeviceIo { reads: 1_000, read_time: Duration::from_millis(100), ..DeviceIo::default() };
@@ -58,7 +69,7 @@ fn calm() -> IntervalFacts {
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         stolen: Some(0.0),
         limits: Some(Vec::new()),
-        device: Some(Arc::new(DeviceInterval { io, moved: BTreeMap::from([("plc".to_owned(), Some(0.0))]) })),
+        device: Some(Arc::new(device(io, BTreeMap::from([("plc".to_owned(), Some(0.0))])))),
         has_shares: true,
     }
 }
@@ -130,6 +141,7 @@ fn limits_are_compared_with_what_the_disk_completed() {
         name: "of it".to_owned(),
         value,
         dimension: Dimension { reads: true, writes: true, bytes: false },
+        cgroup: (by == Limiter::Kernel).then(|| "/s/vm".into()),
     };
     let with = |all: &[IntervalLimit]| IntervalFacts { limits: Some(all.to_vec()), ..calm() };
     // 80/s of 100/s that are declared.
@@ -145,6 +157,50 @@ fn limits_are_compared_with_what_the_disk_completed() {
 }
 
 #[test]
+fn a_limit_of_a_slice_is_judged_by_all_vms_below_it() {
+    let slice = IntervalLimit {
+        by: Limiter::Kernel,
+        name: "riops for /dev/sdz in /s".to_owned(),
+        value: 150.0,
+        dimension: Dimension { reads: true, writes: false, bytes: false },
+        cgroup: Some("/s".into()),
+    };
+    // Late for a CPU or for the slice's limit; 80/s of 100/s that are declared.
+    let of = |groups: &[(&str, u64)], also: Option<DeviceMember>| {
+        let groups = groups.iter().map(|(group, n)| {
+            let io = IoCounters { reads: 10 * n, ..IoCounters::default() };
+            (PathBuf::from(group), io)
+        });
+        let calm = calm();
+        let mut used = calm.device.as_deref().unwrap().clone();
+        used.groups = groups.collect();
+        used.members.extend(also);
+        let (limits, device) = (Some(vec![slice.clone()]), Some(Arc::new(used)));
+        let ready = Some(BTreeMap::from([((7, 1), 5_000 * MS)]));
+        let target = judged(&[(300, 500, IntervalFacts { limits, device, ready, ..calm })]);
+        (kinds(&target), target.causes_unread)
+    };
+    let bulk = |rate: f64| {
+        let mut task = vm().contract.vm.tasks.remove(0);
+        task.rate = Some(rtvirtio_units::Iops(rate));
+        Some(member("bulk", "/s/bulk", &[task]))
+    };
+    let full = [("/s", 150), ("/s/vm", 80), ("/s/bulk", 70)];
+    let limited = (vec![CauseKind::KernelLimit], vec![]);
+    assert_eq!(of(&full, bulk(90.0)), limited, "170/s at least are asked for");
+    assert_eq!(of(&full, None), limited, "a program without a contract takes the rest");
+    let room = [("/s", 90), ("/s/vm", 80), ("/s/bulk", 10)];
+    assert_eq!(of(&room, bulk(90.0)), (vec![CauseKind::CpuOthers], vec![]));
+    // What the slice holds back is not known by this VM's requests alone.
+    assert_eq!(of(&[("/s/vm", 80)], bulk(90.0)), (vec![], vec!["its limits".to_owned()]));
+    let unclear = [("/s", 140), ("/s/vm", 80), ("/s/bulk", 40)];
+    let unread = vec!["what others ask of its limit".to_owned()];
+    assert_eq!(of(&unclear, bulk(20.0)), (vec![CauseKind::KernelLimit], vec![]), "100/s, 40/s and 20/s");
+    let unclear = [("/s", 140), ("/s/vm", 90), ("/s/bulk", 30)];
+    assert_eq!(of(&unclear, bulk(20.0)), (vec![], unread), "what a program asks for besides is not known");
+}
+
+#[test]
 fn users_of_the_device_are_named_where_all_are_counted() {
     let flood = |has_shares, bulk| {
         let io = DeviceIo {
@@ -154,7 +210,7 @@ fn users_of_the_device_are_named_where_all_are_counted() {
             ..DeviceIo::default()
         };
         let moved = BTreeMap::from([("plc".to_owned(), Some(4_096_000.0)), ("bulk".to_owned(), bulk)]);
-        IntervalFacts { device: Some(Arc::new(DeviceInterval { io, moved })), has_shares, ..calm() }
+        IntervalFacts { device: Some(Arc::new(device(io, moved))), has_shares, ..calm() }
     };
     let bulk = Some(36_864_000.0);
     let target = judged(&[(100, 900, flood(true, bulk))]);
