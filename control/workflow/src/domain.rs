@@ -1,6 +1,7 @@
 //! The I/O domain as the product runs it: plan, start, status, stop.
 
 pub mod client;
+mod cpu_guarantee;
 pub mod live;
 pub mod plan;
 pub mod process;

@@ -23,6 +23,7 @@ pub use flow::FlowPromise;
 pub use network::{NetworkPlan, PortPlan, plan_networks};
 pub use network_simulate::{FlowOutcome, NetworkSimulation};
 pub use network_tc::tc_script;
+pub use path::Guaranteed;
 pub use plan::{DomainPlan, VmPlan, plan};
 pub use promise::{PartPromise, PathPromise, TaskPromise};
 pub use rtvirtio_capacity::{DeviceError, DeviceModel, LinkReserve, Options};

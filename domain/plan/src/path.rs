@@ -2,7 +2,8 @@
 //! the parts add, because each bound holds from the moment at which the part before it is done.
 //!
 //! The part of the CPU is [`rtvirtio_model::response`], with the debt of the host's tick: it holds
-//! for a budget of all threads together, as a cgroup has it, and for work that the VM does alone.
+//! for a guaranteed budget of all threads together, as a real-time cgroup has it, and for work that
+//! the VM does alone. A host that guarantees no such budget gives the part no bound.
 
 use rtvirtio_model::response;
 use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
@@ -11,33 +12,37 @@ use rtvirtio_units::Nanos;
 use crate::plan::DomainPlan;
 use crate::promise::{PartPromise, PathPromise};
 
+/// Whether a VM's threads together get the budget of its CPU contract; else the reason why not.
+pub type Guaranteed<'a> = dyn Fn(&Vm) -> Result<(), String> + 'a;
+
 impl DomainPlan {
     /// Adds the paths of a spec, whose networks the plan has. `debt` is the CPU time that a
-    /// contract may owe from before.
+    /// contract may owe from before; `guaranteed` says why a VM's threads together may not get the
+    /// budget of its contract on the host.
     #[must_use]
-    pub fn with_paths(mut self, host: &HostSpec, debt: Nanos) -> Self {
-        self.paths = paths(host, &self, debt);
+    pub fn with_paths(mut self, host: &HostSpec, debt: Nanos, guaranteed: &Guaranteed<'_>) -> Self {
+        self.paths = paths(host, &self, (debt, guaranteed));
         self.feasible &= self.paths.iter().all(|path| path.met);
         self
     }
 }
 
 /// The paths of a spec's VMs, on a plan of its disks and networks.
-fn paths(host: &HostSpec, plan: &DomainPlan, debt: Nanos) -> Vec<PathPromise> {
+fn paths(host: &HostSpec, plan: &DomainPlan, of_host: (Nanos, &Guaranteed<'_>)) -> Vec<PathPromise> {
     let of_vm = |(i, vm): (usize, &Vm)| {
         let paths = host.paths(i).iter();
-        paths.map(|path| promise(vm, path, plan, debt)).collect::<Vec<_>>()
+        paths.map(|path| promise(vm, path, plan, of_host)).collect::<Vec<_>>()
     };
     host.vms().iter().enumerate().flat_map(of_vm).collect()
 }
 
-fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan, debt: Nanos) -> PathPromise {
+fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan, of_host: (Nanos, &Guaranteed<'_>)) -> PathPromise {
     let parts: Vec<PartPromise> = path
         .parts
         .iter()
         .map(|part| match part {
             PathPart::Net(flow) => net(vm, *flow, plan),
-            PathPart::Cpu(work) => cpu(vm, *work, debt),
+            PathPart::Cpu(work) => cpu(vm, *work, of_host),
             PathPart::Disk(task) => disk(vm, *task, plan),
         })
         .collect();
@@ -91,9 +96,12 @@ fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
     PartPromise { part: "disk", of, bound, unpromised }
 }
 
-fn cpu(vm: &Vm, work: Nanos, debt: Nanos) -> PartPromise {
+fn cpu(vm: &Vm, work: Nanos, (debt, guaranteed): (Nanos, &Guaranteed<'_>)) -> PartPromise {
     let (bound, unpromised) = match vm.cpu.need {
-        Some(CpuNeed::Contract { budget, period }) => (Some(response(work, debt, budget, period)), None),
+        Some(CpuNeed::Contract { budget, period }) => match guaranteed(vm) {
+            Ok(()) => (Some(response(work, debt, budget, period)), None),
+            Err(why) => (None, Some(why)),
+        },
         Some(CpuNeed::Demand { .. }) => {
             let why = "its budget is found when the contract is applied: write cpu = { budget = ..., period = ... } instead of a demand";
             (None, Some(why.to_owned()))
@@ -117,6 +125,10 @@ mod tests {
     use crate::{DeviceModel, Options, plan, plan_networks};
 
     fn planned(vm: &str, path: &str) -> DomainPlan {
+        planned_on(vm, path, &|_| Ok(()))
+    }
+
+    fn planned_on(vm: &str, path: &str, guaranteed: &Guaranteed<'_>) -> DomainPlan {
         let text = format!(
             "[device]\ntwin = \"qlc-nvme\"\n[[network]]\nlink = \"100Mbit/s\"\n[[vm]]\nname = \"relay\"\nlab = \"qemu\"\n{vm}\n\
              [[vm.task]]\nname = \"log\"\nop = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = {{ latency = \"60ms\" }}\n\
@@ -130,7 +142,7 @@ mod tests {
             DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         plan(&spec, &device, &Options::default())
             .with_networks(plan_networks(&host, Path::new("/run")))
-            .with_paths(&host, Nanos::from_millis(4))
+            .with_paths(&host, Nanos::from_millis(4), guaranteed)
     }
 
     const CPU: &str = "cpu = { budget = \"4ms\", period = \"20ms\" }";
@@ -156,6 +168,17 @@ mod tests {
         let largest =
             if task > cpu { "disk (log): a shorter target" } else { "cpu (work of 300us): a shorter period" };
         assert!(remedy.contains("1ns more than the target") && remedy.contains(largest), "{remedy}");
+    }
+
+    #[test]
+    fn a_contract_that_the_host_does_not_guarantee_bounds_no_part() {
+        let path = "path = [\"cpu\", \"net\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
+        assert!(planned(CPU, path).paths[0].met);
+        let plan = planned_on(CPU, path, &|vm| Err(format!("{} is split over threads", vm.name)));
+        let found = &plan.paths[0];
+        assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
+        let remedy = found.remedy.as_deref().unwrap();
+        assert_eq!(remedy, "cpu (work of 300us): relay is split over threads");
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
 pub use managed::{room, room_beyond, room_load};
-pub use order::{Level, Order, attr, levels};
+pub use order::{Level, Order, attr, going_before, levels};
 pub use probe::{KernelMechanism, Probe, choose, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{group_name, settings};

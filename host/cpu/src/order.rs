@@ -75,6 +75,22 @@ pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
     all.iter().enumerate().map(level).collect()
 }
 
+/// Places in `all` of the contracts whose threads may go before those of the one at `place`: these
+/// take their budgets first. All of [`Order::Rt`] are above all others; VMs that share the last
+/// level may go before each other.
+#[must_use]
+pub fn going_before(all: &[(Backend, Order, Level, Contract)], place: usize) -> Vec<usize> {
+    let Some(own) = all.get(place) else { return Vec::new() };
+    let last = |level: Level| level.above >= Level::LEVELS - 1;
+    let goes_before = |other: &(Backend, Order, Level, Contract)| match (other.1, own.1) {
+        (Order::Rt, Order::Contract) => true,
+        (Order::Contract, Order::Rt) => false,
+        _ => other.2.above < own.2.above || last(other.2) && last(own.2),
+    };
+    let others = (0..all.len()).filter(|other| *other != place && all[*other].0 == Backend::RtGroup);
+    others.filter(|other| goes_before(&all[*other])).collect()
+}
+
 /// Scheduling of a thread with this role, under the mechanism of the contract. `None` for threads
 /// that only clean up, or that belong to a helper: these are not changed.
 #[must_use]

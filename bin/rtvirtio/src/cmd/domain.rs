@@ -20,7 +20,7 @@ pub fn make(args: &PlanArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let host = named_host(&args.model.spec)?;
     let spec = host.single()?.clone();
     let plan = domain::plan::make(&spec, args.model.profile.as_deref(), dirs, ui)?;
-    let plan = domain::plan::with_networks(plan, &host, dirs);
+    let plan = domain::plan::with_networks(plan, &host, dirs, ui);
     let plan = plan.with_socket_group(args.socket_group.as_deref());
     if let Some(out) = &args.out {
         let name = args.model.spec.display().to_string();

@@ -54,7 +54,8 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let host = named_host(&args.spec)?;
     let spec = host.single()?.clone();
     let dirs = global.dirs();
-    let plan = with_networks(for_simulation(&spec, args.profile.as_deref(), &dirs)?, &host, &dirs);
+    let plan = for_simulation(&spec, args.profile.as_deref(), &dirs)?;
+    let plan = with_networks(plan, &host, &dirs, ui);
     // Converted through the configuration, so that the simulation has what an I/O domain would
     // read.
     let planned = plan.sched()?;

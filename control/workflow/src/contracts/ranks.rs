@@ -1,6 +1,6 @@
 //! Levels and notes of contracts that are admitted together.
 
-use rtvirtio_cpu::{Backend, Contract, Level, Order, attr, interference_us, levels};
+use rtvirtio_cpu::{Backend, Contract, Level, Order, attr, going_before, interference_us, levels};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Role;
 
@@ -17,16 +17,8 @@ pub(super) fn rank(contracts: &mut [Contracted]) {
 fn notes(all: &mut [Contracted]) {
     let given: Vec<(Backend, Order, Level, Contract)> =
         all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
-    for one in &mut *all {
-        // A VM waits for those above it only; all that have the paper's priorities are above all
-        // others.
-        let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
-            (Order::Rt, Order::Contract) => true,
-            (Order::Contract, Order::Rt) => false,
-            _ => g.2.above < one.level.above,
-        };
-        let others: Vec<Contract> =
-            given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
+    for (place, one) in all.iter_mut().enumerate() {
+        let others: Vec<Contract> = going_before(&given, place).iter().map(|other| given[*other].3).collect();
         let takes = interference_us(one.contract, &others);
         if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
             one.notes.push(format!(

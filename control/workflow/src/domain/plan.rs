@@ -10,6 +10,7 @@ use rtvirtio_planner::{contracts, debt};
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Spec, Vm};
 
 use super::absolute;
+use super::cpu_guarantee::CpuGuarantees;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::plan::load_profile;
@@ -34,11 +35,17 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
     Ok(plan)
 }
 
-/// The plan with the networks and paths of the spec.
+/// The plan with the networks and paths of the spec. CPU parts of paths are bounded where this host
+/// guarantees their VM's budget.
 #[must_use]
-pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs) -> DomainPlan {
-    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports")))
-        .with_paths(host, debt(rtvirtio_cpu::tick(), contracts(host)))
+pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs, progress: &dyn Progress) -> DomainPlan {
+    let guarantees = CpuGuarantees::read(host, dirs, progress);
+    let debt = debt(rtvirtio_cpu::tick(), contracts(host));
+    plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports"))).with_paths(
+        host,
+        debt,
+        &|vm| guarantees.of(vm),
+    )
 }
 
 /// Whether a VM's QEMU is libvirt's, which runs it as another user than root.
