@@ -1,11 +1,11 @@
 //! VMs on this host, resolved once: the cgroup for I/O settings, processes and thread roles for CPU
 //! contracts.
 
-mod drives;
+pub(crate) mod drives;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
@@ -339,16 +339,23 @@ impl HostVm {
     /// # Errors
     /// As [`HostVm::handle`].
     pub fn monitor(&self, root: &Root) -> Result<Option<Qmp>> {
+        self.monitor_within(root, 2 * QMP_TIMEOUT)
+    }
+
+    /// Like [`HostVm::monitor`]; the connection and all commands together end within `total`.
+    fn monitor_within(&self, root: &Root, total: Duration) -> Result<Option<Qmp>> {
+        let (begin, timeout) = (Instant::now(), QMP_TIMEOUT.min(total));
         let qmp = match &self.reach {
-            HostReach::Domain(..) => Qmp::of_domain(&self.domain(root)?, QMP_TIMEOUT),
+            HostReach::Domain(..) => Qmp::of_domain(&self.domain(root)?, timeout),
             HostReach::Proxmox(id) => {
                 let machine = managed::proxmox(root, *id).with_context(|| self.context())?;
-                Qmp::connect(&machine.qmp, QMP_TIMEOUT)
+                Qmp::connect(&machine.qmp, timeout)
             }
-            HostReach::Monitor(qmp) | HostReach::LabGuest { qmp, .. } => Qmp::connect(qmp, QMP_TIMEOUT),
+            HostReach::Monitor(qmp) | HostReach::LabGuest { qmp, .. } => Qmp::connect(qmp, timeout),
             HostReach::Process(_) | HostReach::Cgroup(_) | HostReach::LabProcesses(_) => return Ok(None),
         };
-        Ok(Some(qmp.with_context(|| self.context())?.within(2 * QMP_TIMEOUT)))
+        let left = total.saturating_sub(begin.elapsed());
+        Ok(Some(qmp.with_context(|| self.context())?.within(left)))
     }
 
     fn context(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::Instant;
 
 use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
@@ -18,11 +18,14 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::Drive;
 
 use crate::controls::{is_one_of, on_device};
+use crate::find::drives::MonitorTime;
 use crate::group_limits::{GroupLimit, Member};
 use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
-use crate::vm_counters::{self, Dimension, VmCounters, below, bytes_of, group_io, past, quota, ready, waited};
+use crate::vm_counters::{
+    self, Dimension, VmCounters, below, bytes_of, group_io, past, quota, ready, waited,
+};
 
 /// Throttling by QEMU of the drives on the device.
 type Throttles = Vec<(Dimension, String, f64)>;
@@ -30,6 +33,8 @@ type Throttles = Vec<(Dimension, String, f64)>;
 /// All counters of one device's site at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
+    /// Time of the kernel's counters.
+    at: Option<Instant>,
     vms: BTreeMap<String, VmCounters>,
     /// By VM; absent where its throttling is not known.
     throttles: BTreeMap<String, Throttles>,
@@ -41,8 +46,26 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Reads the current values; what cannot be read is absent.
-    pub fn read(site: &Site, progress: &dyn Progress) -> Self {
+    /// Reads the values before a run; what cannot be read is absent.
+    pub fn before(site: &Site, progress: &dyn Progress) -> Self {
+        let monitors = of_monitors(site, |_| true);
+        Self::of_kernel(site, progress).with(monitors)
+    }
+
+    /// Reads the values after a run, first those of the kernel: monitors may take their time. One
+    /// that has told nothing before is not asked again.
+    pub fn after(site: &Site, before: &Self, progress: &dyn Progress) -> Self {
+        let kernel = Self::of_kernel(site, progress);
+        let has_told = |vm: &str| before.throttles.contains_key(vm) || before.drives.contains_key(vm);
+        kernel.with(of_monitors(site, has_told))
+    }
+
+    fn with(self, OfMonitors { throttles, drives }: OfMonitors) -> Self {
+        Self { throttles, drives, ..self }
+    }
+
+    /// Counters of the kernel.
+    fn of_kernel(site: &Site, progress: &dyn Progress) -> Self {
         let root = site.root();
         let vms = site.host_vms().map(|vm| {
             let pids = vm.lasting_pids(progress).unwrap_or_default();
@@ -54,26 +77,38 @@ impl Counters {
             (vm.name.clone(), counters)
         });
         let vms = vms.collect();
-        let (mut throttles, mut drives) = (BTreeMap::new(), BTreeMap::new());
-        for vm in site.host_vms() {
-            let Ok((of_vm, stats)) = vm.drives_and_stats() else { continue };
-            let known = of_vm.and_then(|of_vm| throttles_on(site, &of_vm));
-            throttles.extend(known.map(|known| (vm.name.clone(), known)));
-            drives.extend(only_drive(site, stats).map(|of| (vm.name.clone(), of)));
-        }
         let groups = site.host_vms().filter_map(|vm| site.io_group(&vm.name));
         let groups = groups.flat_map(|group| site.cgroups().limiting(group)).filter_map(|group| {
             let counters = group_io(root, site.cgroups(), &group, &site.stack.device.dev)?;
             Some((group, counters))
         });
-        let groups = groups.collect();
-        Self { vms, throttles, drives, groups, device: DeviceIo::read(root, &site.stack.device).ok() }
+        let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
+        Self { at: Some(Instant::now()), vms, groups, device, ..Self::default() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
         let of = |all: &Self| all.vms.get(vm).and_then(|of| of.bytes);
         past(of(then), of(self))
     }
+}
+
+/// Drives of all VMs, as of [`Counters`].
+#[derive(Default)]
+struct OfMonitors {
+    throttles: BTreeMap<String, Throttles>,
+    drives: BTreeMap<String, DiskStats>,
+}
+
+/// Asks the monitors of these VMs, as far as all together answer in time: the others are absent.
+fn of_monitors(site: &Site, is_asked: impl Fn(&str) -> bool) -> OfMonitors {
+    let (mut found, time) = (OfMonitors::default(), MonitorTime::of_counters());
+    for vm in site.host_vms().filter(|vm| is_asked(&vm.name)) {
+        let Ok((of_vm, stats)) = vm.drives_and_stats(&time) else { continue };
+        let known = of_vm.and_then(|of_vm| throttles_on(site, &of_vm));
+        found.throttles.extend(known.map(|known| (vm.name.clone(), known)));
+        found.drives.extend(only_drive(site, stats).map(|of| (vm.name.clone(), of)));
+    }
+    found
 }
 
 /// The only one of these drives that is on the device.
@@ -132,8 +167,6 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
 
 /// Measurements of a run besides its tasks.
 pub(crate) struct Watched<'a> {
-    /// Time between the two readings of the counters.
-    pub window: Duration,
     pub noise: Option<&'a Noise>,
     pub disk: Option<&'a Standstills>,
 }
@@ -146,6 +179,8 @@ pub(crate) fn explain(
     watched: &Watched<'_>,
     results: &mut [TaskResult],
 ) {
+    let window = before.at.zip(after.at).map(|(then, now)| now.saturating_duration_since(then));
+    let seconds = window.unwrap_or_default().as_secs_f64();
     // A page cache or another process takes the requests, so that the VM's counters miss some.
     let elsewhere = site.lab.as_ref().is_some_and(|lab| lab.domain.is_some());
     let is_covered = |vm: &str| {
@@ -166,7 +201,6 @@ pub(crate) fn explain(
         let name = &load.vm.name;
         let is_covered = is_covered(name);
         let throttles = throttles_of(load, before, after);
-        let seconds = watched.window.as_secs_f64();
         let window = Window { before, after, seconds };
         let all_limits =
             is_covered.then(|| limits(site, (load, loads), results, throttles.unwrap_or_default(), window));

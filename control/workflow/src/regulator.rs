@@ -18,6 +18,7 @@ use crate::controls::on_device;
 use crate::dirs::Dirs;
 use crate::error::{Kind, Result, bail, one_line};
 use crate::find;
+use crate::find::drives::MonitorTime;
 use crate::uncovered::{self, Covered, Uncovered};
 
 /// Choice of VMs and regulators, and values that this host cannot tell.
@@ -239,7 +240,8 @@ impl<'a> Here<'a> {
             return Err(format!("{ELSE}; libvirt keeps a record of its own: use --actuator libvirt"));
         }
         let vm = find::one_of_host(self.host.vms(), &self.vm.name, self.dirs).map_err(|e| one_line(&e))?;
-        let drives = vm.drives().map_err(|e| format!("{ELSE}: {}", one_line(&e)))?;
+        let drives =
+            vm.drives(&MonitorTime::of_settings()).map_err(|e| format!("{ELSE}: {}", one_line(&e)))?;
         let drives = drives.ok_or_else(|| format!("{ELSE}: the VM is not named by its monitor"))?;
         let names: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
         match on_device(self.root, &names, &drives)[..] {

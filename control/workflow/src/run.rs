@@ -1,6 +1,6 @@
 //! Runs a site's tasks in the guests that have an agent, and on the host for the others.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rtvirtio_measure::workload::{self, RunOptions, VmLoad};
 use rtvirtio_measure::{Run, VmKind};
@@ -109,16 +109,16 @@ fn run(
         [one] => Some(*one),
         _ => None,
     };
-    let facts = || alone.map(|site| (site, missed::Counters::read(site, progress)));
-    let (begin, facts_before) = (Instant::now(), facts());
+    let before_run = alone.map(|site| (site, missed::Counters::before(site, progress)));
     let mut result = workload::run(&loads, &mut options);
     drop(bar);
     if let Ok((tasks, noise, disk)) = &mut result {
         // While the groups of tasks on the host are there, which hold their counters.
         reached::judge(sites, &loads, (&before, &Counters::read(sites, &loads)), tasks);
-        let watched = missed::Watched { window: begin.elapsed(), noise: noise.as_ref(), disk: disk.as_ref() };
-        if let (Some((site, before)), Some((_, after))) = (&facts_before, &facts()) {
-            missed::explain(site, &loads, (before, after), &watched, tasks);
+        let watched = missed::Watched { noise: noise.as_ref(), disk: disk.as_ref() };
+        if let Some((site, before)) = &before_run {
+            let after = missed::Counters::after(site, before, progress);
+            missed::explain(site, &loads, (before, &after), &watched, tasks);
         }
     }
     // Empty now, unless fio's files are still there after an error: then they help to find it.

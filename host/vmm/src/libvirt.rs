@@ -160,11 +160,13 @@ impl RunningDomain {
     }
 
     /// Drives with their current throttling, as QEMU has it (`blkdeviotune` queries it, and taints
-    /// no VM). Where libvirt has recorded other limits, these are in `Drive::recorded`.
+    /// no VM). Where libvirt has recorded other limits, these are in `Drive::recorded`. All disks
+    /// together take at most `total`.
     ///
     /// # Errors
     /// As [`Daemon::call`].
-    pub fn drives(&self) -> Result<Vec<Drive>, VmmError> {
+    pub fn drives(&self, total: Duration) -> Result<Vec<Drive>, VmmError> {
+        let end = Instant::now() + total;
         let mut drives = self.xml.drives();
         for (drive, disk) in drives.iter_mut().zip(&self.xml.disks) {
             // The command refuses drives without a medium and with throttle filters, and knows no
@@ -173,7 +175,8 @@ impl RunningDomain {
                 continue;
             }
             let args = ["blkdeviotune", "--domain", &self.xml.uuid, "--device", &disk.target, "--live"];
-            let out = self.daemon.call(&args, Access::Read, LOOK_UP_LIMIT, LOOK_UP_TIMEOUT)?;
+            let left = end.saturating_duration_since(Instant::now());
+            let out = self.daemon.call(&args, Access::Read, LOOK_UP_LIMIT, left)?;
             // libvirt's record is kept where the output is not understood.
             let Some((limits, group)) = domain::tuned(&String::from_utf8_lossy(&out)) else { continue };
             drive.recorded = (limits != disk.throttle).then_some(disk.throttle);

@@ -12,6 +12,7 @@ use super::{Site, bfq_of, elevator};
 use crate::controls::{self, Control, Controls, Placed};
 use crate::error::{Error, Result};
 use crate::find::HostVm;
+use crate::find::drives::MonitorTime;
 use crate::progress::Progress;
 use crate::uncovered::{self, Covered, Uncovered};
 
@@ -76,11 +77,12 @@ impl Site {
 
     /// The VMs with what is known of them here.
     pub(super) fn placed<'a>(&'a self, config: &Config) -> Vec<Placed<'a>> {
+        let time = MonitorTime::of_settings();
         let all = self.spec.vms.iter().zip(&self.vms).zip(&config.vms);
         all.map(|((vm, (host_vm, cgroup)), of_vm)| Placed {
             vm,
             cgroup,
-            drives: host_vm.drives().map_err(|e| format!("{e:#}")).transpose(),
+            drives: host_vm.drives(&time).map_err(|e| format!("{e:#}")).transpose(),
             pids: host_vm.pids().map_err(|e| format!("{e:#}")),
             has_cap: of_vm.cap.is_some(),
             uncovered: self.uncovered_of(host_vm, cgroup),
