@@ -111,6 +111,19 @@ impl Root {
         }
     }
 
+    /// Permissions of a file; `None` without it.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for any other failure.
+    pub fn mode(&self, path: impl AsRef<Path>) -> Result<Option<u32>, HostError> {
+        let path = path.as_ref();
+        match fs::metadata(self.at(path)) {
+            Ok(of) => Ok(Some(of.mode())),
+            Err(e) if is_gone(&e) => Ok(None),
+            Err(source) => Err(HostError::Read { path: path.to_owned(), source }),
+        }
+    }
+
     /// Names in a directory, sorted.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use rtvirtio_kernel::trusted::open_config;
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError, machines, probe_kvm};
-use rtvirtio_workflow::cpu_room::cpu_use;
-use rtvirtio_workflow::{Progress, kernel_release, leftovers};
+use rtvirtio_workflow::cpu_room::{CpuUse, cpu_use};
+use rtvirtio_workflow::{Kind, Progress, kernel_release, leftovers};
 
 use crate::args::CheckArgs;
 
@@ -28,10 +28,14 @@ pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
     extra.extend(rtvirtio_kernel::check::memory_traffic(&Root::default(), WATCHED));
-    extra.extend(cpu_time(ui));
+    extra.extend(cpu_time(&Root::default(), ui)?);
     extra.push(kvm(ui));
     extra.extend(args.guests.iter().flat_map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
+    // Probes that take time may have been asked to stop.
+    if ui.is_cancelled() {
+        return Err(rtvirtio_workflow::Error::cancelled().into());
+    }
     show(ui, &findings, || text(&findings))?;
     let failed = findings.iter().any(|f| f.level == Level::Fail);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -75,27 +79,45 @@ fn guest(socket: &Path) -> Vec<Finding> {
 }
 
 /// CPU time that the VMs take, against what is free; nothing without VMs.
-fn cpu_time(ui: &Ui) -> Option<Finding> {
-    const ID: &str = "cpu.time";
-    const WHY: &str = "requests of VMs wait while other programs use the CPUs, whatever the disk does";
-    let root = Root::default();
-    let of = machines::find(&root).map_err(anyhow::Error::from).and_then(|(found, unreadable)| {
+///
+/// # Errors
+/// When the user asks to stop meanwhile.
+fn cpu_time(root: &Root, progress: &dyn Progress) -> Result<Option<Finding>, rtvirtio_workflow::Error> {
+    let of = machines::find(root).map_err(anyhow::Error::from).map(|(found, unreadable)| {
         let pids: Vec<u32> = found.iter().map(|machine| machine.pid).collect();
-        let of = if pids.is_empty() { None } else { Some(cpu_use(&pids, ui)?) };
-        Ok(of.map(|of| (of, unreadable.len())))
+        (pids, unreadable.len())
     });
-    Some(match of {
-        Ok(None) => return None,
-        Ok(Some((of, 0))) if !of.is_short() => Finding::ok(ID, of.to_string(), WHY),
-        Ok(Some((of, 0))) => {
+    match of {
+        Ok((pids, _)) if pids.is_empty() => Ok(None),
+        Ok((pids, hidden)) => cpu_finding(cpu_use(&pids, progress).map(|of| (of, hidden))).map(Some),
+        Err(e) => Ok(Some(unknown_cpu_time(&e))),
+    }
+}
+
+const CPU_TIME: (&str, &str) =
+    ("cpu.time", "requests of VMs wait while other programs use the CPUs, whatever the disk does");
+
+fn unknown_cpu_time(e: &anyhow::Error) -> Finding {
+    Finding::warn(CPU_TIME.0, format!("not known: {e:#}"), CPU_TIME.1, "is /proc mounted?")
+}
+
+/// Finding on the CPU time of VMs, with the number of programs that could not be inspected.
+fn cpu_finding(
+    of: Result<(CpuUse, usize), rtvirtio_workflow::Error>,
+) -> Result<Finding, rtvirtio_workflow::Error> {
+    let (id, why) = CPU_TIME;
+    Ok(match of {
+        Ok((of, 0)) if !of.is_short() => Finding::ok(id, of.to_string(), why),
+        Ok((of, 0)) => {
             let remedy = "end other programs, or give the VMs CPU contracts (`cpu` in the spec)";
-            Finding::warn(ID, of.to_string(), WHY, remedy)
+            Finding::warn(id, of.to_string(), why, remedy)
         }
-        Ok(Some((of, hidden))) => {
+        Ok((of, hidden)) => {
             let what = format!("{of}; {hidden} that cannot be inspected count as others");
-            Finding::warn(ID, what, WHY, "run it with sudo")
+            Finding::warn(id, what, why, "run it with sudo")
         }
-        Err(e) => Finding::warn(ID, format!("not known: {e:#}"), WHY, "is /proc mounted?"),
+        Err(e) if e.kind() == Kind::Cancelled => return Err(e),
+        Err(e) => unknown_cpu_time(&e.into()),
     })
 }
 
@@ -164,4 +186,22 @@ fn text(findings: &[Finding]) -> String {
         count(Level::Fail)
     ));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_workflow::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_stop_meanwhile_is_no_finding() {
+        assert_eq!(cpu_finding(Err(Error::cancelled())).unwrap_err().kind(), Kind::Cancelled);
+        let unknown = cpu_finding(Err(Error::new(Kind::System, "no file"))).unwrap();
+        assert!(unknown.level == Level::Warn && unknown.what == "not known: no file", "{unknown:?}");
+        let of = CpuUse { cpus: 2, used: 0.5, free: 1.5 };
+        assert_eq!(cpu_finding(Ok((of, 0))).unwrap().level, Level::Ok);
+        assert_eq!(cpu_finding(Ok((CpuUse { free: 0.4, ..of }, 0))).unwrap().level, Level::Warn);
+        assert_eq!(cpu_finding(Ok((of, 3))).unwrap().level, Level::Warn);
+    }
 }

@@ -32,17 +32,39 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
         Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
     };
     let apart = text::cpu_ranges(&apart);
-    found.push(if new.is_empty() && routed == 0 {
-        Finding::ok(ID, format!("no interrupt is set to the isolated CPUs {apart}"), WHY)
-    } else {
-        let what = format!(
-            "of the isolated CPUs {apart}: new interrupts may use {}, and {routed} interrupts are set to some",
-            if new.is_empty() { "none".to_owned() } else { text::cpu_ranges(&new) }
+    let Routed { movable, fixed, kept_off } = routed;
+    if new.is_empty() && movable + fixed == 0 {
+        let what = match kept_off {
+            0 => format!("no interrupt is set to the isolated CPUs {apart}"),
+            n => format!(
+                "of the isolated CPUs {apart}: {n} interrupts of device queues are set to some, and come only for what these CPUs send themselves \
+                 (isolcpus=managed_irq)"
+            ),
+        };
+        return found.push(Finding::ok(ID, what, WHY));
+    }
+    let mut what = format!(
+        "of the isolated CPUs {apart}: new interrupts may use {}, and {} interrupts are set to some",
+        if new.is_empty() { "none".to_owned() } else { text::cpu_ranges(&new) },
+        movable + fixed
+    );
+    if fixed > 0 {
+        what.push_str(&format!("; {fixed} of these cannot be moved except by isolcpus=managed_irq"));
+    }
+    let mut remedies = Vec::new();
+    if !new.is_empty() || movable > 0 {
+        remedies.push(
+            "boot with irqaffinity=CPUS, with the CPUs that are not isolated, and keep irqbalance from the others (IRQBALANCE_BANNED_CPULIST)",
         );
-        let remedy = "boot with irqaffinity=CPUS, with the CPUs that are not isolated, and keep irqbalance from the others \
-                      (IRQBALANCE_BANNED_CPULIST); those of a device's queues need isolcpus=managed_irq,CPUS";
-        Finding::warn(ID, what, WHY, remedy)
-    });
+    }
+    if fixed > 0 {
+        remedies.push("for those of a device's queues boot with isolcpus=managed_irq,CPUS");
+    } else if movable > 0 && kept_off == 0 {
+        remedies.push(
+            "those of a device's queues, which kernels before 6.11 do not tell apart, need isolcpus=managed_irq,CPUS",
+        );
+    }
+    found.push(Finding::warn(ID, what, WHY, remedies.join("; ")));
 }
 
 /// Isolated CPUs that an interrupt may use that is requested from now on.
@@ -55,9 +77,21 @@ fn new_ones(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostErr
     Ok(mask.intersection(apart).copied().collect())
 }
 
-/// Number of interrupts that the kernel has set to isolated CPUs.
-fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
-    let mut n = 0;
+/// Numbers of interrupts that the kernel has set to isolated CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Routed {
+    /// Interrupts that a program may move away, or of which the kernel does not say.
+    movable: usize,
+    /// Interrupts that no program may move.
+    fixed: usize,
+    /// Those of the latter that `isolcpus=managed_irq` covers: the kernel sets them to another CPU
+    /// of their queue where it has one (`irq_do_set_affinity()`), and else they come only for
+    /// requests of the isolated CPUs.
+    kept_off: usize,
+}
+
+fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<Routed, HostError> {
+    let (mut found, mut managed) = (Routed::default(), None);
     for irq in root.list(IRQS)?.iter().filter(|name| name.parse::<u32>().is_ok()) {
         // The interrupt may be given back meanwhile. Not all kernels tell the CPU it is sent to.
         let mut on = root.read_optional(format!("{IRQS}/{irq}/effective_affinity_list"))?;
@@ -70,9 +104,58 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<usize, HostError> {
             text: list.trim().to_owned(),
             expected: "a list of CPUs",
         };
-        n += usize::from(!text::cpu_list(&list).ok_or_else(form)?.is_disjoint(apart));
+        let on: BTreeSet<u32> = text::cpu_list(&list).ok_or_else(form)?;
+        let mut there = on.intersection(apart).copied().peekable();
+        if there.peek().is_none() {
+            continue;
+        }
+        if !is_fixed(root, irq)? {
+            found.movable += 1;
+            continue;
+        }
+        let managed = match &managed {
+            Some(read) => read,
+            None => managed.insert(managed_irq(root, apart)?),
+        };
+        if there.all(|cpu| managed.contains(&cpu)) {
+            found.kept_off += 1;
+        } else {
+            found.fixed += 1;
+        }
     }
-    Ok(n)
+    Ok(found)
+}
+
+/// Whether the kernel lets no program move an interrupt, as those of a device's queues, whose
+/// affinity it manages itself: from Linux 6.11 on their file is read-only (`register_irq_proc()`),
+/// and before a write fails with `EIO`, which is not tried here. False where it does not say.
+fn is_fixed(root: &Root, irq: &str) -> Result<bool, HostError> {
+    let mode = root.mode(format!("{IRQS}/{irq}/smp_affinity_list"))?;
+    if mode.is_some_and(|mode| mode & 0o222 == 0) {
+        return Ok(true);
+    }
+    // Only kernels with CONFIG_GENERIC_IRQ_DEBUGFS have it, and only for root.
+    let debug = root.read_optional(format!("/sys/kernel/debug/irq/irqs/{irq}")).ok().flatten();
+    Ok(debug.is_some_and(|text| text.contains("IRQD_AFFINITY_MANAGED")))
+}
+
+/// Isolated CPUs from which the kernel keeps the interrupts that it manages (`isolcpus=` with
+/// `managed_irq`, `Documentation/admin-guide/kernel-parameters.txt`).
+fn managed_irq(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostError> {
+    let line = root.read("/proc/cmdline")?;
+    let mut found = BTreeSet::new();
+    for value in line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("isolcpus=")) {
+        let is_flag = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
+        let mut flags = value.split(',').take_while(is_flag);
+        let all_flags = value.split(',').take_while(is_flag).count();
+        if !flags.any(|flag| flag == "managed_irq") {
+            continue;
+        }
+        let list: Vec<&str> = value.split(',').skip(all_flags).collect();
+        // A list with `N` or `all` has the isolated CPUs at least, which the same option makes so.
+        found.extend(text::cpu_list(&list.join(",")).unwrap_or_else(|| apart.clone()));
+    }
+    Ok(found)
 }
 
 /// Thousandths of a CPU.

@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use super::super::Level;
 use super::*;
 
@@ -53,6 +55,45 @@ fn interrupts_on_isolated_cpus_are_counted() {
         put(&root, file, text);
         assert!(of(&root)[0].what.starts_with("not known"), "{file}");
     }
+}
+
+#[test]
+fn interrupts_that_only_the_kernel_moves_are_told_apart() {
+    let of = |root: &Root| {
+        let mut found = Vec::new();
+        check(root, &mut found);
+        found.remove(0)
+    };
+    let (_dir, root) = host("2-5\n");
+    put(&root, "/proc/irq/default_smp_affinity", "3\n");
+    put(&root, "/proc/cmdline", "quiet isolcpus=domain,2-5\n");
+    let remedy = of(&root).remedy;
+    assert!(remedy.starts_with("boot with irqaffinity=") && remedy.contains("before 6.11"), "{remedy}");
+    // As kernels from 6.11 on show it, and as debugfs does.
+    let list = "/proc/irq/24/smp_affinity_list";
+    put(&root, list, "2\n");
+    std::fs::set_permissions(root.at(list), PermissionsExt::from_mode(0o444)).unwrap();
+    let found = of(&root);
+    assert!(found.what.contains("2 interrupts are set to some; 1 of these cannot be moved"), "{found:?}");
+    assert!(found.remedy.contains("irqaffinity=") && found.remedy.contains("isolcpus=managed_irq,CPUS"));
+    put(&root, "/sys/kernel/debug/irq/irqs/25", "dstate: 0x1\n   IRQD_AFFINITY_MANAGED\n");
+    let found = of(&root);
+    assert!(found.what.contains("; 2 of these") && !found.remedy.contains("irqaffinity"), "{found:?}");
+    // The remedy was taken, for all isolated CPUs or for some.
+    put(&root, "/proc/cmdline", "isolcpus=managed_irq,domain,2-4 quiet\n");
+    assert!(of(&root).what.contains("1 interrupts are set to some; 1 of these"), "{:?}", of(&root));
+    for taken in ["isolcpus=managed_irq,domain,2-5", "isolcpus=managed_irq,2-N"] {
+        put(&root, "/proc/cmdline", taken);
+        let found = of(&root);
+        assert!(
+            found.level == Level::Ok && found.what.contains("2 interrupts of device queues"),
+            "{found:?}"
+        );
+    }
+    put(&root, "/proc/cmdline", "isolcpus=domain,2-5 foo=managed_irq,2-5\n");
+    assert_eq!(of(&root).level, Level::Warn);
+    std::fs::remove_file(root.at("/proc/cmdline")).unwrap();
+    assert!(of(&root).what.starts_with("not known"), "{:?}", of(&root));
 }
 
 #[test]
