@@ -125,7 +125,7 @@ fn busy_threads<'a>(n: usize, weight: u64) -> anyhow::Result<Undo<'a>> {
     }))
 }
 
-/// Cgroup of the CPU controller that a cause is planted with.
+/// Cgroup of the CPU controller that a cause is planted with. It is removed on drop at the latest.
 struct OwnGroup {
     cgroups: Cgroups,
     path: PathBuf,
@@ -150,6 +150,13 @@ impl OwnGroup {
 
     fn remove(&self) -> anyhow::Result<()> {
         Ok(self.cgroups.remove(&Root::default(), &self.path)?)
+    }
+}
+
+impl Drop for OwnGroup {
+    fn drop(&mut self) {
+        // Removed before, where all went well; else the error that led here is reported.
+        let _ = self.remove();
     }
 }
 
@@ -253,4 +260,32 @@ fn slow<'a>(target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
     let twin = target.lab.state().twin.as_ref().context("the device is no twin")?;
     twin.set_slow(true)?;
     Ok(Undo::new(move || Ok(twin.set_slow(false)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_testkit::{Need, has, skip};
+
+    use super::*;
+
+    #[test]
+    fn a_cgroup_that_cannot_be_set_up_is_not_left_behind() {
+        let test = "a_cgroup_that_cannot_be_set_up_is_not_left_behind";
+        if !has(test, &[Need::Root]) {
+            return;
+        }
+        if !has_cpu_groups() {
+            return skip(test, "no cgroup v1 of the CPU controller");
+        }
+        let set_up = |file: &str| -> anyhow::Result<PathBuf> {
+            let group = own_group("left-behind")?;
+            group.write(file, 64)?;
+            assert!(group.dir.exists());
+            Ok(group.dir.clone())
+        };
+        let dir = set_up("cpu.shares").unwrap();
+        assert!(!dir.exists(), "{}", dir.display());
+        assert!(set_up("cpu.no_such_file").is_err());
+        assert!(!dir.exists(), "{}", dir.display());
+    }
 }
