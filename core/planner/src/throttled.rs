@@ -5,7 +5,7 @@ use std::fmt;
 
 use rtvirtio_model::{Config, Profile, spare_rates};
 use rtvirtio_spec::Spec;
-use rtvirtio_units::{Iops, Ratio};
+use rtvirtio_units::{Iops, Ratio, blk_throttle};
 
 use crate::{Knob, LimitKind, PlanError, Setting};
 
@@ -14,7 +14,7 @@ use crate::{Knob, LimitKind, PlanError, Setting};
 pub struct Throttled {
     /// Name of the VM.
     pub vm: String,
-    /// Requests per second under the limit.
+    /// Requests per second that pass under the limit.
     pub limit: Iops,
     /// Declared rate plus the VM's part of the rate that all declared rates leave.
     pub of: Iops,
@@ -58,7 +58,7 @@ pub fn throttled(
     for setting in settings {
         if let Knob::VmLimit { vm, limit: LimitKind::ReadIops | LimitKind::WriteIops } = &setting.knob {
             if let Ok(limit) = setting.value.parse::<f64>() {
-                *limits.entry(vm).or_default() += limit;
+                *limits.entry(vm).or_default() += blk_throttle::let_through(limit);
             }
         }
     }

@@ -10,7 +10,7 @@ use rtvirtio_planner::neighbours::{NeighbourLimit, NeighbourPlan, VictimOutlook}
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Style, Table};
 use rtvirtio_text::shell_path;
-use rtvirtio_traffic::Actuator;
+use rtvirtio_traffic::{Actuator, Unit};
 use rtvirtio_units::{Iops, Nanos};
 use rtvirtio_workflow::named::named_host;
 use rtvirtio_workflow::neighbours::{DeviceLimits, LimitOptions, as_toml, choose, with_limits};
@@ -96,8 +96,14 @@ fn text(plan: &NeighbourPlan, style: &Style) -> String {
 /// Line for a spec file.
 fn line(limit: &NeighbourLimit) -> String {
     let of = if limit.given { "as in the spec" } else { "chosen" };
+    // The kernel may let less through than a limit of the spec says.
+    let kept = if limit.tspec.unit == Unit::Requests && limit.kept.rate < limit.tspec.rate as f64 {
+        format!(", {} pass", Iops(limit.kept.rate))
+    } else {
+        String::new()
+    };
     format!(
-        "traffic.{} = {}  # {of}, requests of at most {}",
+        "traffic.{} = {}  # {of}{kept}, requests of at most {}",
         limit.direction.name(),
         as_toml(&limit.tspec),
         limit.block
@@ -120,4 +126,28 @@ fn row(victim: &VictimOutlook, style: &Style) -> Vec<Cell> {
         seen.map_or_else(|| "-".to_owned(), |s| Iops(s.alpha.floor()).to_string()).into(),
         seen.map_or_else(|| "-".to_owned(), |s| time(s.delta)).into(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_traffic::{Arrival, Direction, Tspec};
+    use rtvirtio_units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_limit_of_which_less_passes_says_so() {
+        let of = |rate, kept| NeighbourLimit {
+            vm: "bulk".to_owned(),
+            direction: Direction::Read,
+            block: Bytes::from_kib(4),
+            tspec: Tspec { unit: Unit::Requests, rate, burst: 2, peak: None, largest: 1 },
+            kept: Arrival { rate: kept, burst: 7.0, peak: None },
+            given: true,
+        };
+        let text = line(&of(78, 70.0));
+        assert!(text.ends_with("# as in the spec, 70/s pass, requests of at most 4KiB"), "{text}");
+        let text = line(&of(70, 70.0));
+        assert!(text.ends_with("# as in the spec, requests of at most 4KiB"), "{text}");
+    }
 }

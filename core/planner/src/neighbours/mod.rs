@@ -280,12 +280,14 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
 
 /// A limit in requests, with a burst that makes up for late wake-ups of the regulator.
 fn requests(actuator: Actuator, rate: f64, peak: Option<f64>) -> Tspec {
-    // The kernel bounds no smaller rate.
-    let least = match actuator {
-        Actuator::IoMax | Actuator::ThrottleV1 => blk_throttle::STEP,
-        _ => 1.0,
+    let rate = match actuator {
+        // The kernel bounds no smaller rate, and lets no rates between its steps through.
+        Actuator::IoMax | Actuator::ThrottleV1 => {
+            blk_throttle::let_through(rate.clamp(blk_throttle::STEP, MAX_RATE))
+        }
+        _ => rate.clamp(1.0, MAX_RATE),
     };
-    let rate = rate.clamp(least, MAX_RATE) as u64;
+    let rate = rate as u64;
     let peak = peak.map(|peak| peak.min(MAX_RATE) as u64).filter(|peak| *peak > rate);
     let burst = 1 + (rate as f64 * LATE).ceil() as u64;
     Tspec { unit: Unit::Requests, rate, burst, peak, largest: 1 }

@@ -52,6 +52,14 @@ fn a_regulator_with_a_larger_burst_gets_a_smaller_rate() {
     let rate = |actuator| plan(&spec, actuator).unwrap().limits[0].tspec.rate;
     assert!(rate(Actuator::IoDomain) > rate(Actuator::IoMax), "a slice of 100 ms comes at once");
     assert!(rate(Actuator::IoMax) >= 10, "the kernel bounds no smaller limit");
+    for actuator in [Actuator::IoMax, Actuator::ThrottleV1] {
+        let limit = &plan(&spec, actuator).unwrap().limits[0];
+        assert_eq!(limit.tspec.rate as f64, limit.kept.rate, "what is said is what passes");
+    }
+    for (rate, said) in [(78.0, 70), (10.0, 10), (3.0, 10), (1_005.9, 1_000)] {
+        assert_eq!(requests(Actuator::IoMax, rate, None).rate, said);
+    }
+    assert_eq!(requests(Actuator::IoDomain, 78.4, None).rate, 78, "it keeps any rate");
     let e = plan(&two(1), Actuator::IoMax).unwrap_err();
     assert!(e.is_infeasible() && e.to_string().contains(" 10/s"), "{e}");
     let e = plan(&spec, Actuator::TcHtb).unwrap_err();
