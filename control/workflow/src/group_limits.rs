@@ -1,5 +1,5 @@
-//! Limits of cgroups, judged by all that is below them: one VM, or several and other programs, as in
-//! a slice.
+//! Limits of cgroups, judged by all that is below them: one VM, or several and other programs, as
+//! in a slice.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl GroupLimit<'_> {
         if unit.starts_with(self.cgroup) { unit } else { group }
     }
 
-    /// What the other VMs below the cgroup used and ask for.
+    /// Use of the limit by the other VMs below its cgroup.
     fn of_others(
         &self,
         vm: &Member<'_>,

@@ -65,7 +65,7 @@ pub(super) struct DeviceMember {
     pub name: String,
     /// Cgroup of its processes.
     pub group: PathBuf,
-    /// Its tasks on the device.
+    /// Tasks of the VM on the device.
     pub tasks: Vec<Task>,
 }
 

@@ -84,9 +84,9 @@ struct Routed {
     movable: usize,
     /// Interrupts that no program may move.
     fixed: usize,
-    /// Those of the latter that `isolcpus=managed_irq` covers: the kernel sets them to another CPU
-    /// of their queue where it has one (`irq_do_set_affinity()`), and else they come only for
-    /// requests of the isolated CPUs.
+    /// Further ones that no program may move and that `isolcpus=managed_irq` covers: the kernel
+    /// sets them to another CPU of their queue where it has one (`irq_do_set_affinity()`), and else
+    /// they come only for requests of the isolated CPUs.
     kept_off: usize,
 }
 
