@@ -7,6 +7,8 @@ use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use rtvirtio_kernel::text::cpu_list;
+use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
 use rtvirtio_testkit::{HANG, Machine, Need, SmallDisk, has};
 use rtvirtio_vmm::Qmp;
@@ -27,10 +29,14 @@ impl Plc {
     }
 
     fn spec(&self, site: &Site) -> String {
+        self.spec_with(site, "")
+    }
+
+    fn spec_with(&self, site: &Site, key: &str) -> String {
         let path = site.dir.path().join("plant.toml");
         let spec = format!(
             "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
-             priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+             priorities = \"rt\"\n{key}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.name,
             self.machine.qmp().display()
         );
@@ -59,6 +65,16 @@ impl Plc {
         };
         vcpus.map(one).collect()
     }
+}
+
+/// CPUs that each thread of a process may use, by the thread's name; what changes names is left out.
+fn cpus_of(pid: u32) -> Vec<(String, String)> {
+    let root = Root::default();
+    let one = |tid: u32| {
+        let name = task::stat(&root, pid, tid).ok()?.comm;
+        Some((name, task::affinity(&root, pid, tid).ok()?))
+    };
+    task::tids(&root, pid).unwrap().into_iter().filter_map(one).collect()
 }
 
 /// `keep` in the background, and the lines that it prints.
@@ -155,5 +171,73 @@ fn a_thread_that_cannot_be_journaled_is_tried_again() {
     let again = warnings.try_iter().filter(|line| line.contains("have no contract yet")).count();
     assert!(again < 2, "{again}: once for each reason");
     drop((machine, small));
+    site.assert_clean();
+}
+
+#[test]
+fn each_vcpu_has_a_cpu_and_every_thread_gets_its_cpus_back() {
+    let test = "each_vcpu_has_a_cpu_and_every_thread_gets_its_cpus_back";
+    let site = Site::new();
+    let Some(machine) = Plc::start(test, &site) else { return };
+    let pid = machine.machine.pid();
+    let before = cpus_of(pid);
+    let all = before[0].1.clone();
+    assert!(before.iter().all(|(_, cpus)| *cpus == all), "{before:?}");
+    let host = cpu_list(&all).unwrap();
+    let refused = machine.spec_with(&site, "cores = \"8000\"");
+    let error = text(&site.output(&["apply", &refused, "--cpu-only"]).stderr);
+    assert!(error.contains("no CPUs for its threads") && error.contains("online"), "{error}");
+    assert_eq!(cpus_of(pid), before);
+
+    let spec = machine.spec_with(&site, "cores = \"auto\"");
+    let preview = site.ok(&["apply", &spec, "--cpu-only", "--dry-run"]);
+    assert!(preview.contains("/status: "), "{preview}");
+    assert_eq!(cpus_of(pid), before, "a dry run");
+    let applied = site.output(&["apply", &spec, "--cpu-only"]);
+    let applied = text(&applied.stderr);
+    assert!(applied.contains("vCPU 0 on CPU "), "{applied}");
+    let of = |name: &str| cpus_of(pid).into_iter().find(|(n, _)| n == name).map(|(_, cpus)| cpus).unwrap();
+    let vcpu = of("CPU 0/TCG");
+    assert_eq!(cpu_list(&vcpu).unwrap().len(), 1, "{vcpu}");
+    let main = cpus_of(pid)[0].1.clone();
+    assert!(host.len() == 1 || cpu_list(&main).unwrap().is_disjoint(&cpu_list(&vcpu).unwrap()), "{main}");
+
+    // A thread that starts meanwhile inherits CPUs of ours, and is in no journal.
+    machine.plug();
+    wait_for("the second vCPU", || cpus_of(pid).iter().any(|(name, _)| name == "CPU 1/TCG"));
+    assert_eq!(of("CPU 1/TCG"), main);
+    site.ok(&["revert"]);
+    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+
+    // Or it is in the journal, by `keep`. Both vCPUs have a CPU where the host has two.
+    let applied = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
+    if host.len() > 1 {
+        assert!(applied.contains("vCPU 1 on CPU "), "{applied}");
+        assert_ne!(of("CPU 0/TCG"), of("CPU 1/TCG"));
+    }
+    site.ok(&["revert"]);
+    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+    drop(machine);
+    site.assert_clean();
+}
+
+#[test]
+fn a_vcpu_plugged_in_while_cpus_are_kept_gets_those_from_before_back() {
+    let test = "a_vcpu_plugged_in_while_cpus_are_kept_gets_those_from_before_back";
+    let site = Site::new();
+    let Some(machine) = Plc::start(test, &site) else { return };
+    let pid = machine.machine.pid();
+    let all = cpus_of(pid)[0].1.clone();
+    let spec = machine.spec_with(&site, "cores = \"auto\"");
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    let (mut keeper, lines) = keep(&site, &spec);
+    machine.plug();
+    let set = lines.recv_timeout(HANG).unwrap();
+    assert_eq!(set["event"], "set", "{set}");
+    wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    wait_for("the revert", || site.output(&["revert"]).status.success());
+    assert!(keeper.wait().unwrap().success());
+    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+    drop(machine);
     site.assert_clean();
 }

@@ -6,6 +6,8 @@ mod common;
 use std::fs;
 
 use common::{Plc, Rig, can_run, spec_of_none};
+use rtvirtio_kernel::text::{cpu_list, cpu_ranges};
+use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
@@ -352,4 +354,49 @@ fn a_contract_that_does_not_fit_leaves_the_one_in_force_and_is_not_written() {
     // One that fits replaces it.
     fs::write(&other, good.replace("4ms", "5ms")).unwrap();
     wait_for("the new budget", || plc.budget().as_deref() == Some("5000"));
+}
+
+/// CPUs that a VM's first vCPU may use.
+fn cpus_of_vcpu(plc: &Plc) -> Option<String> {
+    let (root, pid) = (Root::default(), plc.machine.as_ref()?.pid());
+    let is_vcpu = |tid: &u32| task::stat(&root, pid, *tid).is_ok_and(|t| t.comm.starts_with("CPU 0"));
+    let tid = task::tids(&root, pid).ok()?.into_iter().find(is_vcpu)?;
+    task::affinity(&root, pid, tid).ok()
+}
+
+#[test]
+fn cpus_are_given_to_one_vm_until_it_ends() {
+    if !can_run("cpus_are_given_to_one_vm_until_it_ends") {
+        return;
+    }
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let all = cpu_list(&online).unwrap();
+    // One whole CPU, and where the host has two another one for the VM's other threads.
+    let two: std::collections::BTreeSet<u32> = all.iter().rev().take(2).copied().collect();
+    let key = format!("cores = {{ cpus = \"{}\", whole = true }}", cpu_ranges(&two));
+    let mut rig = Rig::new();
+    let mut first = Plc::start(&rig, "first");
+    let second = Plc::start(&rig, "second");
+    let before = cpus_of_vcpu(&second);
+    first.contract(&rig, "4ms", &key);
+    rig.start(&[]);
+    rig.wait_state(&first.name, "in_force");
+    let cpu = cpus_of_vcpu(&first).unwrap();
+    assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
+    second.contract(&rig, "4ms", &key);
+    let refused = || {
+        let events = rig.events();
+        events.iter().any(|e| e["text"].as_str().is_some_and(|text| text.contains("no CPUs for its threads")))
+    };
+    wait_for("the refusal", refused);
+    assert_eq!(cpus_of_vcpu(&second), before);
+    assert_eq!(cpus_of_vcpu(&first).as_deref(), Some(&cpu[..]));
+
+    // With the VM end what it has; the next one gets it by the next attempt.
+    first.machine = None;
+    rig.wait_state(&second.name, "in_force");
+    let cpu = cpus_of_vcpu(&second).unwrap();
+    assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
+    rig.contract(&["remove", &second.name]);
+    wait_for("the CPUs from before", || cpus_of_vcpu(&second) == before);
 }

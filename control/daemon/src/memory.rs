@@ -52,6 +52,10 @@ impl Memory {
             Outcome::Done { .. } => {
                 self.busy = None;
                 self.failures.remove(&step.vm);
+                // Others may have waited for what is free now.
+                if matches!(step.action, Action::PutBack { .. }) {
+                    self.failures.values_mut().for_each(|failure| failure.next = now);
+                }
                 if let Action::Restore { paths } = &step.action {
                     for path in paths {
                         let times = self.restores.entry((step.vm.clone(), path.clone())).or_default();

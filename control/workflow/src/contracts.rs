@@ -1,5 +1,6 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
+mod cores;
 mod ranks;
 mod shared_cpus;
 #[cfg(test)]
@@ -10,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_cpu::{
-    Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange, admit,
-    choose, find_all, group_name, probe, room_load, tick,
+    Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange,
+    admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
@@ -25,6 +26,7 @@ use crate::host::kernel_release;
 use crate::progress::Progress;
 use crate::started;
 
+pub(crate) use cores::give_cpus;
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
@@ -49,6 +51,9 @@ pub struct VmCpu {
     /// The range in which its guest moves its vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
+    /// CPUs of its threads, where the spec has `cores`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Cores>,
 }
 
 /// A contract in force, as saved next to the journal.
@@ -71,6 +76,9 @@ pub struct InForce {
     /// The range in which its guest moves its vCPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
+    /// CPUs of its threads, where they were chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Cores>,
 }
 
 impl InForce {
@@ -85,6 +93,7 @@ impl InForce {
             backend: v.settings.backend,
             group: v.settings.group.clone(),
             urgency: v.urgency,
+            cores: v.cores.clone(),
         }
     }
 }
@@ -130,6 +139,9 @@ pub struct Contracted {
     /// The range in which its guest moves its vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
+    /// CPUs that the spec wants for its threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<rtvirtio_spec::Cores>,
     /// Limits of the promise, in sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -215,6 +227,7 @@ struct VmNeed<'a> {
     backend: Backend,
     need: Need,
     urgency: Option<UrgencyRange>,
+    cores: Option<rtvirtio_spec::Cores>,
 }
 
 /// A contract as given, or a demand with the VM's profile.
@@ -227,7 +240,8 @@ impl<'a> VmNeed<'a> {
     /// Need of a contract in force.
     fn in_force(of: &'a InForce) -> Self {
         let need = Need::Contract(of.contract);
-        Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency }
+        // Its CPUs are chosen already.
+        Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency, cores: None }
     }
 
     fn asked(&self) -> Asked<'_> {
@@ -256,7 +270,10 @@ fn needs<'a>(
     for vm in vms {
         let Some(need) = vm.cpu.need else { continue };
         let order = order(vm);
-        let Some(found) = choose(probe, None, order == Order::Rt) else {
+        let (cores, real_time) = (vm.cpu.cores.clone(), order == Order::Rt);
+        let found =
+            if cores.is_some() { choose_pinned(probe, real_time) } else { choose(probe, None, real_time) };
+        let Some(found) = found else {
             let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
             bail!(
                 System,
@@ -275,7 +292,7 @@ fn needs<'a>(
                 Need::Demand { demand: Demand { requests, deadline }, profile: Box::new(profile) }
             }
         };
-        all.push(VmNeed { vm: &vm.name, order, backend: found.backend, need, urgency: range(vm) });
+        all.push(VmNeed { vm: &vm.name, order, backend: found.backend, need, urgency: range(vm), cores });
     }
     Ok(all)
 }
@@ -391,6 +408,7 @@ fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
             backend: of_vm.backend,
             found,
             urgency: of_vm.urgency,
+            cores: of_vm.cores.clone(),
             notes: Vec::new(),
         });
     }

@@ -10,7 +10,7 @@ use rtvirtio_kernel::{HostError, Root};
 use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 
-use crate::contracts::InForce;
+use crate::contracts::{InForce, give_cpus};
 use crate::error::Result;
 use crate::pieces::{Key, first_of, key};
 
@@ -266,6 +266,9 @@ impl ManagedVm {
         };
         if let Some(range) = &self.of.urgency {
             with_levels(root, &self.of.vm, &new, self.of.backend, range, &mut settings.writes)?;
+        }
+        if let Some(cores) = &self.of.cores {
+            give_cpus(cores, &self.of.vm, &new, &mut settings);
         }
         let threads = if is_split { threads } else { new };
         Ok(Some(TakeIn { settings, threads, taken, at: now }))

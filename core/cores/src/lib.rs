@@ -14,8 +14,10 @@
 //!   threads of the same VM only.
 //! * An isolated CPU takes whole vCPUs only: what else runs there is no balanced load.
 
+mod list;
 mod place;
 mod topology;
 
+pub use list::{cpu_list, cpu_ranges};
 pub use place::{Host, Placement, Refused, Request, Use};
 pub use topology::{BadTopology, Cpu, MAX_CPUS};

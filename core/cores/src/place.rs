@@ -5,11 +5,14 @@ mod search;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::topology::{BadTopology, Cpu, checked};
 use search::{Choice, Search};
 
 /// CPU time that a thread gets of its CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Use {
     /// A CPU of its own.
     Whole,
@@ -29,7 +32,7 @@ impl fmt::Display for Use {
 }
 
 /// Threads of one VM that need a CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Number of vCPUs.
     pub vcpus: u32,
@@ -44,7 +47,7 @@ pub struct Request {
 }
 
 /// CPUs for the threads of one VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// Request that it answers.
     pub request: Request,
@@ -100,6 +103,8 @@ pub struct Host {
     taken: Vec<u32>,
     /// Cores that have a whole vCPU, or are kept for the host.
     closed: BTreeSet<u32>,
+    /// CPUs that take no thread, by position in `cpus`.
+    withheld: BTreeSet<usize>,
     granted: u32,
     place_of: BTreeMap<u32, usize>,
 }
@@ -114,7 +119,8 @@ impl Host {
         let cpus = checked(cpus)?;
         let place_of = cpus.iter().enumerate().map(|(i, cpu)| (cpu.id, i)).collect();
         let taken = vec![0; cpus.len()];
-        Ok(Self { taken, cpus, closed: BTreeSet::new(), granted: granted.min(1000), place_of })
+        let (closed, withheld) = (BTreeSet::new(), BTreeSet::new());
+        Ok(Self { taken, cpus, closed, withheld, granted: granted.min(1000), place_of })
     }
 
     /// The CPUs, by core and number.
@@ -129,6 +135,20 @@ impl Host {
         if let Some(&at) = self.place_of.get(&cpu) {
             self.closed.insert(self.cpus[at].core);
         }
+    }
+
+    /// Counts a CPU as taken by a thread that is in no placement.
+    pub fn fill(&mut self, cpu: u32) {
+        if let Some(&at) = self.place_of.get(&cpu) {
+            self.taken[at] = self.granted;
+        }
+    }
+
+    /// Places no VM on other CPUs than these. What is taken of the others still counts for their
+    /// cores.
+    pub fn only(&mut self, cpus: &BTreeSet<u32>) {
+        let others = self.cpus.iter().enumerate().filter(|(_, cpu)| !cpus.contains(&cpu.id));
+        self.withheld = others.map(|(at, _)| at).collect();
     }
 
     /// CPUs for a VM, on what is not taken.

@@ -1,5 +1,5 @@
 //! `cpu` and `priorities` of a VM: the CPU time of all its threads together, and their real-time
-//! priorities. Also reads `urgency`.
+//! priorities. Also reads `urgency` and `cores`.
 
 use rtvirtio_units::{Iops, Nanos};
 use toml::de::DeValue;
@@ -8,7 +8,7 @@ use crate::error::Report;
 use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::{CpuNeed, Priorities, VmCpu};
-use crate::urgency;
+use crate::{cores, urgency};
 
 /// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it context
 /// switches cost a noticeable part.
@@ -31,7 +31,7 @@ const WORD_ALIASES: &[(&str, &str)] = &[
     ("high", "priorities = \"rt\""),
 ];
 
-/// Reads `cpu`, `priorities` and `urgency`; `None` when an error was reported.
+/// Reads `cpu`, `priorities`, `urgency` and `cores`; `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCpu> {
     let need = need(report, vm);
     let priorities = vm.word(report, "priorities", WORDS, WORD_ALIASES);
@@ -43,8 +43,9 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCp
         );
         return None;
     }
-    let urgency = urgency::read(report, vm);
-    Some(VmCpu { need: need.optional()?, priorities: priorities.optional()?, urgency: urgency? })
+    let (urgency, cores) = (urgency::read(report, vm), cores::read(report, vm));
+    let (need, priorities) = (need.optional()?, priorities.optional()?);
+    Some(VmCpu { need, priorities, urgency: urgency?, cores: cores? })
 }
 
 fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {

@@ -8,6 +8,7 @@
 //! bounded, and nothing in it makes the parser panic.
 
 mod block;
+mod cores;
 mod cpu;
 mod device;
 mod disk;
@@ -38,6 +39,7 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
+pub use cores::Cores;
 pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
 pub use goal::Target;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
+use crate::cores::Cores;
 use crate::goal::Target;
 use crate::network::{Flow, Nic};
 use crate::traffic::Traffic;
@@ -80,7 +81,7 @@ pub struct Vm {
 
 /// CPU side of a VM: one contract for all its threads, and their real-time priorities. Empty by
 /// default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VmCpu {
     /// CPU time of all its threads together; `None` sets no limit.
     pub need: Option<CpuNeed>,
@@ -89,6 +90,9 @@ pub struct VmCpu {
     /// Range of priorities in which the guest may move its vCPUs; only together with `need`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<Urgency>,
+    /// CPUs of its threads; only together with `need`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Cores>,
 }
 
 /// Range of priorities in which a VM's guest moves its vCPUs by what they run.

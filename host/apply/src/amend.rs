@@ -328,17 +328,13 @@ fn stands_alone(write: &Write) -> bool {
 
 /// Value of a thread's setting without our settings, where it differs from the value read: one of
 /// ours started the thread in our cgroup, or it inherited the real-time policy that we gave QEMU's
-/// main thread. `None` where nothing was inherited or it has ended; an error when unknown.
+/// main thread, or CPUs that we gave a thread of its process. `None` where nothing was inherited or it has ended; an error when unknown.
 fn before_us(
     known: &Inherited<'_>,
     target: &Target,
     machine: &Machine<'_>,
 ) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
-    // The affinity that a thread has from its parent cannot be told from one of its own.
-    if target.form == Form::Affinity {
-        return Ok(None);
-    }
     let read_now = |target: &Target| match machine.read(target) {
         Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
         Err(Fault::Gone(_)) => Ok(None),
@@ -348,6 +344,17 @@ fn before_us(
         Some(value) => Ok(Some((*value).to_owned())),
         None => read_now(target),
     };
+    if target.form == Form::Affinity {
+        let now = read(target)?;
+        let of_process = known.cpus.get(&pid).into_iter().flatten();
+        for entry in of_process.filter(|e| now.as_ref().is_some_and(|now| e.has_set(now))) {
+            // The entry may be of an ended process that had this pid.
+            if read_now(&entry.target)?.is_some() {
+                return Ok(entry.old.clone());
+            }
+        }
+        return Ok(None);
+    }
     let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
     let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
     let is_policy = target.form == Form::Scheduling;
@@ -387,13 +394,15 @@ struct Inherited<'j> {
     groups: Vec<&'j Entry>,
     /// Policy entry of each process's main thread, by pid.
     main_policies: BTreeMap<u32, &'j Entry>,
+    /// Entries of the CPUs of each process's threads, by pid.
+    cpus: BTreeMap<u32, Vec<&'j Entry>>,
     captured: BTreeMap<&'j Target, &'j str>,
 }
 
 impl<'j> Inherited<'j> {
     fn from_journal(journal: &'j Journal, fresh: &'j [Entry]) -> Self {
         let groups = journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)).collect();
-        let mut main_policies = BTreeMap::new();
+        let (mut main_policies, mut cpus) = (BTreeMap::new(), BTreeMap::<u32, Vec<&Entry>>::new());
         for entry in journal.entries.iter().filter(|e| e.target.form == Form::Scheduling) {
             if let Place::Thread { pid, tid, .. } = entry.target.place {
                 if pid == tid {
@@ -402,8 +411,13 @@ impl<'j> Inherited<'j> {
                 }
             }
         }
+        for entry in journal.entries.iter().filter(|e| e.target.form == Form::Affinity) {
+            if let Place::Thread { pid, .. } = entry.target.place {
+                cpus.entry(pid).or_default().push(entry);
+            }
+        }
         let captured = fresh.iter().filter_map(|e| Some((&e.target, e.old.as_deref()?))).collect();
-        Self { groups, main_policies, captured }
+        Self { groups, main_policies, cpus, captured }
     }
 }
 

@@ -69,6 +69,12 @@ impl Entry {
         self.also_ours.iter().any(|ours| ours == found) || self.is_level(found)
     }
 
+    /// Whether the value is one that we set in place of another one.
+    pub fn has_set(&self, value: &str) -> bool {
+        let set = self.new.iter().chain(&self.also_ours);
+        self.old.as_deref() != Some(value) && set.into_iter().any(|ours| ours == value)
+    }
+
     /// Whether the value is one of `levels`.
     pub fn is_level(&self, found: &str) -> bool {
         self.levels.iter().any(|level| self.target.form.is(found, level))

@@ -1,5 +1,6 @@
 //! Puts back the settings that a journal names, however far its apply came.
 
+mod heirs;
 mod inspect;
 mod pass;
 mod restore;

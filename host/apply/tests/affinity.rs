@@ -67,3 +67,55 @@ fn cpus_that_do_not_exist_are_refused_and_the_others_put_back() {
         assert_eq!([&a, &b].map(cpus), [before.clone(), before.clone()], "{bad}");
     }
 }
+
+/// A process with one more thread, which was started while the first one had a CPU of ours.
+#[test]
+fn threads_that_inherited_cpus_of_ours_get_those_from_before() {
+    const NAME: &str = "threads_that_inherited_cpus_of_ours_get_those_from_before";
+    if !has(NAME, &[Need::Root]) {
+        return;
+    }
+    let (root, pid) = (Root::default(), std::process::id());
+    let of = |tid: u32| task::affinity(&root, pid, tid).unwrap();
+    let target = |tid: u32| Target::affinity(pid, tid, task::stat(&root, pid, tid).unwrap().start);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let (start, started) = std::sync::mpsc::channel::<()>();
+    // A thread of this test starts others when it is told to, and all live until the end.
+    let parent = std::thread::spawn(move || {
+        let tid = || u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        tell.send(tid()).unwrap();
+        let mut heirs = Vec::new();
+        while started.recv().is_ok() {
+            let (tell, (keep, kept)) = (tell.clone(), std::sync::mpsc::channel::<()>());
+            let heir = std::thread::spawn(move || {
+                tell.send(tid()).unwrap();
+                let _ = kept.recv();
+            });
+            heirs.push((keep, heir));
+        }
+        let _ = ended.recv();
+    });
+    let parent_tid = told.recv().unwrap();
+    let before = of(parent_tid);
+    let last = text::cpu_list(&before).unwrap().last().unwrap().to_string();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let machine = Machine::new(&root, &NoGuests);
+    let session = Session::open(dir.path().join("state")).unwrap();
+    let writes = [Write::new("CPUs of emulator (plc)", target(parent_tid), &last)];
+    session.apply(&writes, &machine, &mut Silent).unwrap();
+    let heir = || {
+        start.send(()).unwrap();
+        told.recv().unwrap()
+    };
+    let (unseen, amended) = (heir(), heir());
+    assert_eq!([unseen, amended].map(of), [last.clone(), last.clone()]);
+    // One is added to the journal with the value that it inherited; one stays unknown.
+    let write = Write::new("CPUs of worker (plc)", target(amended), &last);
+    session.amend(&[write], &machine, &mut Silent).unwrap();
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    assert_eq!([parent_tid, unseen, amended].map(of), [before.clone(), before.clone(), before]);
+    drop((start, end));
+    parent.join().unwrap();
+}

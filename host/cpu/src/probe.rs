@@ -69,12 +69,21 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
 /// that holds FIFO threads.
 #[must_use]
 pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&KernelMechanism> {
-    let fits = |f: &&KernelMechanism| match wanted {
-        Some(wanted) => f.backend == wanted,
-        None if real_time => matches!(f.backend, Backend::Hcbs | Backend::RtGroup | Backend::Throttle),
-        None => f.backend != Backend::Throttle,
-    };
-    probe.found.iter().find(fits)
+    probe.found.iter().find(|f| wanted.map_or_else(|| holds(f.backend, real_time), |w| f.backend == w))
+}
+
+/// Like [`choose`], for a VM whose threads get CPUs of their own: a deadline thread must be allowed
+/// on all CPUs.
+#[must_use]
+pub fn choose_pinned(probe: &Probe, real_time: bool) -> Option<&KernelMechanism> {
+    probe.found.iter().find(|f| f.backend != Backend::Deadline && holds(f.backend, real_time))
+}
+
+fn holds(backend: Backend, real_time: bool) -> bool {
+    match real_time {
+        true => matches!(backend, Backend::Hcbs | Backend::RtGroup | Backend::Throttle),
+        false => backend != Backend::Throttle,
+    }
 }
 
 /// `sched_rt_runtime_us / sched_rt_period_us`; `None` without a limit (-1).

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use rtvirtio_cores::{cpu_list, cpu_ranges};
+
 /// Parsed content of `queue/scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elevators {
@@ -38,40 +40,8 @@ pub fn elevators(text: &str) -> Option<Elevators> {
     }
 }
 
-/// Largest CPU number that a list may name: `CONFIG_NR_CPUS` is at most 8192.
-const MAX_CPU: u32 = 8191;
-
-/// Parses a list of CPUs: `0-3,6`. `None` for another format.
-#[must_use]
-pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
-    let mut cpus = BTreeSet::new();
-    for part in text.trim().split(',').filter(|p| !p.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        if first > last || last > MAX_CPU {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
-}
-
-/// CPUs in the kernel's form of a list: `0-3,6`; empty for none.
-#[must_use]
-pub fn cpu_ranges(cpus: &BTreeSet<u32>) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for &cpu in cpus {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == cpu => *last = cpu,
-            _ => ranges.push((cpu, cpu)),
-        }
-    }
-    let one = |(first, last): &(u32, u32)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    ranges.iter().map(one).collect::<Vec<_>>().join(",")
-}
+/// Largest CPU number that a mask may name.
+const MAX_CPU: u32 = rtvirtio_cores::MAX_CPUS as u32 - 1;
 
 /// Parses a mask of CPUs in hexadecimal words of 32 bits: `3`, `ff,00000001`. `None` for another
 /// format.

@@ -17,7 +17,7 @@ use super::spec::{VM, rate_of, spec_text, vm_name};
 use super::undo::{Target, Undo, has_cpu_groups, plant};
 use super::{BlameData, BlameOptions, BlameRun, matrix};
 use crate::before_after::RemoveOnDrop;
-use crate::report::write;
+use crate::report::{read, write};
 use crate::saved::Saved as _;
 
 /// Time for requests of a run to leave the device before the next.
@@ -25,7 +25,8 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Runs without a result in a row after which the experiment ends.
 const FAILURES: usize = 3;
 
-/// Runs all rounds. The result is written to `path` after each run.
+/// Runs all rounds. The result is written to `path` after each run; a measurement of the same seed,
+/// VM and host goes on where its file ends.
 ///
 /// # Errors
 /// A device that is no twin, a kind that does not fit the VM, a cause that cannot be undone, three
@@ -66,8 +67,12 @@ fn rounds(
     let mut data = begin(options, target);
     let runs = draw(&kinds, options.rounds, options.seed);
     let total = runs.len();
-    let mut failures = 0;
-    for (done, planted) in runs.into_iter().enumerate() {
+    let (before, mut failures) = (path.exists().then(|| read::<BlameData>(path)).transpose()?, 0);
+    if let Some(before) = before.filter(|before| goes_on(before, &data, &runs)) {
+        progress.step(&format!("{} of {total} runs are in {}", before.runs.len(), path.display()));
+        data.runs = before.runs;
+    }
+    for (done, planted) in runs.into_iter().enumerate().skip(data.runs.len()) {
         progress.check_cancelled()?;
         let run = measure_run(options, planted, target, dirs, progress)?;
         progress.step(&format!("{} of {total}, {}", done + 1, line(&run)));
@@ -80,6 +85,22 @@ fn rounds(
         progress.pause(SETTLE)?;
     }
     Ok(())
+}
+
+/// Whether runs of an earlier measurement are the first ones of these.
+pub(super) fn goes_on(before: &BlameData, now: &BlameData, drawn: &[Vec<PlantedCause>]) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+    let is_same = |(a, b): (&PlantedCause, &PlantedCause)| {
+        a.kind == b.kind && near(a.strength, b.strength) && near(a.form, b.form)
+    };
+    let are_same = |(run, drawn): (&BlameRun, &Vec<PlantedCause>)| {
+        run.planted.len() == drawn.len() && run.planted.iter().zip(drawn).all(is_same)
+    };
+    let of = |data: &BlameData| (data.host.clone(), data.vm.clone(), data.seed);
+    of(before) == of(now)
+        && near(before.seconds, now.seconds)
+        && before.runs.len() <= drawn.len()
+        && before.runs.iter().zip(drawn).all(are_same)
 }
 
 /// Kinds that are named, or all that can be planted here.

@@ -96,3 +96,24 @@ fn the_matrix_has_each_run_once() {
         .sum();
     assert_eq!(sum, runs.len());
 }
+
+#[test]
+fn a_measurement_goes_on_where_its_file_ends() {
+    let drawn = draw(&[Kind::Load, Kind::Device], 2, 7);
+    let runs = |n: usize| {
+        let of = |planted: &Vec<PlantedCause>| BlameRun { planted: planted.clone(), ..run(&[], true, &[]) };
+        data(drawn.iter().take(n).map(of).collect())
+    };
+    let now = data(Vec::new());
+    let goes_on = |before: &BlameData| measure::goes_on(before, &now, &drawn);
+    assert!(goes_on(&runs(0)) && goes_on(&runs(3)) && goes_on(&runs(drawn.len())));
+    let text = serde_json::to_string(&runs(3)).unwrap();
+    assert!(goes_on(&crate::saved::from_json(&text).unwrap()), "as it was saved");
+    assert!(!goes_on(&BlameData { seed: 2, ..runs(3) }));
+    assert!(!goes_on(&BlameData { seconds: 5.0, ..runs(3) }));
+    let mut other = runs(3);
+    other.runs[1].planted[0].strength += 0.01;
+    assert!(!goes_on(&other));
+    other.runs = runs(4).runs.into_iter().chain(runs(4).runs).collect();
+    assert!(!goes_on(&other), "more than are asked for");
+}

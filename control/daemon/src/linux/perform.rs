@@ -149,7 +149,9 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let mut admitted = admission.admitted.contracts.iter();
     let one = admitted.find(|c| c.vm == step.vm).ok_or_else(|| failed("it is not admitted"))?;
     let scopes = Scopes::lock(&host.places.dirs)?;
-    let (mut held, threads) = writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads)?;
+    let others = others(host, &step.vm);
+    let (mut held, threads) =
+        writes_of_one(probe, one.clone(), &found.handle, &host.kernel_threads, &others)?;
     let in_force = InForce::from_settings(&held);
     // A budget that is split over threads is split over all of them.
     let is_split = in_force.backend == Backend::Deadline;
@@ -167,7 +169,6 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
         writes: std::mem::take(&mut held.settings.writes),
         beside: host.in_force_beside(&step.vm),
     };
-    let others = others(host, &step.vm);
     let mut all = others.clone();
     all.push(in_force.clone());
     scopes.make_room(probe, &all)?;

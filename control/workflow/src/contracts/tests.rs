@@ -62,6 +62,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
         backend: Backend::RtGroup,
         group: None,
         urgency: None,
+        cores: None,
     };
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
         let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Probe, room_beyond, settings, with_levels};
+use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Probe, room_beyond, settings, with_levels};
 use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Thread, VmHandle};
 
-use super::{Admitted, Contracted, DemandChoice, VmCpu, shared_cpus};
+use super::cores::{self, CoresAsk};
+use super::{Admitted, Contracted, DemandChoice, InForce, VmCpu, shared_cpus};
 use crate::error::{Context as _, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
@@ -54,11 +55,18 @@ pub(crate) fn writes(
         progress.step("observing which threads use the CPU, to split the budget over them");
         std::thread::sleep(OBSERVED);
     }
+    let discovered: Vec<_> = contracted
+        .into_iter()
+        .map(|(one, handle, before)| Ok((one, discover(&root, &handle)?, before)))
+        .collect::<Result<_>>()?;
+    let asks: Vec<CoresAsk<'_>> =
+        discovered.iter().filter_map(|(one, threads, _)| CoresAsk::of(one, threads)).collect();
+    let mut chosen = cores::choose(&root, &probe, &asks, &[])?;
     let (mut all, mut out) = (Vec::new(), Vec::new());
-    for (one, handle, before) in contracted {
-        let threads = discover(&root, &handle)?;
+    for (one, threads, before) in discovered {
         let used = cpu_time_since(&before, &threads);
-        let held = hold(&root, &probe, one, &threads, &used)?;
+        let cores = chosen.remove(&one.vm);
+        let held = hold(&root, &probe, one, cores, &threads, &used)?;
         append(&mut all, held.settings.writes.clone());
         out.push(held);
     }
@@ -67,7 +75,8 @@ pub(crate) fn writes(
 
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
 /// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
-/// threads that work for the VM are searched among `processes`.
+/// threads that work for the VM are searched among `processes`; CPUs are chosen beside those of the
+/// contracts `beside`.
 ///
 /// # Errors
 /// The same as for the contracts of all VMs together.
@@ -76,20 +85,26 @@ pub fn writes_of_one(
     one: Contracted,
     vm: &VmHandle,
     processes: &BTreeSet<u32>,
+    beside: &[InForce],
 ) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
     let threads = discover_among(&root, vm, processes)?;
-    Ok((hold(&root, probe, one, &threads, &[])?, threads))
+    let ask = CoresAsk::of(&one, &threads);
+    let cores = cores::choose(&root, probe, ask.as_slice(), beside)?.remove(&one.vm);
+    Ok((hold(&root, probe, one, cores, &threads, &[])?, threads))
 }
 
 fn hold(
     root: &Root,
     probe: &Probe,
     one: Contracted,
+    cores: Option<Cores>,
     threads: &[Thread],
     used: &[(u32, Duration)],
 ) -> Result<VmCpu> {
     let (contract, order, level) = (one.contract, one.order, one.level);
+    let pinned = cores.as_ref().map(|cores| cores.pinned(threads));
+    let threads = pinned.as_deref().unwrap_or(threads);
     let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
     let mut settings = settings(root, probe, one.backend, &ask)?;
     settings.notes.extend(one.notes);
@@ -97,8 +112,11 @@ fn hold(
     if let Some(range) = &one.urgency {
         with_levels(root, &one.vm, threads, one.backend, range, &mut settings.writes)?;
     }
+    if let Some(cores) = &cores {
+        cores::add(cores, probe, &one.vm, threads, &mut settings);
+    }
     let (vm, found, urgency) = (one.vm, one.found, one.urgency);
-    Ok(VmCpu { vm, contract, order, level, settings, found, urgency })
+    Ok(VmCpu { vm, contract, order, level, settings, found, urgency, cores })
 }
 
 /// Writes to the cgroups above those of managed VMs, to be made before the VMs' own; `before` as in
@@ -140,12 +158,15 @@ pub fn demand_text(vm: &str, found: &DemandChoice) -> String {
 
 /// Reports how each contract is held, and what is outside of it.
 pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
-    for VmCpu { vm, settings: s, found, .. } in all {
+    for VmCpu { vm, settings: s, found, cores, .. } in all {
         if let Some(found) = found {
             progress.step(&demand_text(vm, found));
         }
         let strength = format!("{:?}", s.strength).to_lowercase();
         progress.step(&format!("{vm}: its CPU contract is enforced by {} ({strength})", s.backend));
+        if let Some(cores) = cores {
+            progress.step(&format!("{vm}: {cores}"));
+        }
         for note in &s.notes {
             progress.step(&format!("{vm}: {note}"));
         }

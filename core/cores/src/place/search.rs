@@ -48,7 +48,7 @@ impl<'a> Search<'a> {
         }
         let mut nodes: BTreeMap<u32, BTreeMap<_, Vec<Places>>> = BTreeMap::new();
         for (at, cpu) in host.cpus.iter().enumerate() {
-            let closed = host.closed.contains(&cpu.core);
+            let closed = host.closed.contains(&cpu.core) || host.withheld.contains(&at);
             if closed || request.node.is_some_and(|node| node != cpu.node) {
                 continue;
             }

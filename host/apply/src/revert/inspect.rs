@@ -61,5 +61,9 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
         || entry.unsettled
         // Killed between the write that created the file and our own: the kernel's default.
         || (entry.old.is_none() && !complete);
-    if ours { State::Ours(found) } else { State::Foreign(found) }
+    match &entry.old {
+        _ if ours => State::Ours(found),
+        Some(old) if form.is_left_of(&found, old) => State::Old,
+        _ => State::Foreign(found),
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
 
-use super::{OnConflict, State, inspect, restore};
+use super::{OnConflict, State, heirs, inspect, restore};
 use crate::journal::{Entry, Journal};
 use crate::machine::{Fault, Machine};
 use crate::observer::{Observer, Step};
@@ -67,6 +67,9 @@ impl<'a, 'm> Pass<'a, 'm> {
             }
         }
         self.put_back(observer);
+        for (entry, error) in heirs::release(self.journal, &self.fates, self.machine) {
+            self.fail(entry, Fate::Failed { error });
+        }
         self.keep_what_stays();
         self.settle(observer);
         (std::mem::take(&mut self.fates), std::mem::take(&mut self.moved))

@@ -1,0 +1,198 @@
+//! `cores` on a host of two sockets, each a NUMA node of four cores with two threads: a VM's whole
+//! life. In the box, because the machine that runs the tests need not be such a host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::text::cpu_list;
+use rtvirtio_kernel::{Root, task, topology};
+use rtvirtio_testbed::boxed::{self, BoxRun};
+use rtvirtio_testbed::image::{self, Kernel};
+use rtvirtio_testkit::{HANG, Machine};
+use rtvirtio_vmm::Qmp;
+
+/// A run takes about two minutes on two free cores; beyond this it hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+const MOUNT: &str = "/sys/fs/cgroup";
+const STATE: &str = "/root/state";
+
+#[test]
+fn cpus_of_vms_on_a_host_of_two_sockets() {
+    let test = "cpus_of_vms_on_a_host_of_two_sockets";
+    let image = match boxed::ensure_kernel(&image::default_cache(), Kernel::Standard, &|l| eprintln!("{l}")) {
+        Ok(image) => image,
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
+    };
+    let me = std::env::current_exe().unwrap();
+    let name = me.file_name().unwrap().to_str().unwrap();
+    let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
+    let mut run = BoxRun::new(&script, LIMIT);
+    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    run.programs = &programs;
+    run.two_sockets = true;
+    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("1 passed"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
+
+/// A VM of so many vCPUs that runs no system, alone in its cgroup.
+struct Vm {
+    name: &'static str,
+    machine: Option<Machine>,
+    dir: PathBuf,
+}
+
+impl Vm {
+    fn start(name: &'static str, vcpus: u32) -> Self {
+        let dir = PathBuf::from(format!("/root/{name}"));
+        fs::create_dir_all(&dir).unwrap();
+        let smp = format!("{vcpus},maxcpus={}", vcpus + 1);
+        let machine = Machine::start(&dir, name, &["-machine", "q35", "-smp", &smp]);
+        let group = format!("{MOUNT}/machine.slice/{name}.scope");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(format!("{group}/cgroup.procs"), machine.pid().to_string()).unwrap();
+        Self { name, machine: Some(machine), dir }
+    }
+
+    fn pid(&self) -> u32 {
+        self.machine.as_ref().unwrap().pid()
+    }
+
+    /// CPUs of its threads, by number; `None` where the machine has ended.
+    fn cpus(&self) -> BTreeMap<u32, (String, String)> {
+        let (root, pid) = (Root::default(), self.pid());
+        let one = |tid: u32| {
+            let name = task::stat(&root, pid, tid).ok()?.comm;
+            Some((tid, (name, task::affinity(&root, pid, tid).ok()?)))
+        };
+        task::tids(&root, pid).unwrap().into_iter().filter_map(one).collect()
+    }
+
+    /// The CPU of each vCPU, which has just one.
+    fn vcpus(&self) -> Vec<u32> {
+        let all = self.cpus().into_values().filter(|(name, _)| name.starts_with("CPU "));
+        let one = |list: String| {
+            let cpus = cpu_list(&list).unwrap();
+            assert_eq!(cpus.len(), 1, "{list}");
+            *cpus.first().unwrap()
+        };
+        all.map(|(_, list)| one(list)).collect()
+    }
+
+    fn spec(&self, cores: &str) -> String {
+        let path = self.dir.join("spec.toml");
+        let spec = format!(
+            "[device]\npath = \"/dev/nullb0\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\n\
+             cpu = {{ budget = \"10ms\", period = \"20ms\" }}\ncores = {cores}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            self.name,
+            self.dir.join("qmp").display()
+        );
+        fs::write(&path, spec).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn plug(&self) {
+        let mut qmp = Qmp::connect(&self.dir.join("qmp"), HANG).unwrap();
+        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
+        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        qmp.execute("device_add", Some(arguments)).unwrap();
+        let io = serde_json::json!({ "qom-type": "iothread", "id": "late" });
+        qmp.execute("object-add", Some(io)).unwrap();
+    }
+}
+
+/// The program with a state directory for each VM.
+fn rtvirtio(of: &str, args: &[&str]) -> Output {
+    let mut command = Command::new("rtvirtio");
+    command.args(args).env("RTVIRTIO_STATE_DIR", format!("{STATE}/{of}"));
+    command.env("RTVIRTIO_RUN_DIR", format!("/run/{of}")).output().unwrap()
+}
+
+fn ok(of: &str, args: &[&str]) -> String {
+    let out = rtvirtio(of, args);
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{args:?}: {text}");
+    text
+}
+
+fn online(cpu: u32, online: bool) {
+    fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), if online { "1" } else { "0" }).unwrap();
+}
+
+#[test]
+#[ignore = "runs in the box, started by the test above"]
+fn inside_the_box() {
+    fs::create_dir_all(format!("{MOUNT}/machine.slice")).unwrap();
+    fs::write(format!("{MOUNT}/cgroup.subtree_control"), "+cpu +cpuset").unwrap();
+    fs::write(format!("{MOUNT}/machine.slice/cgroup.subtree_control"), "+cpu +cpuset").unwrap();
+    let cpus = topology(&Root::default()).unwrap();
+    let of = |id: u32| *cpus.iter().find(|cpu| cpu.id == id).unwrap();
+    let cores: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.core).collect();
+    let nodes: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.node).collect();
+    assert_eq!((cpus.len(), cores.len(), nodes.len()), (16, 8, 2), "{cpus:?}");
+
+    // The first VM has a node's cores whole, the second one those of the other node.
+    let (first, second) = (Vm::start("first", 4), Vm::start("second", 4));
+    let before = [first.cpus(), second.cpus()];
+    let whole = "\"whole\"";
+    println!("{}", ok("first", &["apply", &first.spec(whole), "--cpu-only"]));
+    println!("{}", ok("second", &["apply", &second.spec(whole), "--cpu-only"]));
+    let placed = [first.vcpus(), second.vcpus()];
+    let groups = placed.clone().map(|vm| {
+        let nodes: BTreeSet<u32> = vm.iter().map(|cpu| of(*cpu).node).collect();
+        let distinct: BTreeSet<u32> = vm.iter().copied().collect();
+        assert_eq!((distinct.len(), nodes.len()), (4, 1), "{vm:?}");
+        vm.iter().map(|cpu| of(*cpu).core).collect::<BTreeSet<u32>>()
+    });
+    assert!(groups[0].is_disjoint(&groups[1]), "{placed:?}");
+
+    // What does not fit is refused, and sets nothing.
+    let third = Vm::start("third", 8);
+    let of_third = third.cpus();
+    let out = rtvirtio("third", &["apply", &third.spec("{ cpus = \"0-15\", whole = true }"), "--cpu-only"]);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && text.contains("no CPUs for its threads"), "{text}");
+    assert!(text.contains("has a vCPU of process"), "{text}");
+    assert_eq!(third.cpus(), of_third);
+    println!("refused: {text}");
+
+    // Threads that come later are on CPUs of the VM; a CPU that goes offline takes nothing else away.
+    let shared = first.cpus()[&first.pid()].1.clone();
+    first.plug();
+    let begin = Instant::now();
+    let later = || first.cpus().into_values().filter(|(n, _)| n == "CPU 4/TCG" || n == "IO late");
+    while later().count() < 2 {
+        assert!(begin.elapsed() < HANG, "{:?}", first.cpus());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(later().all(|(_, cpus)| cpus == shared), "{:?}", first.cpus());
+    let gone = *placed[1].iter().find(|cpu| **cpu > 0).unwrap();
+    online(gone, false);
+    let alone = second.cpus();
+    println!("CPU {gone} offline: {alone:?}");
+    online(gone, true);
+
+    // Everything is as before, also for what came later.
+    println!("{}", ok("second", &["revert"]));
+    println!("{}", ok("first", &["revert"]));
+    assert_eq!(second.cpus(), before[1]);
+    let all = &before[0][&first.pid()].1;
+    let differ: Vec<_> = first.cpus().into_values().filter(|(_, cpus)| cpus != all).collect();
+    assert!(differ.is_empty(), "{differ:?}");
+
+    // An end frees the CPUs.
+    let mut first = first;
+    println!("{}", ok("first", &["apply", &first.spec(whole), "--cpu-only"]));
+    first.machine = None;
+    println!("{}", ok("second", &["apply", &second.spec(whole), "--cpu-only"]));
+    second.vcpus();
+    println!("{}", ok("second", &["revert"]));
+    assert_eq!(second.cpus(), before[1]);
+}

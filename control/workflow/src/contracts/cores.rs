@@ -1,0 +1,188 @@
+//! CPUs for the threads of VMs with `cores`, next to those that other VMs have.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtvirtio_apply::append;
+use rtvirtio_cores::{Host, Placement, Refused, Request, Use};
+use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
+use rtvirtio_kernel::text::cpu_ranges;
+use rtvirtio_kernel::{Root, cpuset, pinned_vcpus, process, topology};
+use rtvirtio_vmm::{Role, Thread};
+
+use super::{Contracted, InForce};
+use crate::error::{Context as _, Result, bail};
+
+/// Thousandths of a CPU.
+const WHOLE: f64 = 1000.0;
+
+/// A VM whose threads are to have CPUs.
+pub(super) struct CoresAsk<'a> {
+    vm: &'a str,
+    wanted: &'a rtvirtio_spec::Cores,
+    contract: Contract,
+    backend: Backend,
+    threads: &'a [Thread],
+}
+
+impl<'a> CoresAsk<'a> {
+    /// `None` where the spec wants no CPUs.
+    pub(super) fn of(one: &'a Contracted, threads: &'a [Thread]) -> Option<Self> {
+        let wanted = one.cores.as_ref()?;
+        Some(Self { vm: &one.vm, wanted, contract: one.contract, backend: one.backend, threads })
+    }
+
+    /// Threads that run vCPUs, each by the first of its vCPUs.
+    fn vcpus(&self) -> Vec<u32> {
+        let first = |t: &Thread| if let Role::Vcpu(all) = &t.role { all.first().copied() } else { None };
+        let all: BTreeSet<u32> = self.threads.iter().filter_map(first).collect();
+        all.into_iter().collect()
+    }
+
+    /// Thousandths of a CPU that the contract takes of each.
+    fn share(&self) -> u32 {
+        (self.contract.share().0 * WHOLE).ceil().clamp(1.0, WHOLE) as u32
+    }
+
+    /// Requests in the order in which they are tried: a CPU for the main loop and for each thread
+    /// that serves disks or cards, one for all of them, and none. On a CPU of one of its vCPUs a
+    /// thread has the budget that the VM has there already.
+    fn requests(&self) -> Vec<Request> {
+        let serves = |t: &&Thread| matches!(t.role, Role::IoThread(_) | Role::Vhost);
+        let many = 1 + self.threads.iter().filter(serves).count();
+        let request = |service: usize| Request {
+            vcpus: u32::try_from(self.vcpus().len()).unwrap_or(u32::MAX),
+            each: if self.wanted.whole { Use::Whole } else { Use::Part(self.share()) },
+            service: u32::try_from(service).unwrap_or(u32::MAX),
+            service_share: self.share(),
+            node: None,
+        };
+        BTreeSet::from([Reverse(many), Reverse(1), Reverse(0)]).into_iter().map(|n| request(n.0)).collect()
+    }
+}
+
+/// CPUs for each of these VMs, next to those of the contracts `beside` and to CPUs that vCPUs of
+/// other processes are pinned to. Large VMs are placed first.
+///
+/// # Errors
+/// [`Kind::Infeasible`](crate::Kind::Infeasible) where they do not fit, with what would.
+pub(super) fn choose(
+    root: &Root,
+    probe: &Probe,
+    asks: &[CoresAsk<'_>],
+    beside: &[InForce],
+) -> Result<BTreeMap<String, Cores>> {
+    if asks.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let limit = |ask: &CoresAsk<'_>| mechanism(probe, Some(ask.backend), false).map(|f| f.grant.limit.0);
+    let granted = asks.iter().filter_map(limit).fold(1.0, f64::min);
+    let cpus = topology(root).context("the host's CPUs are not known")?;
+    let isolated: BTreeSet<u32> = cpus.iter().filter(|cpu| cpu.isolated).map(|cpu| cpu.id).collect();
+    let mut host = match Host::new(cpus, (granted * WHOLE) as u32) {
+        Ok(host) => host,
+        Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
+    };
+    let placed = || beside.iter().filter_map(|of| Some(&of.cores.as_ref()?.placement));
+    placed().for_each(|placement| host.take(placement));
+    let counted: BTreeSet<u32> = placed().flat_map(|placement| &placement.vcpus).copied().collect();
+    let own: BTreeSet<u32> = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid).collect();
+    let mut pinned = BTreeMap::new();
+    for pid in process::pids(root)?.into_iter().filter(|pid| !own.contains(pid)) {
+        let cpus = pinned_vcpus(root, pid)?.into_iter().filter(|cpu| !counted.contains(cpu));
+        pinned.extend(cpus.map(|cpu| (cpu, pid)));
+    }
+    pinned.keys().for_each(|cpu| host.fill(*cpu));
+    let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();
+    order.sort_by_key(|ask| (!ask.wanted.whole, Reverse(ask.vcpus().len()), Reverse(ask.share())));
+    let mut chosen = BTreeMap::new();
+    for ask in order {
+        let main = ask.threads.iter().find(|t| t.role == Role::Emulator).or(ask.threads.first());
+        let mut may_use = cpuset(root, main.map_or(&[][..], |t| &t.cgroups))?;
+        may_use.retain(|cpu| ask.wanted.cpus.as_ref().is_none_or(|only| only.contains(cpu)));
+        host.only(&may_use);
+        let placement = match place(&host, ask) {
+            Ok(placement) => placement,
+            Err(refused) => {
+                let why = why(ask, &may_use, &isolated, &pinned);
+                bail!(Infeasible, "{}: no CPUs for its threads: {refused}{why}", ask.vm);
+            }
+        };
+        host.take(&placement);
+        chosen.insert(ask.vm.to_owned(), Cores { vcpus: ask.vcpus(), placement });
+    }
+    Ok(chosen)
+}
+
+fn place(host: &Host, ask: &CoresAsk<'_>) -> std::result::Result<Placement, Refused> {
+    let mut refused = None;
+    for request in ask.requests() {
+        match host.place(&request) {
+            Ok(placement) => return Ok(placement),
+            Err(e) => refused = Some(e),
+        }
+    }
+    Err(refused.unwrap_or(Refused::Request))
+}
+
+/// What a refusal does not show of itself.
+fn why(
+    ask: &CoresAsk<'_>,
+    may_use: &BTreeSet<u32>,
+    isolated: &BTreeSet<u32>,
+    pinned: &BTreeMap<u32, u32>,
+) -> String {
+    let mut text = match cpu_ranges(may_use) {
+        list if list.is_empty() => "; none of the CPUs that it may use is online".to_owned(),
+        list => format!("; it may use CPUs {list}"),
+    };
+    let apart: BTreeSet<u32> = may_use.intersection(isolated).copied().collect();
+    if !apart.is_empty() && !ask.wanted.whole {
+        text += &format!(
+            ", of which {} are isolated and take whole vCPUs only (`whole = true`)",
+            cpu_ranges(&apart)
+        );
+    }
+    for (cpu, pid) in pinned.iter().filter(|(cpu, _)| may_use.contains(cpu)).take(MOST_NAMED) {
+        text += &format!(", CPU {cpu} has a vCPU of process {pid}");
+    }
+    text
+}
+
+/// Pinned vCPUs of others that a refusal names at most.
+const MOST_NAMED: usize = 8;
+
+/// Adds the writes that give threads their CPUs, before those of the contract.
+pub(crate) fn give_cpus(cores: &Cores, vm: &str, threads: &[Thread], settings: &mut Settings) {
+    let (mut writes, without) = cores.writes(vm, threads);
+    append(&mut writes, std::mem::take(&mut settings.writes));
+    settings.writes = writes;
+    settings.outside.extend(without);
+}
+
+/// Like [`give_cpus`], with what the CPUs change of the contract among its notes.
+pub(super) fn add(cores: &Cores, probe: &Probe, vm: &str, threads: &[Thread], settings: &mut Settings) {
+    give_cpus(cores, vm, threads, settings);
+    let placement = &cores.placement;
+    if placement.nodes > 1 {
+        settings
+            .notes
+            .push(format!("its CPUs are on {} NUMA nodes: on fewer there was no room", placement.nodes));
+    }
+    if placement.beyond > 0 {
+        settings.notes.push(format!(
+            "perhaps {} NUMA nodes or caches fewer would do: there were too many sets of them to try all",
+            placement.beyond
+        ));
+    }
+    let deadline = probe.found.iter().any(|f| f.backend == Backend::Deadline);
+    if deadline && matches!(settings.backend, Backend::CpuMax | Backend::Throttle) {
+        settings.notes.push(
+            "with CPUs of its own it has no SCHED_DEADLINE budget, whose threads must be allowed on all CPUs"
+                .to_owned(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

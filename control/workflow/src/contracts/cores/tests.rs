@@ -1,0 +1,179 @@
+use std::fs;
+use std::time::Duration;
+
+use rtvirtio_cpu::{Grant, KernelMechanism, Level, Order};
+use rtvirtio_kernel::sched::Policy;
+use rtvirtio_units::{Nanos, Ratio};
+
+use super::*;
+use crate::error::Kind;
+
+/// Two nodes with a cache each, two cores of two CPUs on each.
+fn host() -> (tempfile::TempDir, Root) {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let cpus = "/sys/devices/system/cpu";
+    put(&root, &format!("{cpus}/online"), "0-7\n");
+    for (node, list) in [("node0", "0-3\n"), ("node1", "4-7\n")] {
+        put(&root, &format!("/sys/devices/system/node/{node}/cpulist"), list);
+    }
+    for cpu in 0..8u32 {
+        let core = cpu / 2 * 2;
+        put(&root, &format!("{cpus}/cpu{cpu}/topology/core_cpus_list"), &format!("{core}-{}\n", core + 1));
+        let node = cpu / 4 * 4;
+        put(&root, &format!("{cpus}/cpu{cpu}/cache/index3/level"), "3\n");
+        let shared = format!("{node}-{}\n", node + 3);
+        put(&root, &format!("{cpus}/cpu{cpu}/cache/index3/shared_cpu_list"), &shared);
+    }
+    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    (dir, root)
+}
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn probe() -> Probe {
+    let grant = Grant { limit: Ratio(0.95), fair_server: Ratio(0.0), taken: Vec::new() };
+    let found = vec![KernelMechanism { backend: Backend::RtGroup, grant }];
+    Probe { found, missing: Vec::new(), cpus: 8, cgroups: None }
+}
+
+fn threads(pid: u32, vcpus: u32) -> Vec<Thread> {
+    let thread = |tid: u32, role: Role| Thread {
+        pid,
+        tid,
+        start: 1,
+        name: String::new(),
+        role,
+        kernel: false,
+        policy: Some(Policy::Other),
+        priority: 0,
+        nice: 0,
+        reservation: None,
+        reset_on_fork: None,
+        affinity: "0-7".to_owned(),
+        cgroups: Vec::new(),
+        cpu_time: Duration::ZERO,
+    };
+    let vcpu = |n: u32| thread(pid + 1 + n, Role::Vcpu(vec![n]));
+    std::iter::once(thread(pid, Role::Emulator)).chain((0..vcpus).map(vcpu)).collect()
+}
+
+fn one(vm: &str, budget_ms: u64, cores: rtvirtio_spec::Cores) -> Contracted {
+    Contracted {
+        vm: vm.to_owned(),
+        contract: Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(20)).unwrap(),
+        order: Order::Contract,
+        level: Level::ALONE,
+        backend: Backend::RtGroup,
+        found: None,
+        urgency: None,
+        cores: Some(cores),
+        notes: Vec::new(),
+    }
+}
+
+fn in_force(one: &Contracted, cores: Cores) -> InForce {
+    InForce {
+        vm: one.vm.clone(),
+        contract: one.contract,
+        order: one.order,
+        level: one.level,
+        backend: one.backend,
+        group: None,
+        urgency: None,
+        cores: Some(cores),
+    }
+}
+
+fn auto() -> rtvirtio_spec::Cores {
+    rtvirtio_spec::Cores::default()
+}
+
+fn whole() -> rtvirtio_spec::Cores {
+    rtvirtio_spec::Cores { whole: true, ..auto() }
+}
+
+fn choose_one(root: &Root, one: &Contracted, threads: &[Thread], beside: &[InForce]) -> Result<Cores> {
+    let ask = CoresAsk::of(one, threads);
+    Ok(choose(root, &probe(), ask.as_slice(), beside)?.remove(&one.vm).unwrap())
+}
+
+#[test]
+fn vms_of_a_spec_get_cpus_next_to_each_other_the_largest_first() {
+    let (_dir, root) = host();
+    let (small, large) = (one("small", 8, auto()), one("large", 8, whole()));
+    let (of_small, of_large) = (threads(100, 1), threads(200, 3));
+    let asks = [CoresAsk::of(&small, &of_small).unwrap(), CoresAsk::of(&large, &of_large).unwrap()];
+    let chosen = choose(&root, &probe(), &asks, &[]).unwrap();
+    let large = &chosen["large"];
+    let node = |cpu: &u32| cpu / 4;
+    assert_eq!(large.placement.nodes, 1);
+    assert_eq!(large.vcpus, [0, 1, 2]);
+    let of_large: BTreeSet<u32> = large.placement.vcpus.iter().copied().collect();
+    assert_eq!(of_large.len(), 3);
+    let other = &chosen["small"].placement;
+    assert!(other.vcpus.iter().all(|cpu| node(cpu) != node(&large.placement.vcpus[0])), "{other:?}");
+    assert!(other.service.iter().all(|cpu| !of_large.contains(cpu)), "{other:?}");
+    let none = choose(&root, &probe(), &[], &[]).unwrap();
+    assert!(none.is_empty());
+}
+
+#[test]
+fn cpus_in_force_and_pinned_ones_are_not_given_again() {
+    let (_dir, root) = host();
+    let (a, b) = (one("a", 15, whole()), one("b", 15, whole()));
+    let first = choose_one(&root, &a, &threads(100, 3), &[]).unwrap();
+    let beside = [in_force(&a, first.clone())];
+    let second = choose_one(&root, &b, &threads(200, 3), &beside).unwrap();
+    let cpus = |cores: &Cores| cores.placement.vcpus.iter().copied().collect::<BTreeSet<u32>>();
+    assert!(cpus(&first).is_disjoint(&cpus(&second)), "{first} {second}");
+    // A VM that nobody here manages has CPU 5.
+    for (tid, name, list) in [(900, "qemu", "0-7"), (901, "CPU 0/KVM", "5")] {
+        let dir = format!("/proc/900/task/{tid}");
+        put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
+        put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
+    }
+    let error = choose_one(&root, &b, &threads(200, 3), &beside).unwrap_err();
+    assert_eq!(error.kind(), Kind::Infeasible);
+    let text = format!("{error:#}");
+    assert!(text.contains("CPU 5 has a vCPU of process 900") && text.contains("2 vCPUs would fit"), "{text}");
+    // Placements are exact: a part of a CPU in force leaves the rest of it.
+    let c = one("c", 8, auto());
+    let shares = choose_one(&root, &c, &threads(300, 1), &[]).unwrap();
+    let next = choose_one(&root, &one("d", 8, auto()), &threads(400, 1), &[in_force(&c, shares)]).unwrap();
+    assert!(!next.placement.vcpus.contains(&5), "{next}");
+}
+
+#[test]
+fn only_cpus_of_the_list_and_of_the_cpuset_are_given() {
+    let (_dir, root) = host();
+    let listed = |list: &str| rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list(list), whole: false };
+    let cores = choose_one(&root, &one("a", 8, listed("2,6-7")), &threads(100, 2), &[]).unwrap();
+    assert_eq!(cores.placement.vcpus, [6, 7], "two on one node");
+    let error = choose_one(&root, &one("a", 8, listed("2")), &threads(100, 2), &[]).unwrap_err();
+    let text = format!("{error:#}");
+    assert!(text.contains("1 vCPUs would fit") && text.contains("it may use CPUs 2"), "{text}");
+    put(&root, "/sys/fs/cgroup/vms/cpuset.cpus.effective", "3-5\n");
+    let mut of_group = threads(100, 2);
+    for thread in &mut of_group {
+        let own = rtvirtio_kernel::task::Membership { controllers: String::new(), path: "/vms/a".into() };
+        thread.cgroups = vec![own];
+    }
+    let cores = choose_one(&root, &one("a", 8, auto()), &of_group, &[]).unwrap();
+    assert_eq!(cores.placement.vcpus, [4, 5]);
+    put(&root, "/sys/devices/system/cpu/isolated", "4-7\n");
+    let error = choose_one(&root, &one("a", 8, listed("4-7")), &threads(100, 2), &[]).unwrap_err();
+    assert!(format!("{error:#}").contains("4-7 are isolated and take whole vCPUs only"), "{error:#}");
+}
+
+#[test]
+fn where_no_cpu_is_left_for_other_threads_they_use_those_of_the_vcpus() {
+    let (_dir, root) = host();
+    let cores = choose_one(&root, &one("a", 19, auto()), &threads(100, 8), &[]).unwrap();
+    assert_eq!((cores.placement.vcpus.len(), cores.placement.service.len()), (8, 0));
+    assert_eq!(cpu_ranges(&cores.service()), "0-7");
+}

@@ -1,0 +1,98 @@
+//! `cores` of a VM: which CPUs its threads get.
+
+use std::collections::BTreeSet;
+
+use rtvirtio_cores::{cpu_list, cpu_ranges};
+use serde::{Serialize, Serializer};
+use toml::de::DeValue;
+
+use crate::error::Report;
+use crate::field::{Field, Place, Section, kind, quoted};
+
+/// Host CPUs for the threads of a VM, chosen when its contract is applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cores {
+    /// CPUs among which they are chosen; all that the VM may use where `None`.
+    #[serde(serialize_with = "ranges")]
+    pub cpus: Option<BTreeSet<u32>>,
+    /// Whether each vCPU gets a CPU that it shares with no other VM's thread.
+    pub whole: bool,
+}
+
+fn ranges<S: Serializer>(cpus: &Option<BTreeSet<u32>>, s: S) -> Result<S::Ok, S::Error> {
+    cpus.as_ref().map(cpu_ranges).serialize(s)
+}
+
+const KEYS: &[&str] = &["cpus", "whole"];
+const ALIASES: &[(&str, &str)] = &[
+    ("cpu", "cpus"),
+    ("list", "cpus"),
+    ("cpuset", "cpus"),
+    ("dedicated", "whole"),
+    ("exclusive", "whole"),
+    ("isolated", "whole"),
+];
+const EXAMPLE: &str = "write cores = \"auto\", \"whole\" or a list of CPUs such as \"2-5,8\"";
+
+/// Reads `cores`; `Some(None)` without it, `None` when an error was reported.
+pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Option<Cores>> {
+    let (place, value) = match vm.get("cores") {
+        None => return vm.absent("cores").optional(),
+        Some(found) => found,
+    };
+    if vm.place("cpu").is_none() && !vm.meant("cpu") {
+        report.add(
+            place.key,
+            "`cores` without `cpu`: CPUs are chosen by what a VM's contract takes of them",
+            "add cpu = { budget = \"4ms\", period = \"20ms\" }",
+        );
+        return None;
+    }
+    if vm.get("lab").is_some_and(|(_, lab)| lab.as_str() == Some("process")) {
+        let message = "`cores` is for a machine with vCPUs, and a process has none";
+        report.add(place.key, message, "remove this line, or write lab = \"qemu\"");
+        return None;
+    }
+    match value {
+        DeValue::String(text) => match text.as_ref() {
+            "auto" => Some(Some(Cores::default())),
+            "whole" => Some(Some(Cores { whole: true, ..Cores::default() })),
+            list => Some(Some(Cores { cpus: Some(cpus(report, &place, list)?), whole: false })),
+        },
+        DeValue::Table(table) => {
+            let section = Section::open(report, "cores", table, place.value.clone(), KEYS, ALIASES);
+            let list = section.string(report, "cpus", "\"2-5\"").optional();
+            let whole = flag(report, &section);
+            let given = match list? {
+                Some(text) => Some(cpus(report, &section.place("cpus")?, text)?),
+                None => None,
+            };
+            let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
+            known.then_some(Some(Cores { cpus: given, whole: whole? }))
+        }
+        other => {
+            report.add(place.value, format!("`cores` cannot be {}", kind(other)), EXAMPLE);
+            None
+        }
+    }
+}
+
+fn flag(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<bool> {
+    match section.get("whole") {
+        None => section.absent("whole").or(false),
+        Some((_, DeValue::Boolean(whole))) => Some(*whole),
+        Some((place, other)) => {
+            let message = format!("`whole` must be true or false, not {}", kind(other));
+            report.add(place.value, message, "write whole = true");
+            None
+        }
+    }
+}
+
+fn cpus(report: &mut Report<'_>, place: &Place, text: &str) -> Option<BTreeSet<u32>> {
+    let list: Field<BTreeSet<u32>> = cpu_list(text).filter(|cpus| !cpus.is_empty()).into();
+    if list == Field::Bad {
+        report.add(place.value.clone(), format!("{} is no list of CPUs", quoted(text)), EXAMPLE);
+    }
+    list.into_value()
+}
