@@ -383,12 +383,11 @@ fn cpus_are_given_to_one_vm_until_it_ends() {
     rig.wait_state(&first.name, "in_force");
     let cpu = cpus_of_vcpu(&first).unwrap();
     assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
-    second.contract(&rig, "4ms", &key);
-    let refused = || {
-        let events = rig.events();
-        events.iter().any(|e| e["text"].as_str().is_some_and(|text| text.contains("no CPUs for its threads")))
-    };
-    wait_for("the refusal", refused);
+    let (spec, dir) = (second.spec(&rig, "4ms", &key), rig.contracts());
+    let args = ["contract", "set", &second.name, spec.to_str().unwrap(), "--contracts"];
+    let out = rig.site.output(&[&args[..], &[dir.to_str().unwrap()]].concat());
+    let text = common::output_text(&out);
+    assert!(out.status.code() == Some(3) && text.contains("no CPUs for its threads"), "{text}");
     assert_eq!(cpus_of_vcpu(&second), before);
     assert_eq!(cpus_of_vcpu(&first).as_deref(), Some(&cpu[..]));
 

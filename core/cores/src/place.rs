@@ -144,6 +144,13 @@ impl Host {
         }
     }
 
+    /// Counts a CPU as used by a thread that is in no placement: no whole vCPU is placed on its core.
+    pub fn touch(&mut self, cpu: u32) {
+        if let Some(&at) = self.place_of.get(&cpu) {
+            self.taken[at] = self.taken[at].max(1);
+        }
+    }
+
     /// Places no VM on other CPUs than these. What is taken of the others still counts for their
     /// cores.
     pub fn only(&mut self, cpus: &BTreeSet<u32>) {

@@ -49,21 +49,44 @@ pub fn cpuset(root: &Root, cgroups: &[Membership]) -> Result<BTreeSet<u32>, Host
     })
 }
 
-/// CPUs to which vCPUs of a process are pinned, one each, by the names of its threads. A process
-/// that ends meanwhile has none.
+/// CPUs to which a process's threads are pinned, where one of them is a vCPU that has one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PinnedCpus {
+    /// CPUs of vCPUs that have one each.
+    pub vcpus: BTreeSet<u32>,
+    /// CPUs of other threads that may not use all.
+    pub others: BTreeSet<u32>,
+}
+
+/// Pinned threads of a process, by the names of its threads; none in one without a pinned vCPU, or
+/// that ends meanwhile. `online` are the CPUs that are online.
 ///
 /// # Errors
 /// When a thread cannot be read.
-pub fn pinned_vcpus(root: &Root, pid: u32) -> Result<Vec<u32>, HostError> {
-    let mut pinned = Vec::new();
-    for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
-        let read = || {
-            let stat = task::stat(root, pid, tid)?;
-            let runs = !stat.ended && vcpus_in_name(&stat.comm).is_some();
-            if runs { task::affinity(root, pid, tid).map(Some) } else { Ok(None) }
-        };
-        let list = unless_gone(read())?.flatten().and_then(|list| text::cpu_list(&list));
-        pinned.extend(list.filter(|cpus| cpus.len() == 1).into_iter().flatten());
+pub fn pinned_cpus(root: &Root, pid: u32, online: &BTreeSet<u32>) -> Result<PinnedCpus, HostError> {
+    let mut pinned = PinnedCpus::default();
+    let tids = unless_gone(task::tids(root, pid))?.unwrap_or_default();
+    let is_vcpu = |tid: u32| {
+        let stat = task::stat(root, pid, tid)?;
+        Ok::<_, HostError>(!stat.ended && vcpus_in_name(&stat.comm).is_some())
+    };
+    let (mut vcpus, mut others) = (Vec::new(), Vec::new());
+    for tid in tids {
+        match unless_gone(is_vcpu(tid))? {
+            Some(true) => vcpus.push(tid),
+            Some(false) => others.push(tid),
+            None => {}
+        }
+    }
+    let cpus = |tid: u32| {
+        let list = unless_gone(task::affinity(root, pid, tid))?;
+        Ok::<_, HostError>(list.and_then(|list| text::cpu_list(&list)).unwrap_or_default())
+    };
+    for tid in vcpus {
+        pinned.vcpus.extend(Some(cpus(tid)?).filter(|cpus| cpus.len() == 1).into_iter().flatten());
+    }
+    for tid in others.into_iter().filter(|_| !pinned.vcpus.is_empty()) {
+        pinned.others.extend(Some(cpus(tid)?).filter(|cpus| !online.is_subset(cpus)).into_iter().flatten());
     }
     Ok(pinned)
 }
@@ -107,7 +130,8 @@ mod tests {
     fn a_vcpu_with_one_cpu_has_it_to_itself() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
-        assert_eq!(pinned_vcpus(&root, 7).unwrap(), [] as [u32; 0], "it has ended");
+        let online = BTreeSet::from([0, 1, 2, 3]);
+        assert_eq!(pinned_cpus(&root, 7, &online).unwrap(), PinnedCpus::default(), "it has ended");
         for (tid, name, cpus) in
             [(7, "qemu", "0"), (8, "CPU 0/KVM", "3"), (9, "CPU 1/KVM", "0-3"), (10, "worker", "1")]
         {
@@ -116,6 +140,10 @@ mod tests {
             put(&root, &format!("{dir}/stat"), &stat);
             put(&root, &format!("{dir}/status"), &format!("Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"));
         }
-        assert_eq!(pinned_vcpus(&root, 7).unwrap(), [3]);
+        let pinned = pinned_cpus(&root, 7, &online).unwrap();
+        assert_eq!((pinned.vcpus, pinned.others), (BTreeSet::from([3]), BTreeSet::from([0, 1])));
+        // Without a pinned vCPU nothing of it counts.
+        put(&root, "/proc/7/task/8/status", "Cpus_allowed_list:\t0-3\n");
+        assert_eq!(pinned_cpus(&root, 7, &online).unwrap(), PinnedCpus::default());
     }
 }

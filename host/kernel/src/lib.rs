@@ -34,7 +34,7 @@ pub use atomic_write::atomic_write;
 pub use block::{BlockDevice, DriveModel, Stack};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority, preempt_rt};
-pub use cpuset::{cpuset, pinned_vcpus};
+pub use cpuset::{PinnedCpus, cpuset, pinned_cpus};
 pub use error::{Gone, HostError, is_gone, unless_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use process::ProcessId;

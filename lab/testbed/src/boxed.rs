@@ -124,8 +124,8 @@ pub struct BoxRun<'a> {
     pub quiet: Duration,
     /// A file for the box's second disk, `/dev/vdb`, made anew for each boot.
     pub results: Option<&'a Path>,
-    /// Whether the box has 16 CPUs: two sockets, each a NUMA node, of four cores of two threads;
-    /// else it has two CPUs.
+    /// Whether the box has 16 CPUs and no KVM: two sockets, each a NUMA node, of four cores of two
+    /// threads; else it has two CPUs.
     pub two_sockets: bool,
     /// Set to stop the run.
     pub cancel: Option<&'a AtomicBool>,
@@ -414,7 +414,7 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     let mut command = Command::new(find_program(QEMU).ok_or(BoxError::NoQemu)?);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-name", "rtvirtio-box", "-no-reboot"])
-        .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", processor(image.kernel)])
+        .args(["-machine", "q35", "-accel", "tcg,thread=multi"])
         .args(["-m", &format!("{}M", run.memory.0 >> 20)])
         .arg("-kernel")
         .arg(&image.host.kernel)
@@ -427,7 +427,8 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
         }).to_string())
         .args(["-device", "virtio-blk-pci,drive=payload"]);
     if run.two_sockets {
-        command.args(["-smp", "16,sockets=2,cores=4,threads=2"]);
+        // Linux sees threads of a core by Intel's leaf, or by AMD's, which TCG lacks.
+        command.args(["-cpu", "max,vendor=GenuineIntel", "-smp", "16,sockets=2,cores=4,threads=2"]);
         for (node, cpus) in ["0-7", "8-15"].iter().enumerate() {
             let size = run.memory.0 >> 21;
             command
@@ -435,7 +436,7 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
                 .args(["-numa", &format!("node,nodeid={node},cpus={cpus},memdev=node{node}")]);
         }
     } else {
-        command.args(["-smp", "2"]);
+        command.args(["-cpu", processor(image.kernel), "-smp", "2"]);
     }
     if let Some(path) = run.results {
         let disk = File::create(path).map_err(io_at("create", path))?;

@@ -7,7 +7,7 @@ use rtvirtio_apply::append;
 use rtvirtio_cores::{Host, Placement, Refused, Request, Use};
 use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
 use rtvirtio_kernel::text::cpu_ranges;
-use rtvirtio_kernel::{Root, cpuset, pinned_vcpus, process, topology};
+use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology};
 use rtvirtio_vmm::{Role, Thread};
 
 use super::{Contracted, InForce};
@@ -79,18 +79,21 @@ pub(super) fn choose(
     let granted = asks.iter().filter_map(limit).fold(1.0, f64::min);
     let cpus = topology(root).context("the host's CPUs are not known")?;
     let isolated: BTreeSet<u32> = cpus.iter().filter(|cpu| cpu.isolated).map(|cpu| cpu.id).collect();
+    let online: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.id).collect();
     let mut host = match Host::new(cpus, (granted * WHOLE) as u32) {
         Ok(host) => host,
         Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
     };
     let placed = || beside.iter().filter_map(|of| Some(&of.cores.as_ref()?.placement));
     placed().for_each(|placement| host.take(placement));
-    let counted: BTreeSet<u32> = placed().flat_map(|placement| &placement.vcpus).copied().collect();
+    let cpus_of = |of: &Placement| of.vcpus.iter().chain(&of.service).copied().collect::<Vec<u32>>();
+    let counted: BTreeSet<u32> = placed().flat_map(cpus_of).collect();
     let own: BTreeSet<u32> = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid).collect();
     let mut pinned = BTreeMap::new();
     for pid in process::pids(root)?.into_iter().filter(|pid| !own.contains(pid)) {
-        let cpus = pinned_vcpus(root, pid)?.into_iter().filter(|cpu| !counted.contains(cpu));
-        pinned.extend(cpus.map(|cpu| (cpu, pid)));
+        let of = pinned_cpus(root, pid, &online)?;
+        of.others.difference(&counted).for_each(|cpu| host.touch(*cpu));
+        pinned.extend(of.vcpus.difference(&counted).map(|cpu| (*cpu, pid)));
     }
     pinned.keys().for_each(|cpu| host.fill(*cpu));
     let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();
