@@ -12,6 +12,7 @@ pub(crate) mod poll;
 mod prepared;
 pub(crate) mod queue_host;
 pub(crate) mod queue_id;
+mod registered;
 mod room;
 mod run;
 pub(crate) mod slot;

@@ -1,13 +1,10 @@
 //! Data transfer between guest memory and the device.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-
-use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 use rtvirtio_sched::{Class, Op, Piece, Priority};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
+use super::registered::FileRef;
 use super::table::{InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
 use crate::memory::{GuestMem, Memory};
@@ -132,12 +129,12 @@ fn copy_bounce(
 pub fn rw_sqe(
     slot: &PieceSlot,
     piece: &Piece,
-    file: &File,
+    file: FileRef,
     offset: u64,
     write_through: bool,
     priority: u16,
 ) -> squeue::Entry {
-    let (fd, n) = (Fd(file.as_raw_fd()), slot.iovecs.len() as u32);
+    let (fd, n) = (file.fd(), slot.iovecs.len() as u32);
     let at = slot.blocks.map_or(offset + piece.offset, |blocks| blocks.start);
     // A piece in one segment needs no list, which the kernel would copy and check. Pieces are far
     // smaller than 4 GiB.
@@ -146,16 +143,21 @@ pub fn rw_sqe(
         _ => None,
     };
     if piece.op == Op::Read || slot.is_reading_first {
-        return match only {
+        return file.apply(match only {
             Some((to, len)) => opcode::Read::new(fd, to, len).offset(at).ioprio(priority).build(),
             None => opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build(),
-        };
+        });
     }
     let flags = if write_through { libc::RWF_DSYNC } else { 0 };
-    if let Some((from, len)) = only {
-        return opcode::Write::new(fd, from, len).offset(at).ioprio(priority).rw_flags(flags).build();
-    }
-    opcode::Writev::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).rw_flags(flags).build()
+    file.apply(match only {
+        Some((from, len)) => {
+            opcode::Write::new(fd, from, len).offset(at).ioprio(priority).rw_flags(flags).build()
+        }
+        None => {
+            let vectors = slot.iovecs.as_ptr();
+            opcode::Writev::new(fd, vectors, n).offset(at).ioprio(priority).rw_flags(flags).build()
+        }
+    })
 }
 
 /// A priority as Linux's `ioprio` value.

@@ -90,6 +90,9 @@ fn max_inflight_pieces(window: u32, vms: usize) -> u32 {
     window + vms as u32 + 1
 }
 
+/// Places of disks that are attached later whose files are registered too.
+const PLACES_TO_COME: u32 = 64;
+
 impl EventLoop {
     pub fn new(
         config: EngineConfig,
@@ -102,7 +105,8 @@ impl EventLoop {
         let io = |what| move |source| EngineError::Io { what, source };
         prepare_thread(&config.cpus, config.fifo).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = max_inflight_pieces(sched.window.most.max(sched.window.start), disks.len());
-        let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
+        let files = disks.len() as u32 + PLACES_TO_COME;
+        let ring = Uring::new(most + 2 * disks.len() as u32 * 8, files).map_err(io("io_uring"))?;
         let mut pieces = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.max_piece(vm)).max().unwrap_or(sched.quantum);
         for _ in 0..most {
@@ -141,6 +145,9 @@ impl EventLoop {
             .ring
             .arm_poll(engine.doorbell.as_raw_fd(), CompletionToken::Doorbell)
             .map_err(io("io_uring"))?;
+        for place in 0..engine.vms.len() {
+            engine.register_file(place).map_err(io("io_uring"))?;
+        }
         Ok(engine)
     }
 

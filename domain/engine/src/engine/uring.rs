@@ -1,17 +1,21 @@
 //! io_uring and its completion tokens.
 
+mod setup;
+
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use io_uring::register::Restriction;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
+use self::setup::{build, reason};
 use super::kick::KickFd;
 use super::queue_id::QueueToken;
+use super::registered::{FileRef, RegisteredFiles};
 
 /// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub enum CompletionToken {
     Piece(u32),
     /// The poll of a network port's uplink.
     Uplink(u16),
+    /// The update of a registered file, in this slot.
+    File(u32),
     /// An operation whose result does not matter.
     Ignored,
 }
@@ -38,6 +44,7 @@ impl CompletionToken {
             Self::Call(token) => 3 << 56 | token.to_bits(),
             Self::Piece(i) => 4 << 56 | u64::from(i),
             Self::Uplink(port) => 5 << 56 | u64::from(port),
+            Self::File(i) => 6 << 56 | u64::from(i),
             Self::Ignored => 0,
         }
     }
@@ -49,6 +56,7 @@ impl CompletionToken {
             3 => Self::Call(QueueToken::from_bits(v)),
             4 => Self::Piece(v as u32),
             5 => Self::Uplink(v as u16),
+            6 => Self::File(v as u32),
             _ => Self::Ignored,
         }
     }
@@ -63,20 +71,6 @@ pub struct Completion {
     pub more: bool,
 }
 
-/// The operations that the engine uses. Requests in a ring pass no seccomp filter, so the ring
-/// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flags,
-/// no registering.
-const ALLOWED_OPCODES: [u8; 8] = [
-    opcode::Read::CODE,
-    opcode::Readv::CODE,
-    opcode::Writev::CODE,
-    opcode::Write::CODE,
-    opcode::Fsync::CODE,
-    opcode::Fallocate::CODE,
-    opcode::PollAdd::CODE,
-    opcode::AsyncCancel::CODE,
-];
-
 /// Time for which the kernel may refuse submissions before the ring counts as failed.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two tries.
@@ -85,7 +79,7 @@ const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// io_uring, reduced to what the engine uses.
 pub struct Uring {
     ring: IoUring,
-    /// Whether the kernel refuses all but [`ALLOWED_OPCODES`].
+    /// Whether the kernel refuses all operations but those of the engine.
     pub restricted: bool,
     /// Completions taken from the kernel to make room, in order, until [`Uring::next_completion`]
     /// returns them.
@@ -96,6 +90,7 @@ pub struct Uring {
     busy_since: Option<Instant>,
     /// Number of pieces that were pushed and not yet returned as completed.
     on_disk: usize,
+    files: RegisteredFiles,
 }
 
 /// The value written to call descriptors.
@@ -116,21 +111,36 @@ static DISCARD: Discard =
 static mut DISCARDED_BYTES: [u8; DISCARDED] = [0; DISCARDED];
 
 impl Uring {
-    pub fn new(entries: u32) -> io::Result<Self> {
+    /// Makes a ring with room for so many operations, and so many registered files if the kernel
+    /// takes them (Linux 5.19).
+    pub fn new(entries: u32, files: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
         // From the newest features to the oldest: each needs a newer kernel than the next.
         for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
-            if let Ok(ring) = build(entries, deferred, restricted) {
-                return Ok(Self::from_ring(ring, restricted));
+            if let Ok(built) = build(entries, files, deferred, restricted) {
+                return Ok(Self::from_ring(built, restricted));
             }
         }
-        Ok(Self::from_ring(build(entries, false, false).map_err(reason)?, false))
+        Ok(Self::from_ring(build(entries, files, false, false).map_err(reason)?, false))
     }
 
-    fn from_ring(ring: IoUring, restricted: bool) -> Self {
+    fn from_ring((ring, files): (IoUring, u32), restricted: bool) -> Self {
         // The kernel holds no more operations than it has room for completions.
         let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
-        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0 }
+        let files = RegisteredFiles::new(files);
+        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0, files }
+    }
+
+    /// Registers the file of a VM's place, or removes the one that is registered: that stays open
+    /// until the next [`Uring::enter`].
+    pub fn register_file(&mut self, place: usize, file: Option<&File>) -> io::Result<()> {
+        let Some(update) = self.files.replace(place, file) else { return Ok(()) };
+        self.push(&update.user_data(CompletionToken::File(place as u32).to_user_data()))
+    }
+
+    /// The file of a VM's place, as operations name it.
+    pub fn file(&self, place: usize, file: &File) -> FileRef {
+        self.files.get(place, file)
     }
 
     /// Queues an entry; submits first when the queue is full.
@@ -138,7 +148,7 @@ impl Uring {
         let token = CompletionToken::from_user_data(entry.get_user_data());
         loop {
             // SAFETY: what an entry points to outlives its completion: iovecs and bounce buffers
-            // are in the table of pieces, ONE is static.
+            // are in the table of pieces, descriptors in that of files, ONE is static.
             match unsafe { self.ring.submission().push(entry) } {
                 Ok(()) => {
                     self.on_disk += usize::from(matches!(token, CompletionToken::Piece(_)));
@@ -269,44 +279,17 @@ impl Uring {
 
     /// Takes the next completion, first of those that were reaped.
     pub fn next_completion(&mut self) -> Option<Completion> {
-        let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
-        let token = CompletionToken::from_user_data(entry.user_data());
-        self.on_disk -= usize::from(matches!(token, CompletionToken::Piece(_)));
-        Some(Completion { token, result: entry.result(), more: cqueue::more(entry.flags()) })
+        loop {
+            let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
+            let (token, result) = (CompletionToken::from_user_data(entry.user_data()), entry.result());
+            if let CompletionToken::File(place) = token {
+                self.files.on_update(place as usize, result);
+                continue;
+            }
+            self.on_disk -= usize::from(matches!(token, CompletionToken::Piece(_)));
+            return Some(Completion { token, result, more: cqueue::more(entry.flags()) });
+        }
     }
-}
-
-/// Error of a ring that the kernel refuses, with the switch that forbids it.
-fn reason(error: io::Error) -> io::Error {
-    if error.raw_os_error() != Some(libc::EPERM) {
-        return error;
-    }
-    let text = format!(
-        "{error}; hardened systems switch io_uring off: `sysctl kernel.io_uring_disabled` says so, and `=0` permits it"
-    );
-    io::Error::new(error.kind(), text)
-}
-
-fn build(entries: u32, deferred: bool, restricted: bool) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    builder.setup_cqsize(entries * 4);
-    if deferred {
-        // Task work runs when the engine asks for it (kernel 6.1); older kernels interrupt the
-        // thread.
-        builder.setup_single_issuer().setup_defer_taskrun();
-        // Sets a flag when task work is pending: reaping without waiting then runs it.
-        builder.setup_taskrun_flag();
-        // An entry that the kernel refuses does not hold back those behind it.
-        builder.setup_submit_all();
-    }
-    if !restricted {
-        return builder.build(entries);
-    }
-    let ring = builder.setup_r_disabled().build(entries)?;
-    let mut allowed = ALLOWED_OPCODES.map(Restriction::sqe_op);
-    ring.submitter().register_restrictions(&mut allowed)?;
-    ring.submitter().register_enable_rings()?;
-    Ok(ring)
 }
 
 #[cfg(test)]
@@ -319,7 +302,7 @@ mod tests {
     /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
     fn other_operations_are_refused() {
-        let mut uring = Uring::new(64).unwrap();
+        let mut uring = Uring::new(64, 4).unwrap();
         if !uring.restricted {
             let why = "this kernel cannot restrict io_uring";
             return rtvirtio_testkit::skip("other_operations_are_refused", why);
@@ -354,13 +337,48 @@ mod tests {
         }
     }
 
+    /// Operations on a registered file reach it, and only it; a cleared slot closes it.
+    #[test]
+    fn a_registered_file_is_used_and_released() {
+        let mut uring = Uring::new(64, 4).unwrap();
+        if uring.files.is_empty() {
+            let why = "this kernel registers no files with io_uring";
+            return rtvirtio_testkit::skip("a_registered_file_is_used_and_released", why);
+        }
+        let (from, to) = rustix::pipe::pipe().unwrap();
+        let to = File::from(to);
+        uring.register_file(2, Some(&to)).unwrap();
+        let write = |uring: &mut Uring| {
+            let file = uring.file(2, &to);
+            let entry = file.apply(opcode::Write::new(file.fd(), b"x".as_ptr(), 1).build());
+            uring.push(&entry.user_data(CompletionToken::Piece(1).to_user_data())).unwrap();
+            assert_eq!(wait_for_completion(uring, CompletionToken::Piece(1)), 1);
+            file
+        };
+        assert_eq!(write(&mut uring).fd().0, to.as_raw_fd());
+        let by_slot = write(&mut uring);
+        assert_eq!(by_slot.fd().0, 2);
+        uring.register_file(2, None).unwrap();
+        uring.enter(false, Nanos(0), Nanos(0)).unwrap();
+        assert!(uring.next_completion().is_none());
+        assert_eq!(uring.file(2, &to).fd().0, to.as_raw_fd());
+        // The slot is empty, and the file is closed when its descriptor is.
+        let entry = by_slot.apply(opcode::Write::new(by_slot.fd(), b"x".as_ptr(), 1).build());
+        uring.push(&entry.user_data(CompletionToken::Piece(2).to_user_data())).unwrap();
+        assert_eq!(wait_for_completion(&mut uring, CompletionToken::Piece(2)), -libc::EBADF);
+        drop(to);
+        let mut bytes = [0_u8; 4];
+        assert_eq!(rustix::io::read(&from, &mut bytes).unwrap(), 2);
+        assert_eq!(rustix::io::read(&from, &mut bytes).unwrap(), 0, "the file is still open");
+    }
+
     /// Cancelling ends a write to a full eventfd, and a poll that was just woken.
     #[test]
     fn cancelled_operations_complete() {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
-        let mut uring = Uring::new(64).unwrap();
+        let mut uring = Uring::new(64, 4).unwrap();
         let call = CompletionToken::Call(QueueToken::new(0, QueueId(0), 1));
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
@@ -380,7 +398,7 @@ mod tests {
     /// The kernel counts a wait as one for I/O only while a piece is under way, where it can tell.
     #[test]
     fn an_idle_wait_is_no_wait_for_io() {
-        let mut uring = Uring::new(64).unwrap();
+        let mut uring = Uring::new(64, 4).unwrap();
         if !uring.ring.params().is_feature_no_iowait() {
             let why = "this kernel counts each wait in io_uring as one for I/O (Linux 6.15 does not)";
             return rtvirtio_testkit::skip("an_idle_wait_is_no_wait_for_io", why);
@@ -413,7 +431,7 @@ mod tests {
     /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
     #[test]
     fn a_busy_kernel_is_retried() {
-        let mut uring = Uring::new(64).unwrap();
+        let mut uring = Uring::new(64, 4).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
         uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
@@ -428,13 +446,6 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_is_forbidden_is_refused_with_the_switch() {
-        let of = |errno| reason(io::Error::from_raw_os_error(errno)).to_string();
-        assert!(of(libc::EPERM).contains("sysctl kernel.io_uring_disabled"), "{}", of(libc::EPERM));
-        assert!(!of(libc::ENOMEM).contains("sysctl"), "{}", of(libc::ENOMEM));
-    }
-
-    #[test]
     fn tokens_round_trip() {
         for token in [
             CompletionToken::Doorbell,
@@ -442,6 +453,7 @@ mod tests {
             CompletionToken::Call(QueueToken::new(65_535, QueueId(0), 1)),
             CompletionToken::Piece(u32::MAX),
             CompletionToken::Uplink(u16::MAX),
+            CompletionToken::File(u32::MAX),
             CompletionToken::Ignored,
         ] {
             assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);

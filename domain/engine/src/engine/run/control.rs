@@ -61,10 +61,18 @@ impl EventLoop {
                 let _ = reply.send(name);
             }
             Command::Attach { vm, disk, reply } => {
-                let _ = reply.send(self.attach(vm, disk));
+                let attached = self.attach(vm, disk);
+                if attached.is_ok() {
+                    self.register_file(vm)?;
+                }
+                let _ = reply.send(attached);
             }
             Command::Detach { vm, reply } => {
-                let _ = reply.send(self.detach(vm));
+                let detached = self.detach(vm);
+                if detached.is_ok() {
+                    self.release_file(vm)?;
+                }
+                let _ = reply.send(detached);
             }
             Command::Grow { vm, size, reply } => {
                 if let Some(disk) = self.vms.get_mut(vm).and_then(|vm| vm.disk.as_mut()) {
@@ -85,7 +93,11 @@ impl EventLoop {
             Command::StopTrace { reply } => {
                 let _ = reply.send(self.trace.take());
             }
-            Command::Quit => self.quit = true,
+            Command::Quit => {
+                self.quit = true;
+                // The kernel closes the files of a closed ring some time later.
+                (0..self.vms.len()).try_for_each(|place| self.release_file(place))?;
+            }
         }
         Ok(())
     }

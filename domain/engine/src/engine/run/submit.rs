@@ -1,10 +1,8 @@
 //! Submits the scheduler's pieces to io_uring.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use io_uring::opcode;
-use io_uring::types::Fd;
 use rtvirtio_sched::{Next, Op, Piece};
 use rtvirtio_units::Nanos;
 
@@ -99,6 +97,7 @@ impl EventLoop {
             return self.fail_submission(index, -libc::EIO);
         };
         let backing = &disk.backing;
+        let file = self.ring.file(piece.vm, &backing.file);
         let entry = match piece.op {
             Op::Read | Op::Write => {
                 let ready =
@@ -112,11 +111,12 @@ impl EventLoop {
                     return self.fail_submission(index, code);
                 }
                 let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
-                rw_sqe(slot, &piece, &backing.file, request.offset, request.write_through, priority)
+                rw_sqe(slot, &piece, file, request.offset, request.write_through, priority)
             }
-            Op::Flush => opcode::Fsync::new(Fd(backing.file.as_raw_fd()))
-                .flags(io_uring::types::FsyncFlags::DATASYNC)
-                .build(),
+            Op::Flush => {
+                let flush = opcode::Fsync::new(file.fd()).flags(io_uring::types::FsyncFlags::DATASYNC);
+                file.apply(flush.build())
+            }
             Op::Discard | Op::WriteZeroes => {
                 let zero = piece.op == Op::WriteZeroes && !request.unmap;
                 let mode = if zero { libc::FALLOC_FL_ZERO_RANGE } else { libc::FALLOC_FL_PUNCH_HOLE };
@@ -137,10 +137,8 @@ impl EventLoop {
                         }
                     }
                 }
-                opcode::Fallocate::new(Fd(backing.file.as_raw_fd()), len)
-                    .offset(offset)
-                    .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
-                    .build()
+                let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+                file.apply(opcode::Fallocate::new(file.fd(), len).offset(offset).mode(mode).build())
             }
         };
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))
@@ -162,7 +160,7 @@ impl EventLoop {
         }
         slot.is_reading_first = false;
         let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
-        let file = &disk.backing.file;
+        let file = self.ring.file(piece.vm, &disk.backing.file);
         let entry = rw_sqe(slot, piece, file, request.offset, request.write_through, priority);
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))?;
         Ok(Ok(()))
