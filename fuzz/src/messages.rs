@@ -40,6 +40,7 @@ fn door() -> &'static Mutex<Door> {
             trust: Trust::None,
             has_inflight: true,
             use_lock: None,
+            pinner: None,
         };
         let listening = SocketListener::bind(&socket).expect("a socket");
         let front_ends = FrontEnds::start(Box::new(Confine::none()), &Confine::none()).expect("a thread");

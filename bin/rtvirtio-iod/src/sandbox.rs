@@ -30,6 +30,8 @@ pub struct Sandbox {
     in_force: Vec<String>,
     lacking: Vec<String>,
     filters: bool,
+    /// A disk's memory is pinned.
+    pins: bool,
 }
 
 impl Sandbox {
@@ -41,8 +43,9 @@ impl Sandbox {
     /// A layer that the kernel has and refuses. Missing layers are reported by
     /// [`Sandbox::describe`].
     pub fn enter(file: &File, config: &Path) -> anyhow::Result<Self> {
+        let pins = file.devices.iter().flat_map(|device| &device.disks).any(|disk| disk.pin);
         let mut sandbox =
-            Self { mode: file.sandbox, in_force: Vec::new(), lacking: Vec::new(), filters: false };
+            Self { mode: file.sandbox, in_force: Vec::new(), lacking: Vec::new(), filters: false, pins };
         if sandbox.mode == Mode::Off {
             return Ok(sandbox);
         }
@@ -103,7 +106,8 @@ impl Sandbox {
         if self.mode == Mode::Off {
             return Ok(Confine::none());
         }
-        let filters = if self.filters { Some(seccomp::Filters::new(self.mode == Mode::Log)?) } else { None };
+        let filters = || seccomp::Filters::new(self.mode == Mode::Log, self.pins);
+        let filters = if self.filters { Some(filters()?) } else { None };
         Ok(Confine::with(move |role| {
             let keep = match role {
                 // The kernel checks the submitter: the real-time class needs this one

@@ -248,6 +248,9 @@ pub struct Disk {
     /// of no whole pages, sockets and pipes as kick and call.
     #[serde(default)]
     pub trust: bool,
+    /// Pins the guest's memory in RAM: requests then cost less. For VMs that give none of it back.
+    #[serde(default)]
+    pub pin: bool,
     /// Block size that the guest sees; the device's when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub block_size: Option<Bytes>,

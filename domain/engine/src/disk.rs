@@ -149,6 +149,7 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize, part: &Part) 
         trust: Trust::new(disk.trust, disk.hugepages),
         has_inflight: true,
         use_lock: disk.migrate.then(|| Arc::new(part.use_lock())),
+        pinner: None,
     }
 }
 

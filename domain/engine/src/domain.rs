@@ -1,5 +1,7 @@
 //! A running I/O domain: all devices and networks of a configuration.
 
+use std::sync::Arc;
+
 use rtvirtio_domain_config::{Disk, File, Poll};
 use rtvirtio_domain_resources::backing::Backing;
 use rtvirtio_domain_resources::disk_lock::DiskLock;
@@ -9,11 +11,13 @@ use rtvirtio_domain_resources::{OpenError, socket_group};
 
 use crate::confine::{Confine, Spawner};
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
-use crate::engine::{Engine, EngineConfig, EngineHandle};
+use crate::engine::{Engine, EngineConfig, EngineHandle, buffers};
 use crate::error::DomainError;
+use crate::log::write_line;
+use crate::memory::Pinner;
 use crate::network::OpenedNetwork;
 use crate::running::{Running, RunningParts};
-use crate::vhost_user::FrontEnds;
+use crate::vhost_user::{DeviceInfo, FrontEnds};
 
 /// All files, locks and sockets of an I/O domain, open. No guest is served yet: this is the moment
 /// to drop the right to open anything else.
@@ -77,11 +81,12 @@ impl OpenedDomain {
             let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
             for (vm, ((disk, backing), socket)) in parts {
                 let part = Part::new(disk, backing)?;
-                let info = disk_info(disk, backing, vm, &part);
+                let info = DeviceInfo { pinner: pinner_of(disk), ..disk_info(disk, backing, vm, &part) };
                 members.push((part, info, socket));
             }
             let disks = device.disks.iter().zip(backings).map(|(disk, b)| engine_disk(disk, b));
             let config = EngineConfig {
+                pins: members.iter().any(|(_, info, _)| info.pinner.is_some()),
                 name: device.name.clone(),
                 cpus: device.cpus.clone(),
                 fifo: device.fifo,
@@ -107,6 +112,22 @@ impl OpenedDomain {
         let parts = RunningParts { places, locks, networks };
         let running = Running::new(file, handles, parts, front_ends);
         Ok(Domain { running, engines, is_restricted })
+    }
+}
+
+/// The ring that pins the memory of a disk's guest, where its configuration says so. Without one
+/// requests go as without the key.
+fn pinner_of(disk: &Disk) -> Option<Arc<Pinner>> {
+    if !disk.pin {
+        return None;
+    }
+    match buffers::pinner() {
+        Ok(pinner) => Some(Arc::new(pinner)),
+        Err(e) => {
+            let name = &disk.name;
+            write_line(format_args!("{name}: `pin = true` has no effect here, it needs Linux 6.13: {e}"));
+            None
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! allocated before the first guest connects, so a guest can exhaust its own share only.
 
 mod blocks;
+pub(crate) mod buffers;
 mod command;
 mod data;
 pub(crate) mod kick;
@@ -73,6 +74,8 @@ pub struct EngineConfig {
     pub fifo: Option<u8>,
     /// Polling before the thread sleeps.
     pub poll: Poll,
+    /// Takes pinned memory of guests over.
+    pub pins: bool,
     /// Passes the guest's I/O class on to the host's I/O scheduler.
     pub pass_priority: bool,
     /// Privileges that its thread drops before it serves guests.
@@ -102,6 +105,12 @@ pub enum EngineError {
         /// Error of the system call.
         source: io::Error,
     },
+}
+
+/// Whether this kernel can pin guests' memory for engines.
+#[must_use]
+pub fn can_pin() -> bool {
+    buffers::pinner().is_ok()
 }
 
 /// A running engine; it ends when this is dropped.

@@ -34,6 +34,7 @@ pub mod net;
 mod network;
 mod network_membership;
 mod network_report;
+mod places;
 pub mod refusal;
 pub mod reload;
 mod report;

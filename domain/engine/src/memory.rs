@@ -4,17 +4,19 @@
 mod dirty_log;
 mod fault;
 mod mapping;
+mod pin;
 mod region;
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _, GuestRegionCollection};
 
 pub use self::dirty_log::{DirtyLog, LogError, LogMemory};
 use self::mapping::{Claims, Extent, SharedBytes, SharedMapping};
+pub use self::pin::{BUFFERS_UPDATE, CLONE_BUFFERS, MOST_BUFFERS, PinError, Pinner, Pins};
 pub use self::region::Region;
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
@@ -71,6 +73,8 @@ impl Trust {
 
 /// Memory of one guest.
 pub struct GuestMem {
+    /// Buffers that are registered with the kernel. Dropped before the mappings.
+    pins: OnceLock<Pins>,
     /// The mappings, by guest address.
     pub mem: Memory,
     /// Front end's address, size and guest address of each region: vhost-user passes ring addresses
@@ -82,6 +86,15 @@ pub struct GuestMem {
     is_watched: bool,
     /// Log in which writes to it are marked.
     log: Arc<DirtyLog>,
+}
+
+/// The outcome of pinning a guest's memory.
+#[derive(Debug)]
+pub struct PinReport {
+    /// Bytes that are pinned.
+    pub pinned: u64,
+    /// Bytes that are not, and the reason for the first of them.
+    pub left: Option<(u64, PinError)>,
 }
 
 /// A region that cannot be used: requests that point into it fail.
@@ -284,7 +297,8 @@ impl GuestMem {
 
     /// Other regions, with the same log.
     fn replaced(&self, mem: Memory, table: Vec<(u64, u64, u64)>, left_out: Vec<LeftOut>) -> Self {
-        Self { mem, table, left_out, is_watched: self.is_watched, log: Arc::clone(&self.log) }
+        let (is_watched, log) = (self.is_watched, Arc::clone(&self.log));
+        Self { mem, table, left_out, is_watched, pins: OnceLock::new(), log }
     }
 
     /// Claims of one more region of this size, in bytes, on what all VMs share.
@@ -329,7 +343,8 @@ impl GuestMem {
     /// Wraps memory that is already mapped, for tests.
     #[must_use]
     pub fn from_mapped(mem: Memory) -> Self {
-        Self { mem, table: Vec::new(), left_out: Vec::new(), is_watched: false, log: Arc::default() }
+        let (table, left_out, pins) = (Vec::new(), Vec::new(), OnceLock::new());
+        Self { mem, table, left_out, is_watched: false, pins, log: Arc::default() }
     }
 
     /// Memory of this process at the given guest addresses, with these lengths in bytes, for tests.
@@ -345,6 +360,35 @@ impl GuestMem {
         };
         let regions: Vec<Region> = ranges.iter().map(map).collect::<Result<_, _>>()?;
         Memory::from_regions(regions).map_err(|e| MemoryError::Regions(e.to_string()))
+    }
+
+    /// Pins all regions, those that are pinned already excepted. Requests for memory that cannot be
+    /// pinned go as without it.
+    pub fn pin(&self, pinner: &Arc<Pinner>) -> PinReport {
+        let mut report = PinReport { pinned: 0, left: None };
+        let mut parts = Vec::new();
+        for region in self.mem.iter() {
+            match region.pin(pinner) {
+                Ok(part) => {
+                    report.pinned += part.len() as u64;
+                    parts.push(part);
+                }
+                Err(e) => {
+                    let (bytes, first) = report.left.take().map_or((0, e), |(bytes, first)| (bytes, first));
+                    report.left = Some((bytes + region.len(), first));
+                }
+            }
+        }
+        if !parts.is_empty() {
+            self.pins.get_or_init(|| Pins::new(pinner, parts));
+        }
+        report
+    }
+
+    /// The buffers that are registered with the kernel; `None` for memory that is not pinned.
+    #[must_use]
+    pub fn pins(&self) -> Option<&Pins> {
+        self.pins.get()
     }
 
     /// Regions that are not mapped, with the reasons.

@@ -82,6 +82,7 @@ pub(crate) fn serve_port(
         trust: Trust::new(port.trust, port.hugepages),
         has_inflight: false,
         use_lock: None,
+        pinner: None,
     };
     VhostUserServer::start(info, socket, handle.clone(), front_ends)
         .map_err(|source| DomainError::Socket { device: format!("port \"{}\"", port.name), source })

@@ -132,6 +132,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         migrate: _,
         hugepages: _,
         trust: _,
+        pin: _,
         block_size: _,
         discard: _,
         on_full: _,
@@ -149,7 +150,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     } = new;
     push_differences!(
         list, place, old, new, socket, path, offset, read_only, cached, shared, migrate, hugepages, trust,
-        block_size
+        pin, block_size
     );
     push_differences!(
         list,

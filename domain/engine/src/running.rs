@@ -18,6 +18,7 @@ use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, R
 use crate::error::DomainError;
 use crate::growth::{self, Growth};
 use crate::liveness::Liveness;
+use crate::log::write_line;
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -294,6 +295,10 @@ impl Running {
         let AdoptedDisk { backing, lock, socket } = adopted;
         let part = Part::new(disk, &backing)?;
         let info = disk_info(disk, &backing, place, &part);
+        if disk.pin {
+            let name = &disk.name;
+            write_line(format_args!("{name}: `pin = true` acts from the next start of this process on"));
+        }
         let sched = new.devices[device].sched();
         let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();
         let started = self.0.started.devices[device].sched();

@@ -23,7 +23,7 @@ pub use self::front_ends::FrontEnds;
 use self::socket::Socket;
 use crate::engine::{Command, EngineHandle, QueueCommand};
 use crate::log::Refusals;
-use crate::memory::Trust;
+use crate::memory::{Pinner, Trust};
 
 /// The vhost-user properties of a device.
 #[derive(Clone, Debug)]
@@ -47,6 +47,8 @@ pub struct DeviceInfo {
     pub has_inflight: bool,
     /// Lock that is held while a queue is served; `None` for a device that does not move.
     pub use_lock: Option<Arc<UseLock>>,
+    /// Pins the guest's memory; `None` for memory that is not.
+    pub pinner: Option<Arc<Pinner>>,
 }
 
 /// The socket of a device; serves one QEMU at a time.

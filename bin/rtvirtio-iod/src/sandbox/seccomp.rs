@@ -10,6 +10,7 @@ use std::io;
 
 use libc::c_long;
 use rtvirtio_engine::confine::Role;
+use rtvirtio_engine::memory::{BUFFERS_UPDATE, CLONE_BUFFERS};
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch,
@@ -151,12 +152,13 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// Filters of this process, the only one that its threads may signal.
+    /// Filters of this process, the only one that its threads may signal. With `pins`, disks'
+    /// threads and engines may register buffers with their rings.
     ///
     /// # Errors
     /// A rule that cannot be compiled; none is.
-    pub fn new(log: bool) -> anyhow::Result<Self> {
-        let of = |role| filters(role, log);
+    pub fn new(log: bool, pins: bool) -> anyhow::Result<Self> {
+        let of = |role| filters(role, log, pins);
         Ok(Self {
             engine: of(Role::Engine { passes_priority: false })?,
             network: of(Role::Network)?,
@@ -192,7 +194,7 @@ fn refused_except(needs: &[&[c_long]]) -> Vec<c_long> {
     [REFUSED, old::REFUSED].concat().into_iter().filter(|c| !needs.contains(c)).collect()
 }
 
-fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
+fn filters(role: Role, log: bool, pins: bool) -> anyhow::Result<Vec<BpfProgram>> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
         Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
@@ -213,6 +215,11 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
         // Read-only, in addition to landlock's rules for paths.
         let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
+    }
+    if pins && matches!(role, Role::Engine { .. } | Role::VhostUser | Role::Spawner) {
+        let operations = [BUFFERS_UPDATE, CLONE_BUFFERS].map(|of| rule(1, SeccompCmpOp::Eq, of.into()));
+        let operations: Result<Vec<_>, _> = operations.into_iter().collect();
+        rules.insert(libc::SYS_io_uring_register, operations?);
     }
     if role == Role::Network {
         let requests = rtvirtio_domain_resources::uplink::IOCTLS;

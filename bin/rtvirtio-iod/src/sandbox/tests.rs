@@ -74,7 +74,7 @@ fn a_forbidden_call_ends_the_process() {
         // SAFETY: as above.
         ("another user", || errno(unsafe { libc::syscall(libc::SYS_setuid, 0) })),
     ];
-    let filters = seccomp::Filters::new(false).unwrap();
+    let filters = seccomp::Filters::new(false, false).unwrap();
     for role in ROLES {
         for (name, act) in &tries {
             let end = child(|| if filters.apply(role).is_ok() { act() } else { 254 });
@@ -86,9 +86,30 @@ fn a_forbidden_call_ends_the_process() {
     }
 }
 
+/// Buffers are registered where a disk's memory is pinned, by the threads that do that, and nothing
+/// else is.
+#[test]
+fn buffers_are_registered_only_where_memory_is_pinned() {
+    // SAFETY: no ring has the descriptor, so no memory is looked at.
+    let register = |of: u32| errno(unsafe { libc::syscall(libc::SYS_io_uring_register, 1 << 30, of, 0, 0) });
+    let (update, clone, files) = (16, 30, 2);
+    for pins in [false, true] {
+        let filters = seccomp::Filters::new(false, pins).unwrap();
+        for role in ROLES {
+            let may = pins && role != Role::Control;
+            for (operation, allowed) in [(update, may), (clone, may), (files, false)] {
+                let act = || if filters.apply(role).is_ok() { register(operation) } else { 254 };
+                let end = child(act);
+                let wanted = if allowed { (Some(libc::EBADF), None) } else { (None, Some(libc::SIGSYS)) };
+                assert_eq!((end.code(), end.signal()), wanted, "{operation} as {role:?}, pins: {pins}");
+            }
+        }
+    }
+}
+
 #[test]
 fn files_are_refused_by_seccomp_alone() {
-    let filters = seccomp::Filters::new(false).unwrap();
+    let filters = seccomp::Filters::new(false, false).unwrap();
     for role in [Role::Engine { passes_priority: true }, Role::VhostUser, Role::Spawner] {
         let end = child(|| {
             filters.apply(role).unwrap();
@@ -114,7 +135,7 @@ fn threads_are_started_by_one_role() {
     use rtvirtio_engine::confine::{Confine, Spawner, StartThread};
     let start = |second: bool| {
         child(move || {
-            let filters = seccomp::Filters::new(false).unwrap();
+            let filters = seccomp::Filters::new(false, false).unwrap();
             let confine = Confine::with(move |role| filters.apply(role));
             let spawner = Spawner::start(&confine).unwrap();
             confine.apply(Role::Control).unwrap();
@@ -138,7 +159,7 @@ fn threads_are_started_by_one_role() {
 /// `log` allows and logs, for testing a new libc.
 #[test]
 fn log_only_logs() {
-    let filters = seccomp::Filters::new(true).unwrap();
+    let filters = seccomp::Filters::new(true, false).unwrap();
     let end = child(|| {
         filters.apply(Role::VhostUser).unwrap();
         // SAFETY: a system call without memory.
@@ -227,7 +248,7 @@ fn off_is_off() {
 /// An abort is an abort.
 #[test]
 fn a_panic_is_still_reported() {
-    let filters = seccomp::Filters::new(false).unwrap();
+    let filters = seccomp::Filters::new(false, false).unwrap();
     for role in ROLES {
         let end = child(|| {
             filters.apply(role).unwrap();
@@ -238,7 +259,7 @@ fn a_panic_is_still_reported() {
         assert_eq!(end.code(), Some(0), "{role:?}: {end}");
         // A process may signal itself only, so the child has filters of its own.
         let end = child(|| {
-            seccomp::Filters::new(false).unwrap().apply(role).unwrap();
+            seccomp::Filters::new(false, false).unwrap().apply(role).unwrap();
             std::process::abort()
         });
         assert_eq!(end.signal(), Some(libc::SIGABRT), "{role:?}: {end}");

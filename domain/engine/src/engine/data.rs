@@ -126,36 +126,41 @@ fn copy_bounce(
     if done == bytes.len() { Ok(()) } else { Err(-libc::EFAULT) }
 }
 
+/// The operation for a piece whose iovecs are filled; `buffer` is the registered buffer that its
+/// only iovec lies in.
 pub fn rw_sqe(
     slot: &PieceSlot,
     piece: &Piece,
-    file: FileRef,
+    (file, buffer): (FileRef, Option<u16>),
     offset: u64,
     write_through: bool,
     priority: u16,
 ) -> squeue::Entry {
     let (fd, n) = (file.fd(), slot.iovecs.len() as u32);
     let at = slot.blocks.map_or(offset + piece.offset, |blocks| blocks.start);
-    // A piece in one segment needs no list, which the kernel would copy and check. Pieces are far
-    // smaller than 4 GiB.
-    let only = match slot.iovecs.as_slice() {
-        [only] => u32::try_from(only.iov_len).ok().map(|len| (only.iov_base.cast::<u8>(), len)),
-        _ => None,
-    };
-    if piece.op == Op::Read || slot.is_reading_first {
-        return file.apply(match only {
-            Some((to, len)) => opcode::Read::new(fd, to, len).offset(at).ioprio(priority).build(),
-            None => opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build(),
-        });
-    }
-    let flags = if write_through { libc::RWF_DSYNC } else { 0 };
-    file.apply(match only {
-        Some((from, len)) => {
+    let is_read = piece.op == Op::Read || slot.is_reading_first;
+    let flags = if write_through && !is_read { libc::RWF_DSYNC } else { 0 };
+    // A piece in one segment needs no list, which the kernel would copy and check.
+    file.apply(match (slot.only(), buffer) {
+        (Some((to, len)), Some(buffer)) if is_read => {
+            opcode::ReadFixed::new(fd, to, len, buffer).offset(at).ioprio(priority).build()
+        }
+        (Some((to, len)), None) if is_read => {
+            opcode::Read::new(fd, to, len).offset(at).ioprio(priority).build()
+        }
+        (None, _) if is_read => {
+            opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build()
+        }
+        (Some((from, len)), Some(buffer)) => {
+            let write = opcode::WriteFixed::new(fd, from, len, buffer);
+            write.offset(at).ioprio(priority).rw_flags(flags).build()
+        }
+        (Some((from, len)), None) => {
             opcode::Write::new(fd, from, len).offset(at).ioprio(priority).rw_flags(flags).build()
         }
-        None => {
-            let vectors = slot.iovecs.as_ptr();
-            opcode::Writev::new(fd, vectors, n).offset(at).ioprio(priority).rw_flags(flags).build()
+        (None, _) => {
+            let vectors = opcode::Writev::new(fd, slot.iovecs.as_ptr(), n);
+            vectors.offset(at).ioprio(priority).rw_flags(flags).build()
         }
     })
 }

@@ -12,6 +12,7 @@ use super::queue_id::{QueueId, QueueToken};
 use super::slot::{Draining, QueueSlot};
 use super::uring::{Completion, CompletionToken, Uring};
 use super::vring::{StartError, Vring, VringStart};
+use crate::memory::GuestMem;
 
 /// An event loop that serves queues of VMs.
 pub trait QueueHost {
@@ -26,6 +27,13 @@ pub trait QueueHost {
 
     /// Called when nothing of one of the VM's queues is in flight in the kernel any more.
     fn on_drained(&mut self, vm: usize);
+
+    /// Called when one of the VM's queues is served, with its memory.
+    fn on_started(&mut self, _vm: usize, _mem: &Arc<GuestMem>) {}
+
+    /// Called when one of the VM's queues is not served any more, before the control thread learns
+    /// of it.
+    fn on_retired(&mut self, _vm: usize) {}
 
     /// Starts a queue as soon as the kernel has completed the operations of its predecessor.
     fn start(
@@ -71,6 +79,9 @@ pub trait QueueHost {
         self.ring().arm_kick(vring.kick.fd(), token)?;
         vring.kick_armed = true;
         let lost = vring.lost;
+        let mem = Arc::clone(&vring.mem);
+        self.on_started(vm, &mem);
+        drop(mem);
         if let Some(slot) = self.queue_slot(vm, queue) {
             slot.vring = Some(vring);
         }
@@ -111,6 +122,7 @@ pub trait QueueHost {
         // stop. Any other write may be late or never done, and the guest is notified at the next
         // start (`force_notify`).
         self.ring().enter(false, Nanos(0), Nanos(0))?;
+        self.on_retired(vm);
         // QEMU's next message may replace the memory: the control thread unmaps it, not this one.
         drop((vring.mem, vring.inflight));
         if let Some((reply, next_avail)) = stopped {

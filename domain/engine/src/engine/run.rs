@@ -22,9 +22,10 @@ use super::poll::AdaptivePoll;
 use super::table::PieceSlot;
 use super::thread::Serve;
 use super::trace::TraceWriter;
-use super::uring::{CompletionToken, Uring};
+use super::uring::{CompletionToken, Tables, Uring};
 use super::vm::Vm;
 use super::{Disk, EngineConfig, EngineError};
+use crate::memory::MOST_BUFFERS;
 
 /// The state of the engine's thread.
 pub struct EventLoop {
@@ -106,7 +107,8 @@ impl EventLoop {
         prepare_thread(&config.cpus, config.fifo).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = max_inflight_pieces(sched.window.most.max(sched.window.start), disks.len());
         let files = disks.len() as u32 + PLACES_TO_COME;
-        let ring = Uring::new(most + 2 * disks.len() as u32 * 8, files).map_err(io("io_uring"))?;
+        let tables = Tables { files, buffers: if config.pins { MOST_BUFFERS } else { 0 } };
+        let ring = Uring::new(most + 2 * disks.len() as u32 * 8, tables).map_err(io("io_uring"))?;
         let mut pieces = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.max_piece(vm)).max().unwrap_or(sched.quantum);
         for _ in 0..most {

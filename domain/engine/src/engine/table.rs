@@ -231,6 +231,12 @@ impl PieceSlot {
         }
     }
 
+    /// The only iovec, if there is one. Pieces are far smaller than 4 GiB.
+    pub fn only(&self) -> Option<(*mut u8, u32)> {
+        let [only] = self.iovecs.as_slice() else { return None };
+        Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))
+    }
+
     /// Makes the first `len` bytes of the bounce buffer the only iovec.
     pub fn map_bounce(&mut self, len: u64) {
         self.iovecs.clear();

@@ -1,5 +1,6 @@
 //! io_uring and its completion tokens.
 
+mod buffers;
 mod setup;
 
 use std::collections::VecDeque;
@@ -12,10 +13,13 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
+pub use self::buffers::BufferRow;
+use self::buffers::BufferTable;
 use self::setup::{build, reason};
 use super::kick::KickFd;
 use super::queue_id::QueueToken;
 use super::registered::{FileRef, RegisteredFiles};
+use crate::memory::Pinner;
 
 /// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +95,16 @@ pub struct Uring {
     /// Number of pieces that were pushed and not yet returned as completed.
     on_disk: usize,
     files: RegisteredFiles,
+    buffers: BufferTable,
+}
+
+/// Sizes of the tables of a ring.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tables {
+    /// Registered files.
+    pub files: u32,
+    /// Registered buffers.
+    pub buffers: u32,
 }
 
 /// The value written to call descriptors.
@@ -111,24 +125,24 @@ static DISCARD: Discard =
 static mut DISCARDED_BYTES: [u8; DISCARDED] = [0; DISCARDED];
 
 impl Uring {
-    /// Makes a ring with room for so many operations, and so many registered files if the kernel
-    /// takes them (Linux 5.19).
-    pub fn new(entries: u32, files: u32) -> io::Result<Self> {
+    /// Makes a ring with room for so many operations. Its tables are empty where the kernel has
+    /// none: for files before Linux 5.19, for buffers before 6.13.
+    pub fn new(entries: u32, tables: Tables) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
         // From the newest features to the oldest: each needs a newer kernel than the next.
         for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
-            if let Ok(built) = build(entries, files, deferred, restricted) {
+            if let Ok(built) = build(entries, tables, deferred, restricted) {
                 return Ok(Self::from_ring(built, restricted));
             }
         }
-        Ok(Self::from_ring(build(entries, files, false, false).map_err(reason)?, false))
+        Ok(Self::from_ring(build(entries, tables, false, false).map_err(reason)?, false))
     }
 
-    fn from_ring((ring, files): (IoUring, u32), restricted: bool) -> Self {
+    fn from_ring((ring, tables): (IoUring, Tables), restricted: bool) -> Self {
         // The kernel holds no more operations than it has room for completions.
         let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
-        let files = RegisteredFiles::new(files);
-        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0, files }
+        let (files, buffers) = (RegisteredFiles::new(tables.files), BufferTable::new(tables.buffers));
+        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0, files, buffers }
     }
 
     /// Registers the file of a VM's place, or removes the one that is registered: that stays open
@@ -141,6 +155,16 @@ impl Uring {
     /// The file of a VM's place, as operations name it.
     pub fn file(&self, place: usize, file: &File) -> FileRef {
         self.files.get(place, file)
+    }
+
+    /// Takes over what is pinned.
+    pub fn take_buffers(&mut self, pinner: &Pinner) -> io::Result<BufferRow> {
+        self.buffers.take_over(&self.ring, pinner)
+    }
+
+    /// Gives up what was taken over.
+    pub fn release_buffers(&mut self, row: &BufferRow) -> io::Result<()> {
+        self.buffers.release(&self.ring, row)
     }
 
     /// Queues an entry; submits first when the queue is full.
@@ -299,10 +323,12 @@ mod tests {
     use super::*;
     use crate::engine::QueueId;
 
+    const TABLES: Tables = Tables { files: 4, buffers: 0 };
+
     /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
     fn other_operations_are_refused() {
-        let mut uring = Uring::new(64, 4).unwrap();
+        let mut uring = Uring::new(64, TABLES).unwrap();
         if !uring.restricted {
             let why = "this kernel cannot restrict io_uring";
             return rtvirtio_testkit::skip("other_operations_are_refused", why);
@@ -340,7 +366,7 @@ mod tests {
     /// Operations on a registered file reach it, and only it; a cleared slot closes it.
     #[test]
     fn a_registered_file_is_used_and_released() {
-        let mut uring = Uring::new(64, 4).unwrap();
+        let mut uring = Uring::new(64, TABLES).unwrap();
         if uring.files.is_empty() {
             let why = "this kernel registers no files with io_uring";
             return rtvirtio_testkit::skip("a_registered_file_is_used_and_released", why);
@@ -378,7 +404,7 @@ mod tests {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
-        let mut uring = Uring::new(64, 4).unwrap();
+        let mut uring = Uring::new(64, TABLES).unwrap();
         let call = CompletionToken::Call(QueueToken::new(0, QueueId(0), 1));
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
@@ -398,7 +424,7 @@ mod tests {
     /// The kernel counts a wait as one for I/O only while a piece is under way, where it can tell.
     #[test]
     fn an_idle_wait_is_no_wait_for_io() {
-        let mut uring = Uring::new(64, 4).unwrap();
+        let mut uring = Uring::new(64, TABLES).unwrap();
         if !uring.ring.params().is_feature_no_iowait() {
             let why = "this kernel counts each wait in io_uring as one for I/O (Linux 6.15 does not)";
             return rtvirtio_testkit::skip("an_idle_wait_is_no_wait_for_io", why);
@@ -431,7 +457,7 @@ mod tests {
     /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
     #[test]
     fn a_busy_kernel_is_retried() {
-        let mut uring = Uring::new(64, 4).unwrap();
+        let mut uring = Uring::new(64, TABLES).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
         uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();

@@ -7,6 +7,7 @@ use rtvirtio_units::Nanos;
 
 use super::Disk;
 use super::blocks::BlockWrites;
+use super::buffers::VmBuffers;
 use super::queue_id::QueueId;
 use super::room::WaitingForRoom;
 use super::slot::QueueSlot;
@@ -38,6 +39,8 @@ pub(super) struct Vm {
     pub(super) block_writes: BlockWrites,
     /// Writes that wait for room on the file system.
     pub(super) room: WaitingForRoom,
+    /// Memory that is registered with the ring.
+    pub(super) buffers: VmBuffers,
     /// All requests of its depth are outstanding, and its queues may hold more.
     pub(super) depth_exhausted: bool,
     /// Answered when nothing of the VM is in flight after a disconnect.
@@ -69,6 +72,7 @@ impl Vm {
             urgency: UrgencyEventfd::default(),
             block_writes: BlockWrites::default(),
             room: WaitingForRoom::default(),
+            buffers: VmBuffers::default(),
             depth_exhausted: false,
             disconnect_reply: None,
         }

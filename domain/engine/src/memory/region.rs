@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::guest_memory::{Error, Result};
@@ -13,10 +13,13 @@ use vm_memory::{
 
 use super::dirty_log::{DirtyLog, LogSlice, RegionLog};
 use super::mapping::{Claims, Extent, Mapping};
+use super::pin::{PinError, Pinned, Pinner};
 
 /// A region of guest memory. The pages around it are mapped, and only the region can be reached.
 #[derive(Debug)]
 pub struct Region {
+    /// Ends before the mapping does.
+    pinned: OnceLock<Arc<Pinned>>,
     mapping: Mapping,
     base: GuestAddress,
     log: RegionLog,
@@ -33,7 +36,19 @@ impl Region {
     ) -> io::Result<Self> {
         let mapping = Mapping::new(file, extent, watched, claims)?;
         let base = extent.base;
-        Ok(Self { mapping, base: GuestAddress(base), log: RegionLog { log, base } })
+        let log = RegionLog { log, base };
+        Ok(Self { pinned: OnceLock::new(), mapping, base: GuestAddress(base), log })
+    }
+
+    /// Pins the memory, unless that is done already.
+    pub(super) fn pin(&self, pinner: &Arc<Pinner>) -> std::result::Result<Arc<Pinned>, PinError> {
+        if let Some(pinned) = self.pinned.get() {
+            return Ok(Arc::clone(pinned));
+        }
+        // SAFETY: the memory is mapped as long as `self`; what is pinned ends with it, or with the
+        // table of pins, which is part of the same guest's memory and holds its regions.
+        let pinned = Arc::new(unsafe { pinner.pin(self.mapping.start(), self.mapping.len()) }?);
+        Ok(Arc::clone(self.pinned.get_or_init(|| pinned)))
     }
 
     /// Whether the memory was taken away, and reads as zeroes since.

@@ -53,6 +53,8 @@ pub(super) struct Connection<C: From<QueueCommand>> {
     log: WriteLog,
     /// Sizes of regions that were reported as left out.
     left_out: Vec<u64>,
+    /// Bytes that were reported as pinned, and as not.
+    pinned: (u64, u64),
     inflight: Option<Arc<Region>>,
     queues: Vec<VringSetup>,
     /// Whether one of the queues is served.
@@ -81,6 +83,7 @@ impl<C: From<QueueCommand>> Connection<C> {
             mem: None,
             log: WriteLog::default(),
             left_out: Vec::new(),
+            pinned: (0, 0),
             inflight: None,
             queues,
             in_use,

@@ -1,12 +1,14 @@
 //! Notifications of guests.
 
 use std::io;
+use std::sync::Arc;
 
 use super::EventLoop;
 use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::queue_id::QueueId;
 use crate::engine::slot::QueueSlot;
 use crate::engine::uring::Uring;
+use crate::memory::GuestMem;
 
 impl EventLoop {
     /// Signals the call descriptors of guests that want to be notified of completions. A VM's
@@ -38,5 +40,19 @@ impl QueueHost for EventLoop {
 
     fn on_drained(&mut self, vm: usize) {
         self.reply_to_disconnect(vm);
+    }
+
+    fn on_started(&mut self, vm: usize, mem: &Arc<GuestMem>) {
+        let Some(vm) = self.vms.get_mut(vm) else { return };
+        let name = vm.disk.as_ref().map_or("", |disk| &disk.name);
+        vm.buffers.replace(&mut self.ring, mem, name);
+    }
+
+    fn on_retired(&mut self, vm: usize) {
+        let Some(vm) = self.vms.get_mut(vm) else { return };
+        if vm.slots.iter().all(|slot| slot.vring.is_none()) {
+            let name = vm.disk.as_ref().map_or("", |disk| &disk.name);
+            vm.buffers.release(&mut self.ring, name);
+        }
     }
 }

@@ -111,7 +111,9 @@ impl EventLoop {
                     return self.fail_submission(index, code);
                 }
                 let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
-                rw_sqe(slot, &piece, file, request.offset, request.write_through, priority)
+                let buffer = slot.only().and_then(|(at, len)| vm.buffers.find(&mem, at, len as usize));
+                let at = (file, buffer);
+                rw_sqe(slot, &piece, at, request.offset, request.write_through, priority)
             }
             Op::Flush => {
                 let flush = opcode::Fsync::new(file.fd()).flags(io_uring::types::FsyncFlags::DATASYNC);
@@ -161,7 +163,7 @@ impl EventLoop {
         slot.is_reading_first = false;
         let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
         let file = self.ring.file(piece.vm, &disk.backing.file);
-        let entry = rw_sqe(slot, piece, file, request.offset, request.write_through, priority);
+        let entry = rw_sqe(slot, piece, (file, None), request.offset, request.write_through, priority);
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))?;
         Ok(Ok(()))
     }

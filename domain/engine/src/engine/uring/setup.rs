@@ -5,9 +5,13 @@ use std::io;
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue};
 
+use super::Tables;
+use crate::memory::{BUFFERS_UPDATE, CLONE_BUFFERS};
+
 /// The operations that the engine uses. Requests in a ring pass no seccomp filter, so the ring
-/// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flag but
-/// that of a registered file, no registering but that of files by an operation.
+/// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flag
+/// but that of a registered file, no registering but that of files by an operation. With `pin` of a
+/// disk there are operations on buffers too, and buffers may be registered.
 const ALLOWED_OPCODES: [u8; 9] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
@@ -31,9 +35,16 @@ pub fn reason(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Makes a ring. Returns the number of files that can be registered too: as many as asked for, or
-/// none.
-pub fn build(entries: u32, files: u32, deferred: bool, restricted: bool) -> io::Result<(IoUring, u32)> {
+/// Operations on registered buffers.
+const FIXED_OPCODES: [u8; 2] = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+
+/// Makes a ring. Returns the sizes of its tables too: as asked for, or 0.
+pub fn build(
+    entries: u32,
+    tables: Tables,
+    deferred: bool,
+    restricted: bool,
+) -> io::Result<(IoUring, Tables)> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(entries * 4);
     if deferred {
@@ -45,24 +56,38 @@ pub fn build(entries: u32, files: u32, deferred: bool, restricted: bool) -> io::
         // An entry that the kernel refuses does not hold back those behind it.
         builder.setup_submit_all();
     }
-    let register = |ring: &IoUring| match ring.submitter().register_files_sparse(files) {
-        Ok(()) => files,
-        Err(_) => 0,
-    };
     if !restricted {
         let ring = builder.build(entries)?;
-        let files = register(&ring);
-        return Ok((ring, files));
+        let tables = register(&ring, tables);
+        return Ok((ring, tables));
     }
     let ring = builder.setup_r_disabled().build(entries)?;
-    let files = register(&ring);
-    let mut allowed = ALLOWED_OPCODES.map(Restriction::sqe_op).to_vec();
-    if files > 0 {
+    let mut tables = register(&ring, tables);
+    let mut allowed = Vec::from(ALLOWED_OPCODES.map(Restriction::sqe_op));
+    if tables.files > 0 {
         allowed.push(Restriction::sqe_flags_allowed(squeue::Flags::FIXED_FILE.bits()));
     }
-    ring.submitter().register_restrictions(&mut allowed)?;
+    let without_buffers = allowed.len();
+    if tables.buffers > 0 {
+        allowed.extend(FIXED_OPCODES.map(Restriction::sqe_op));
+        allowed.extend([BUFFERS_UPDATE, CLONE_BUFFERS].map(Restriction::register_op));
+    }
+    let mut restrict = |n: usize| ring.submitter().register_restrictions(&mut allowed[..n]);
+    // A kernel refuses restrictions that name what it does not know, and takes others after that.
+    if tables.buffers == 0 || restrict(without_buffers + FIXED_OPCODES.len() + 2).is_err() {
+        tables.buffers = 0;
+        restrict(without_buffers)?;
+    }
     ring.submitter().register_enable_rings()?;
-    Ok((ring, files))
+    Ok((ring, tables))
+}
+
+/// Registers empty tables; returns their sizes.
+fn register(ring: &IoUring, tables: Tables) -> Tables {
+    let submitter = ring.submitter();
+    let files = if submitter.register_files_sparse(tables.files).is_ok() { tables.files } else { 0 };
+    let is_there = tables.buffers > 0 && submitter.register_buffers_sparse(tables.buffers).is_ok();
+    Tables { files, buffers: if is_there { tables.buffers } else { 0 } }
 }
 
 #[cfg(test)]

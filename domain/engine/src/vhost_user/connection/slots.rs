@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use rtvirtio_units::Bytes;
 use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
 
 use super::{Connection, log_and_reject};
 use crate::engine::QueueCommand;
-use crate::memory::{GuestMem, MemoryError};
+use crate::memory::{GuestMem, MemoryError, PinReport};
 
 /// Largest number of regions that one connection reports as left out.
 const MOST_LEFT_OUT: usize = 16;
@@ -19,7 +20,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let mem =
             self.accepted(GuestMem::logged(&self.log.in_use).with_table(regions, files, self.device.trust))?;
         self.stop_all()?;
-        self.mem = Some(mem);
+        self.replace_memory(&mem);
         let started = self.start_all();
         self.publish_use();
         started
@@ -45,12 +46,40 @@ impl<C: From<QueueCommand>> Connection<C> {
     fn replace_slots(&mut self, changed: std::result::Result<GuestMem, MemoryError>) -> Result<()> {
         let mem = self.accepted(changed)?;
         self.stop_all()?;
-        self.mem = Some(mem);
+        self.replace_memory(&mem);
         // A queue whose rings are in no slot goes on when they are: QEMU removes and adds regions
         // one by one when they change.
         let started = self.start_placed();
         self.publish_use();
         started
+    }
+
+    /// Puts other memory in the place of that which no queue uses, and pins it where the
+    /// configuration says so. What both have stays pinned, and the rest is unpinned before more is
+    /// pinned: the process has a limit.
+    fn replace_memory(&mut self, mem: &Arc<GuestMem>) {
+        self.mem = Some(Arc::clone(mem));
+        let Some(pinner) = &self.device.pinner else { return };
+        let PinReport { pinned, left } = mem.pin(pinner);
+        let state = (pinned, left.as_ref().map_or(0, |(bytes, _)| *bytes));
+        // Sent again whenever the guest's memory changes: what is known is not reported again.
+        if std::mem::replace(&mut self.pinned, state) == state {
+            return;
+        }
+        let name = &self.device.name;
+        match left {
+            None => {
+                crate::log::line(name, format_args!("{} of its guest's memory are pinned", Bytes(pinned)))
+            }
+            Some((left, why)) => crate::log::line(
+                name,
+                format_args!(
+                    "{} of its guest's memory are pinned, and {} are not, whose requests go as without `pin`: {why}",
+                    Bytes(pinned),
+                    Bytes(left)
+                ),
+            ),
+        }
     }
 
     /// Logs regions that are left out, or why there are none.
