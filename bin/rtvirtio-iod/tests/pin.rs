@@ -270,3 +270,26 @@ fn memory_beyond_the_limit_is_not_pinned_and_served_even_so() {
         assert_eq!((told("a"), told("b")), (limit < one, true), "{log}");
     }
 }
+
+/// A ring that pins is made at the start only, and the file and the log say so.
+#[test]
+fn the_key_acts_from_a_start_on() {
+    let Some(bed) = Bed::new("the_key_acts_from_a_start_on", "pin = true\n", "", None) else { return };
+    let all = std::fs::read_to_string(bed.dir.path().join("iod.toml")).unwrap();
+    let (_, text) = all.split_once('\n').unwrap();
+    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = true\n"));
+    let refused = bed.iod.reload(false);
+    assert!(refused["error"].as_str().is_some_and(|e| e.contains("pin")), "{refused}");
+    // Attached later: served without.
+    let (without_b, _) = text.split_at(text.rfind("[[device.disk]]").unwrap());
+    common::configure(bed.dir.path(), without_b);
+    assert!(bed.iod.reload(false)["changed"].is_array());
+    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = true\n"));
+    let reply = bed.iod.reload(false);
+    assert!(reply["changed"].is_array(), "{reply}");
+    check_data(&mut Client::connect(&bed.socket("b"), LARGE).unwrap(), 1);
+    assert_eq!(bed.pinned(), 0);
+    let (_, log) = bed.iod.end();
+    assert!(log.contains("b: `pin = true` acts from the next start"), "{log}");
+    assert!(log.contains("disk \"a\": with `pin = true` all memory") && log.contains("balloon"), "{log}");
+}

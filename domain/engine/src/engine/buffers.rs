@@ -62,3 +62,73 @@ pub fn pinner() -> io::Result<Pinner> {
     engine.release_buffers(&row)?;
     Ok(pinner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use io_uring::opcode;
+    use io_uring::types::Fd;
+    use rtvirtio_units::Nanos;
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend as _};
+
+    use super::*;
+    use crate::engine::uring::CompletionToken;
+
+    fn result_of(ring: &mut Uring) -> i32 {
+        loop {
+            if let Some(done) = ring.next_completion() {
+                return done.result;
+            }
+            ring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
+        }
+    }
+
+    /// A request in flight keeps its buffer when the buffer is given up, and no later one has it.
+    #[test]
+    fn buffers_that_are_given_up_last_as_long_as_their_requests() {
+        let Ok(pinner) = pinner().map(Arc::new) else {
+            let why = "io_uring of this kernel takes no registered buffers over";
+            return rtvirtio_testkit::skip("buffers_that_are_given_up_last_as_long_as_their_requests", why);
+        };
+        let memory = || {
+            let mem = GuestMem::anonymous(&[(GuestAddress(0), 8_192), (GuestAddress(1 << 20), 4_096)]);
+            Arc::new(GuestMem::from_mapped(mem.unwrap()))
+        };
+        let (mem, other) = (memory(), memory());
+        let place = |mem: &GuestMem, at| mem.mem.get_host_address(GuestAddress(at)).unwrap();
+        let mut ring = Uring::new(64, Tables { files: 0, buffers: MOST_BUFFERS }).unwrap();
+        let mut buffers = VmBuffers::default();
+        buffers.replace(&mut ring, &mem, "a");
+        assert_eq!(buffers.find(&mem, place(&mem, 0), 1), None, "not pinned yet");
+        let report = mem.pin(&pinner);
+        assert!(report.pinned == 12_288 && report.left.is_none(), "{report:?}");
+        buffers.replace(&mut ring, &mem, "a");
+        let buffer = buffers.find(&mem, place(&mem, 4_096), 4_096).unwrap();
+        assert_ne!(buffers.find(&mem, place(&mem, 1 << 20), 4_096).unwrap(), buffer);
+        assert_eq!(buffers.find(&mem, place(&mem, 4_096), 4_097), None);
+        assert_eq!(buffers.find(&other, place(&mem, 4_096), 1), None, "buffers of other memory");
+        let (from, to) = rustix::pipe::pipe().unwrap();
+        let read = |ring: &mut Uring| {
+            let entry = opcode::ReadFixed::new(Fd(from.as_raw_fd()), place(&mem, 4_096), 1, buffer).build();
+            ring.push(&entry.user_data(CompletionToken::Piece(1).to_user_data())).unwrap();
+            ring.enter(false, Nanos(0), Nanos(0)).unwrap();
+        };
+        read(&mut ring);
+        assert!(ring.next_completion().is_none());
+        buffers.release(&mut ring, "a");
+        assert_eq!(buffers.find(&mem, place(&mem, 4_096), 1), None);
+        rustix::io::write(&to, b"x").unwrap();
+        assert_eq!(result_of(&mut ring), 1);
+        assert_eq!(mem.mem.read_obj::<u8>(GuestAddress(4_096)).unwrap(), b'x');
+        read(&mut ring);
+        assert_eq!(result_of(&mut ring), -libc::EFAULT, "the place is empty");
+        // The places are used again; a ring without a table says so.
+        buffers.replace(&mut ring, &mem, "a");
+        assert_eq!(buffers.find(&mem, place(&mem, 4_096), 1), Some(buffer));
+        let mut without = Uring::new(64, Tables::default()).unwrap();
+        assert!(without.take_buffers(&pinner).is_err());
+        drop(mem);
+        assert_eq!(pinner.end(), 0, "unpinned with the memory");
+    }
+}
