@@ -10,6 +10,7 @@
 //! host; started again, it goes on from the journals.
 
 pub mod api;
+mod arrivals;
 pub mod config;
 pub mod contract_files;
 mod daemon;
@@ -36,6 +37,7 @@ mod step;
 pub mod trouble;
 mod variant_name;
 
+pub use arrivals::{ArrivalAnswer, ArrivalError, ArrivalSnapshot, ArrivalState};
 pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
 pub use daemon::{Daemon, PassEvent};
 pub use desired::{Contract, ContractFault, Desired, Origin, PlannedHost};

@@ -23,6 +23,7 @@ use crate::shared::{Command, Shared};
 use placement_source::PlacementSource;
 
 mod accepted;
+mod arriving;
 mod observing;
 mod pass;
 mod placement_source;
@@ -172,6 +173,7 @@ impl Service {
                 self.daemon.host().saw(seen);
             }
             self.pass(stop, tell);
+            self.end_arrivals(tell);
             if let Some(Ok(placement)) = &self.placement {
                 for (kind, text) in placement.events() {
                     self.event(kind, None, text, Vec::new(), tell);
@@ -233,7 +235,18 @@ impl Service {
                     self.daemon.host().ask_for_contracts();
                 }
             }
-            Command::Compare => self.daemon.compare_next(),
+            Command::Compare => {
+                self.daemon.compare_next();
+                // The hook of libvirt asks for it when a VM has come.
+                if self.daemon.host().has_arrivals() {
+                    self.daemon.host().ask_for_contracts();
+                }
+            }
+            Command::Arrive(request) => self.arrive(request),
+            Command::GiveArrivalBack(vm, answer) => {
+                let ended = self.give_arrival_back(&vm);
+                let _ = answer.send(ended);
+            }
             Command::Accept(vm, answer) => {
                 let accepted = self.daemon.accept(&vm);
                 if accepted {
@@ -276,6 +289,8 @@ impl Service {
             None => {}
         }
         snapshot.problems.extend(self.unread.clone());
+        snapshot.arrivals = self.daemon.host_ref().arrivals(&self.daemon.observed().admission);
+        snapshot.problems.extend(self.daemon.host_ref().arrivals_problem());
         snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
         snapshot.problems.extend(lock(&self.shared.unheard).iter().cloned());
         self.published = Some(Instant::now());

@@ -6,9 +6,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Dirs;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 
+use crate::arrivals::{self, ArrivalAnswer, ArrivalError, ArrivingVm};
 use crate::config::Config;
 use crate::history::{Event, History};
 use crate::linux::RunningVm;
@@ -34,6 +36,20 @@ pub enum Command {
     Accept(String, oneshot::Sender<bool>),
     /// Accept the plan that waits, or refuse it; answers whether one does.
     AnswerPlan(bool, oneshot::Sender<bool>),
+    /// Admit a VM that is about to arrive, and reserve for it.
+    Arrive(ArrivalRequest),
+    /// End the reservations of a VM, given by its name or UUID; answers whether there was one.
+    GiveArrivalBack(String, oneshot::Sender<bool>),
+}
+
+/// Request to admit a VM that is about to arrive.
+pub struct ArrivalRequest {
+    pub(crate) vm: ArrivingVm,
+    /// Time of the reservation.
+    pub(crate) hold: Nanos,
+    /// Place among the requests that the loop has not answered, whose number is limited.
+    pub(crate) _place: OwnedSemaphorePermit,
+    pub(crate) answer: oneshot::Sender<Result<ArrivalAnswer, ArrivalError>>,
 }
 
 /// State that the loop shares with the API. No lock is held while anything waits for a client.
@@ -52,6 +68,8 @@ pub struct Shared {
     pub(crate) unheard: Mutex<Vec<String>>,
     /// Counters of the loop, for `/metrics`.
     pub counters: Counters,
+    /// Places for requests of arriving VMs.
+    pub(crate) arriving: Arc<Semaphore>,
     config: RwLock<Config>,
     dirs: Dirs,
 }
@@ -96,6 +114,7 @@ impl Shared {
             commands: Mutex::new(commands),
             unheard: Mutex::default(),
             counters: Counters::default(),
+            arriving: Arc::new(Semaphore::new(arrivals::MOST)),
             config: RwLock::new(config),
             dirs,
         }

@@ -10,6 +10,7 @@ use rtvirtio_spec::Criticality;
 use rtvirtio_units::{Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+use crate::arrivals::{ArrivalSnapshot, ArrivalState};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
@@ -151,6 +152,9 @@ pub struct Snapshot {
     /// State of publication in OpenStack's Placement; `None` where nothing is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementSnapshot>,
+    /// VMs that are about to arrive, with reservations for their contracts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrivals: Vec<ArrivalSnapshot>,
     /// Settings that `rtvirtio apply` has put in force and another program has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub applied_drift: Vec<DriftSnapshot>,
@@ -195,6 +199,7 @@ impl Snapshot {
             vms,
             plan: None,
             placement: None,
+            arrivals: Vec::new(),
             applied_drift: observed.applied_drift.iter().map(DriftSnapshot::from_drift).collect(),
             faults: desired.faults.iter().map(fault).collect(),
             problems: Vec::new(),
@@ -250,6 +255,7 @@ impl Snapshot {
             && self.applied_drift.is_empty()
             && self.plan.as_ref().is_none_or(PlanSnapshot::is_whole)
             && self.problems.is_empty()
+            && self.arrivals.iter().all(|of| of.state == ArrivalState::Reserved)
             && self.vms.iter().all(fine)
     }
 }

@@ -166,6 +166,11 @@ pub fn text(status: &Snapshot) -> String {
     if let Some(placement) = &status.placement {
         out += &placement_text(placement);
     }
+    for of in &status.arrivals {
+        let state = of.why.as_ref().map_or_else(|| "reserved".to_owned(), |why| format!("refused: {why}"));
+        let _ =
+            writeln!(out, "  {} is about to arrive, until {}: {}", of.vm, of.until, terminal(&state, false));
+    }
     for fault in &status.faults {
         let _ = writeln!(out, "  {} is not used: {}", fault.file, terminal(&fault.why, true));
     }

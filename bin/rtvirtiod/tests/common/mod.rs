@@ -243,6 +243,20 @@ pub fn try_answer<S: Read + Write>(stream: S, method: &str, path: &str) -> Optio
     answer_of(stream, method, path, "localhost").ok()
 }
 
+/// The same with a body, of which a service that refuses it need not read all.
+pub fn answer_of_body<S: Read + Write>(
+    mut stream: S,
+    method: &str,
+    path: &str,
+    body: &[u8],
+) -> (u16, String) {
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n")
+        .unwrap();
+    let _ = stream.write_all(body);
+    read_answer(stream).unwrap()
+}
+
 fn answer_of<S: Read + Write>(
     mut stream: S,
     method: &str,
@@ -250,6 +264,10 @@ fn answer_of<S: Read + Write>(
     host: &str,
 ) -> std::io::Result<(u16, String)> {
     write!(stream, "{method} {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n")?;
+    read_answer(stream)
+}
+
+fn read_answer<S: Read>(mut stream: S) -> std::io::Result<(u16, String)> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let cut = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);

@@ -77,6 +77,14 @@ fn text_of(snapshot: &Snapshot, seen: &Observation, counters: &Counters) -> prom
         state.with_label_values(&[vm.name.as_str(), &word(&vm.state)]).set(1.0);
         drift.with_label_values(&[&vm.name]).set(vm.drift.len() as f64);
     }
+    let arrival = gauge(
+        "rtvirtio_arrival_state",
+        "State of the reservation for a VM that is about to arrive: 1 for the current one.",
+        &["vm", "state"],
+    )?;
+    for of in &snapshot.arrivals {
+        arrival.with_label_values(&[of.vm.as_str(), &word(&of.state)]).set(1.0);
+    }
     let plan = gauge(
         "rtvirtio_plan_state",
         "State of the plan of the contracts' disks: 1 for the current one; none without `[plan]`.",

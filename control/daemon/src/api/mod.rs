@@ -1,6 +1,8 @@
 //! HTTP with JSON and server-sent events on a Unix socket; on TCP only when asked, on loopback
 //! addresses, and there read-only.
 
+mod answers;
+mod arrivals;
 mod client;
 mod metrics;
 mod places;

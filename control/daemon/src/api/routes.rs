@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_kernel::Root;
 use rtvirtio_workflow::{Dirs, scope_files, scopes};
@@ -21,7 +21,8 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::wrappers::{BroadcastStream, IntervalStream, WatchStream};
 use tokio_stream::{Stream, StreamExt as _};
 
-use super::metrics;
+use super::answers::{Ctx, problem};
+use super::{arrivals, metrics};
 use crate::history::{Event, now};
 use crate::observe::{Observation, WaitsObservation};
 use crate::shared::{Command, Shared};
@@ -41,8 +42,6 @@ const MOST_EVENTS: usize = 1_000;
 /// Interval of messages in a stream without events, so that a client that is gone is noticed, and
 /// the page inside Cockpit notices a service that is gone.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
-
-type Ctx = State<Arc<Shared>>;
 
 /// All routes, for the Unix socket.
 pub(super) fn all(shared: Arc<Shared>) -> Router {
@@ -78,6 +77,7 @@ fn reads() -> Vec<Route> {
         ("get", "/v1/plan", get(plan)),
         ("get", "/v1/vms/{vm}", get(vm)),
         ("get", "/v1/vms/{vm}/settings", get(settings)),
+        ("get", "/v1/arrivals", get(arrivals::list)),
         ("get", "/v1/observation", get(observation)),
         ("get", "/v1/waits", get(waits)),
         ("get", "/v1/history", get(history)),
@@ -93,6 +93,8 @@ fn changes() -> Vec<Route> {
         ("post", "/v1/plan/accept", post(|shared: Ctx| answer_plan(shared, true))),
         ("post", "/v1/plan/refuse", post(|shared: Ctx| answer_plan(shared, false))),
         ("post", "/v1/compare", post(compare)),
+        ("post", "/v1/arrivals", arrivals::arrive()),
+        ("delete", "/v1/arrivals", delete(arrivals::give_back)),
     ]
 }
 
@@ -106,10 +108,6 @@ async fn loopback_only(request: Request, next: Next) -> Response {
     } else {
         problem(StatusCode::FORBIDDEN, "ask for localhost, 127.0.0.1 or [::1]")
     }
-}
-
-fn problem(status: StatusCode, why: &str) -> Response {
-    (status, Json(json!({ "error": why }))).into_response()
 }
 
 async fn status(State(shared): Ctx) -> Json<Snapshot> {

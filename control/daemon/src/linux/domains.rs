@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_spec::LibvirtDomain;
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::libvirt::{DomainContract, Virsh, metadata, set_status};
 
@@ -64,6 +65,16 @@ impl ContractSources {
         if let Some(domains) = &mut self.domains {
             domains.next = None;
         }
+    }
+
+    /// Whether the metadata of libvirt's VMs are read.
+    pub fn asks_libvirt(&self) -> bool {
+        self.domains.is_some()
+    }
+
+    /// URI of the libvirt daemon that is queried; the system's where none is.
+    pub fn uri_or_default(&self) -> &str {
+        self.domains.as_ref().map_or(LibvirtDomain::DEFAULT_URI, |domains| &domains.uri)
     }
 
     /// Problem of the last query or write, for clients.

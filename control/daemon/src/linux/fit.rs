@@ -57,6 +57,7 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         // A libvirt that does not answer wakes nothing.
         let _ = woken.recv_timeout(PAUSE);
     }
+    host.arrivals_problem().map_or(Ok(()), Err)?;
     // What is in force without a contract here may have one elsewhere.
     desired.is_incomplete = true;
     for name in scope_files::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {

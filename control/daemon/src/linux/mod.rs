@@ -1,5 +1,6 @@
 //! The Linux host that the service runs on.
 
+mod arriving;
 mod domains;
 mod fit;
 mod lookup;
@@ -26,6 +27,7 @@ use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{ActiveContracts, AdmittedInTurn, InForce, of_vms_in_turn};
 use rtvirtio_workflow::{Dirs, renew, scope_files, scopes, started};
 
+use crate::arrivals::{Arrival, Arrivals, BootTime};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::{Host, Millis, Outcome, ScanDepth};
@@ -41,6 +43,7 @@ use status::{drift, state_of};
 use tasks::{Listed, tids};
 use tracked::{SPLIT_EVERY, Tracked};
 
+pub(crate) use arriving::EndedArrival;
 pub use fit::{Fit, fit};
 pub use lookup::Waker;
 pub use once::look_once;
@@ -81,6 +84,8 @@ pub struct LinuxHost {
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
     admission: Option<(Instant, AdmittedInTurn)>,
+    /// Contracts of VMs that are about to arrive.
+    arrivals: Arrivals,
     /// Messages for clients about what could not be read.
     problems: Vec<String>,
     /// Processes at the last listing, and those of them that are kernel threads of a VM.
@@ -120,12 +125,14 @@ impl LinuxHost {
     /// `waker` is called from other threads when a lookup, a plan or libvirt has a new result.
     #[must_use]
     pub fn new(places: Places, config: &Config, waker: Waker) -> Self {
+        let root = Root::default();
         Self {
+            arrivals: Arrivals::load(&places.dirs.state, &BootTime::read(&root)),
             contracts: ContractSources::new(&places, config, &waker),
             plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker), config.plan.is_some()),
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             only_observes: config.mode == Mode::Observe,
-            root: Root::default(),
+            root,
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
             begin: Instant::now(),
@@ -303,10 +310,24 @@ impl LinuxHost {
     /// Admits the contracts in turn. Of equally critical ones those in force come first, then
     /// changed ones, then new ones: so none takes anything from an earlier one.
     fn admit(&self, desired: &Desired) -> rtvirtio_workflow::Result<AdmittedInTurn> {
+        self.admit_with(desired, self.arrivals.all())
+    }
+
+    /// Admits the contracts with these reservations, which count like contracts in force.
+    fn admit_with(
+        &self,
+        desired: &Desired,
+        arrivals: &[Arrival],
+    ) -> rtvirtio_workflow::Result<AdmittedInTurn> {
         let scope = |vm: &str| self.tracked.get(vm).and_then(|t| t.scope.as_ref());
+        let arriving = self.counted_arrivals(desired, arrivals);
         let mut ordered = desired.by_criticality(|vm| scope(vm).is_some());
+        // Metadata of an earlier start here give way to what the VM brings along.
+        ordered.retain(|c| !arriving.iter().any(|of| of.is_of(c)));
+        ordered.extend(arriving.iter().map(|of| &of.contract));
         let is_changed = |c: &Contract| scope(&c.vm.name).is_some_and(|scope| scope.contract != c.id);
-        let is_new = |c: &Contract| scope(&c.vm.name).is_none();
+        let arrives = |c: &Contract| arriving.iter().any(|of| std::ptr::eq(&of.contract, c));
+        let is_new = |c: &Contract| scope(&c.vm.name).is_none() && !arrives(c);
         ordered.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), is_new(c), is_changed(c)));
         // A contract in force whose file cannot be read stays, so its share is still taken.
         let is_replaced = |vm: &str| desired.contract_of(vm).is_some() || !desired.holds(vm);

@@ -45,6 +45,8 @@ pub fn look_once(places: &Places, config: &Config) -> Snapshot {
     }
     let mut snapshot = daemon.snapshot().with_contracts(&places.contracts);
     snapshot.plan = None;
+    snapshot.arrivals = daemon.host_ref().arrivals(&daemon.observed().admission);
+    snapshot.problems.extend(daemon.host_ref().arrivals_problem());
     snapshot.problems.extend(daemon.host_ref().problems().iter().cloned());
     if !snapshot.vms.is_empty() {
         snapshot.problems.push("rtvirtiod does not run, so that nothing keeps these contracts".to_owned());

@@ -28,6 +28,7 @@ fn everything() -> String {
     let snapshot: Snapshot = serde_json::from_value(serde_json::json!({
         "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [],
         "vms": [{ "name": "plc", "state": "in_force", "processes": [], "drift": [], "targets": [] }],
+        "arrivals": [{ "vm": "mover", "state": "reserved", "until": "2026-01-01T00:00:00Z" }],
         "plan": { "state": "partial", "vms": ["plc"],
             "predictions": [{ "vm": "plc", "task": "t", "percentile": "p99.99", "latency_ns": 2_000_000, "bound_ns": 3_000_000 }],
             "unplanned": [{ "device": "/dev/sdb", "why": "no profile", "vms": ["hist"], "is_held": false }] },
