@@ -125,6 +125,7 @@ impl Service {
         let history = History::new(Some(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
         let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
+        snapshot.arrivals = daemon.host_ref().arrivals(&daemon.observed().admission);
         // Before the first scan, an empty list of contracts does not mean that there are none.
         snapshot.problems.push("the host has not been checked yet".to_owned());
         let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));

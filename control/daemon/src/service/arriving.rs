@@ -31,6 +31,10 @@ impl Service {
         };
         let is_reserved = admitted.is_ok();
         self.event(kind, Some(&name), text, Vec::new(), &mut |_| {});
+        if is_reserved {
+            // Whoever is answered finds the reservation listed.
+            self.publish();
+        }
         if answer.send(admitted).is_err() && is_reserved {
             self.give_arrival_back(&name);
         }
@@ -41,6 +45,9 @@ impl Service {
         let (ended, unstored) = self.daemon.host().give_arrival_back(vm);
         let had = !ended.is_empty();
         self.arrivals_ended(&ended, unstored.as_deref(), &mut |_| {});
+        if had {
+            self.publish();
+        }
         had
     }
 
