@@ -109,6 +109,7 @@ mod tests {
             backend,
             found: None,
             urgency: None,
+            cores: None,
             notes: Vec::new(),
         });
         Admitted { probe, contracts: contracts.collect() }
