@@ -195,7 +195,7 @@ impl Pins {
         Self { pinner: Arc::clone(pinner), parts: parts.into() }
     }
 
-    /// Where the buffers are registered.
+    /// The ring with which the buffers are registered.
     #[must_use]
     pub fn pinner(&self) -> &Pinner {
         &self.pinner
