@@ -163,7 +163,8 @@ fn inside_the_box() {
     assert_eq!(third.cpus(), of_third);
     println!("refused: {text}");
 
-    // Threads that come later are on CPUs of the VM; a CPU that goes offline takes nothing else away.
+    // Threads that come later are on CPUs of the VM; a CPU that goes offline takes no other one
+    // away.
     let shared = first.cpus()[&first.pid()].1.clone();
     first.plug();
     let begin = Instant::now();

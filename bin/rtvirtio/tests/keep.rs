@@ -67,7 +67,7 @@ impl Plc {
     }
 }
 
-/// CPUs that each thread of a process may use, by the thread's name; what changes names is left out.
+/// Threads of a process by name, each with the CPUs that it may use.
 fn cpus_of(pid: u32) -> Vec<(String, String)> {
     let root = Root::default();
     let one = |tid: u32| {

@@ -273,7 +273,8 @@ fn a_reservation_ends_with_its_time_and_no_name_is_taken_twice() {
     assert_eq!(target.arrivals(), []);
     fs::remove_file(target.rig.contracts().join(format!("{mover}.toml"))).unwrap();
     wait_for("the end of the file", || target.rig.vm(&mover).is_null());
-    // A contract file, as of a cluster's resource: by its name, and of several the one that is asked for.
+    // A contract file, as of a cluster's resource: by its name, and of several the one that is
+    // asked for.
     let file = contract(&format!("name = \"{mover}\"\nqmp = \"/nowhere/mover.qmp\"\n"), "12ms");
     assert_eq!(target.post("", &file).0, 200);
     assert_eq!(target.arrivals(), [(mover.clone(), "reserved".to_owned())]);

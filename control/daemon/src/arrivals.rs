@@ -37,7 +37,7 @@ const UPTIME: &str = "/proc/uptime";
 pub enum ArrivalAnswer {
     /// The VM has no contract, so nothing is reserved.
     NoContract,
-    /// What its contract takes is reserved.
+    /// The CPU time of its contract is reserved.
     Reserved {
         /// Name of the VM in its contract.
         vm: String,
@@ -84,7 +84,7 @@ pub enum ArrivalError {
         /// Reason of the admission.
         why: String,
     },
-    /// Another VM has the name.
+    /// The name is that of another VM.
     #[error("{vm} is the name of another VM here ({place}): give one of them another `name`")]
     NameInUse {
         /// Name in both contracts.
@@ -101,10 +101,10 @@ pub enum ArrivalError {
         /// VM of the contract.
         vm: String,
     },
-    /// There are [`MOST`] reservations.
+    /// Reservations for [`MOST`] VMs stand already.
     #[error("{MOST} VMs are about to arrive already: `rtvirtio status` names them")]
     TooMany,
-    /// What can be promised here is not known now.
+    /// Room for contracts is not known now.
     #[error("whether the contract of {vm} fits on this host is not known: {why}")]
     Unknown {
         /// VM that was to arrive.

@@ -144,7 +144,8 @@ impl Host {
         }
     }
 
-    /// Counts a CPU as used by a thread that is in no placement: no whole vCPU is placed on its core.
+    /// Counts a CPU as used by a thread that is in no placement: no whole vCPU is placed on its
+    /// core.
     pub fn touch(&mut self, cpu: u32) {
         if let Some(&at) = self.place_of.get(&cpu) {
             self.taken[at] = self.taken[at].max(1);

@@ -65,8 +65,8 @@ impl Cores {
         threads.iter().map(pinned).collect()
     }
 
-    /// Writes that give these threads of the VM `vm` their CPUs, and the threads that get none, with
-    /// the reason.
+    /// Writes that give these threads of the VM `vm` their CPUs, and the threads that get none,
+    /// each with the reason.
     #[must_use]
     pub fn writes(&self, vm: &str, threads: &[Thread]) -> (Vec<Write>, Vec<(u32, String)>) {
         let (mut writes, mut without) = (Vec::new(), Vec::new());

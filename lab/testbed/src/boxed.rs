@@ -10,6 +10,7 @@
 //! image.
 
 mod command;
+mod cpus;
 mod error;
 
 use std::fs::{self, File};
@@ -426,18 +427,7 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
             "driver": "file", "filename": files.payload, "node-name": "payload", "read-only": true, "locking": "off",
         }).to_string())
         .args(["-device", "virtio-blk-pci,drive=payload"]);
-    if run.two_sockets {
-        // Linux sees threads of a core by Intel's leaf, or by AMD's, which TCG lacks.
-        command.args(["-cpu", "max,vendor=GenuineIntel", "-smp", "16,sockets=2,cores=4,threads=2"]);
-        for (node, cpus) in ["0-7", "8-15"].iter().enumerate() {
-            let size = run.memory.0 >> 21;
-            command
-                .args(["-object", &format!("memory-backend-ram,id=node{node},size={size}M")])
-                .args(["-numa", &format!("node,nodeid={node},cpus={cpus},memdev=node{node}")]);
-        }
-    } else {
-        command.args(["-cpu", processor(image.kernel), "-smp", "2"]);
-    }
+    command.args(cpus::arguments(run, image.kernel));
     if let Some(path) = run.results {
         let disk = File::create(path).map_err(io_at("create", path))?;
         disk.set_len(RESULTS.0).map_err(io_at("extend", path))?;
@@ -450,15 +440,6 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     Ok(command)
-}
-
-/// CPU model of the box. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate
-/// (`kvm_arch_init()`): the emulated one has it, but does not report it by default.
-fn processor(kernel: Kernel) -> &'static str {
-    match kernel {
-        Kernel::Standard => "max",
-        Kernel::Rt => "max,invtsc=on,x-force-features=on",
-    }
 }
 
 /// Reports the complete lines of a growing file once each.

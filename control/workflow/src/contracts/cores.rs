@@ -128,7 +128,7 @@ fn place(host: &Host, ask: &CoresAsk<'_>) -> std::result::Result<Placement, Refu
     Err(refused.unwrap_or(Refused::Request))
 }
 
-/// What a refusal does not show of itself.
+/// Facts that a refusal does not show of itself.
 fn why(
     ask: &CoresAsk<'_>,
     may_use: &BTreeSet<u32>,

@@ -14,7 +14,7 @@ use crate::target::{Form, Place, Target};
 /// Scans of a process's threads: one that was not looked at yet may start another meanwhile.
 const ROUNDS: u32 = 20;
 
-/// What a journal has of one process.
+/// Entries of one process in a journal.
 #[derive(Default)]
 struct Process<'a> {
     /// Whether a thread of the journal lives, so that the pid is still of this process.
