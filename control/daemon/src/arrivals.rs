@@ -101,7 +101,7 @@ pub enum ArrivalError {
         /// VM of the contract.
         vm: String,
     },
-    /// Reservations for [`MOST`] VMs stand already.
+    /// Reservations for as many VMs as there may be stand already.
     #[error("{MOST} VMs are about to arrive already: `rtvirtio status` names them")]
     TooMany,
     /// Room for contracts is not known now.
