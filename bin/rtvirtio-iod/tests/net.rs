@@ -5,6 +5,7 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{Iod, program};
@@ -58,6 +59,7 @@ impl Bed {
         netns::bridge(&["tap-a", "tap-b"]).unwrap();
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let iod = Iod::start(dir.path(), &config(dir.path(), network, a, b));
+        are_up(&["tap-a", "tap-b", "up0", "up1"]);
         Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
     }
 
@@ -101,6 +103,22 @@ impl Bed {
             assert!(begin.elapsed() < HANG, "{pointer} is not {value}: {port}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// Waits until links have a carrier as the kernel's other parts know it, up to a second later than
+/// the driver on a busy machine: until then a bridge drops what comes.
+fn are_up(links: &[&str]) {
+    let begin = Instant::now();
+    loop {
+        let out = Command::new("ip").args(["-json", "link", "show"]).output().unwrap();
+        let all: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
+        let is_up = |name: &&str| all.iter().any(|l| l["ifname"] == **name && l["operstate"] == "UP");
+        if links.iter().all(|link| is_up(link)) {
+            return;
+        }
+        assert!(begin.elapsed() < HANG, "{links:?}: {all:?}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
