@@ -52,7 +52,8 @@ impl Vmm {
 
     /// VMM of a process by its executable: a process name can be chosen freely, as by QEMU's `-name
     /// process=`. By the name where only the process's owner may read the link.
-    pub(crate) fn of_process(root: &Root, pid: u32) -> Option<Self> {
+    #[must_use]
+    pub fn of_process(root: &Root, pid: u32) -> Option<Self> {
         match fs::read_link(root.at(format!("/proc/{pid}/exe"))) {
             Ok(program) => Self::of_program(&file_name(&program)),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {

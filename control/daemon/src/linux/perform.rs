@@ -128,10 +128,18 @@ impl LinuxHost {
     }
 }
 
-/// The CPU contracts in force for all VMs but one.
-fn others(host: &LinuxHost, vm: &str) -> Vec<InForce> {
+/// The CPU contracts in force for all VMs but one, each with the processes of its VM.
+fn others(host: &LinuxHost, vm: &str) -> Vec<(InForce, Vec<u32>)> {
     let others = host.tracked.iter().filter(|(name, _)| name.as_str() != vm);
-    others.filter_map(|(_, t)| t.saved.as_ref()?.cpu.clone()).collect()
+    let of = |t: &Tracked| {
+        let saved = t.saved.as_ref()?;
+        Some((saved.cpu.clone()?, saved.processes.iter().map(|process| process.pid).collect()))
+    };
+    others.filter_map(|(_, t)| of(t)).collect()
+}
+
+fn in_force_of(others: Vec<(InForce, Vec<u32>)>) -> Vec<InForce> {
+    others.into_iter().map(|(of, _)| of).collect()
 }
 
 fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, Stop> {
@@ -169,6 +177,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
         writes: std::mem::take(&mut held.settings.writes),
         beside: host.in_force_beside(&step.vm),
     };
+    let others = in_force_of(others);
     let mut all = others.clone();
     all.push(in_force.clone());
     scopes.make_room(probe, &all)?;
@@ -214,7 +223,7 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     }
     let mut notes = reverted.warnings.clone();
     if let Some((_, admission)) = &host.admission {
-        if let Err(e) = scopes.make_room(&admission.admitted.probe, &others(host, vm)) {
+        if let Err(e) = scopes.make_room(&admission.admitted.probe, &in_force_of(others(host, vm))) {
             host.has_spare_room = true;
             notes.push(format!("{SPARE_ROOM} until a later comparison: {e:#}"));
         }

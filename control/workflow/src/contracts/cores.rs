@@ -8,6 +8,7 @@ use rtvirtio_cores::{Host, Placement, Refused, Request, Use};
 use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology};
+use rtvirtio_vmm::machines::Vmm;
 use rtvirtio_vmm::{Role, Thread};
 
 use super::{Contracted, InForce};
@@ -39,6 +40,34 @@ impl<'a> CoresAsk<'a> {
         all.into_iter().collect()
     }
 
+    /// CPUs that all of its threads may be given, of those that the spec wants.
+    fn may_use(&self, root: &Root) -> Result<BTreeSet<u32>> {
+        let groups: BTreeMap<_, _> =
+            self.threads.iter().map(|t| (t.cgroups.iter().map(|m| &m.path).collect::<Vec<_>>(), t)).collect();
+        let mut common: Option<BTreeSet<u32>> = None;
+        for thread in groups.into_values() {
+            let of = cpuset(root, &thread.cgroups)?;
+            let rest = match &common {
+                Some(common) => common.intersection(&of).copied().collect(),
+                None => of,
+            };
+            if rest.is_empty() {
+                bail!(
+                    Infeasible,
+                    "{}: no CPUs for its threads: those of {} (thread {}) may use none of the CPUs of the others, by their cpusets \
+                     (libvirt: `emulatorpin`, `vcpupin`)",
+                    self.vm,
+                    thread.role,
+                    thread.tid
+                );
+            }
+            common = Some(rest);
+        }
+        let mut common = common.unwrap_or_default();
+        common.retain(|cpu| self.wanted.cpus.as_ref().is_none_or(|only| only.contains(cpu)));
+        Ok(common)
+    }
+
     /// Thousandths of a CPU that the contract takes of each.
     fn share(&self) -> u32 {
         (self.contract.share().0 * WHOLE).ceil().clamp(1.0, WHOLE) as u32
@@ -61,8 +90,8 @@ impl<'a> CoresAsk<'a> {
     }
 }
 
-/// CPUs for each of these VMs, next to those of the contracts `beside` and to CPUs that vCPUs of
-/// other processes are pinned to. Large VMs are placed first.
+/// CPUs for each of these VMs, next to those of the contracts `beside`, each with the processes of
+/// its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed first.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) where they do not fit, with what would.
@@ -70,7 +99,7 @@ pub(super) fn choose(
     root: &Root,
     probe: &Probe,
     asks: &[CoresAsk<'_>],
-    beside: &[InForce],
+    beside: &[(InForce, Vec<u32>)],
 ) -> Result<BTreeMap<String, Cores>> {
     if asks.is_empty() {
         return Ok(BTreeMap::new());
@@ -84,25 +113,34 @@ pub(super) fn choose(
         Ok(host) => host,
         Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
     };
-    let placed = || beside.iter().filter_map(|of| Some(&of.cores.as_ref()?.placement));
-    placed().for_each(|placement| host.take(placement));
-    let cpus_of = |of: &Placement| of.vcpus.iter().chain(&of.service).copied().collect::<Vec<u32>>();
-    let counted: BTreeSet<u32> = placed().flat_map(cpus_of).collect();
-    let own: BTreeSet<u32> = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid).collect();
+    let placed = || beside.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
+    placed().for_each(|(placement, _)| host.take(placement));
+    let own = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid);
+    let known: BTreeSet<u32> = own.chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
     let mut pinned = BTreeMap::new();
-    for pid in process::pids(root)?.into_iter().filter(|pid| !own.contains(pid)) {
+    for pid in process::pids(root)?.into_iter().filter(|pid| !known.contains(pid)) {
+        // Any program may name its threads as a VMM does.
+        if Vmm::of_process(root, pid).is_none() {
+            continue;
+        }
         let of = pinned_cpus(root, pid, &online)?;
-        of.others.difference(&counted).for_each(|cpu| host.touch(*cpu));
-        pinned.extend(of.vcpus.difference(&counted).map(|cpu| (*cpu, pid)));
+        of.others.iter().for_each(|cpu| host.touch(*cpu));
+        pinned.extend(of.vcpus.into_iter().map(|cpu| (cpu, pid)));
     }
     pinned.keys().for_each(|cpu| host.fill(*cpu));
     let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();
     order.sort_by_key(|ask| (!ask.wanted.whole, Reverse(ask.vcpus().len()), Reverse(ask.share())));
     let mut chosen = BTreeMap::new();
     for ask in order {
-        let main = ask.threads.iter().find(|t| t.role == Role::Emulator).or(ask.threads.first());
-        let mut may_use = cpuset(root, main.map_or(&[][..], |t| &t.cgroups))?;
-        may_use.retain(|cpu| ask.wanted.cpus.as_ref().is_none_or(|only| only.contains(cpu)));
+        if ask.vcpus().is_empty() {
+            bail!(
+                Argument,
+                "{}: no CPUs for its threads: which of them runs which vCPU is not known; name its monitor (`qmp`), or start QEMU with \
+                 `-name NAME,debug-threads=on`",
+                ask.vm
+            );
+        }
+        let may_use = ask.may_use(root)?;
         host.only(&may_use);
         let placement = match place(&host, ask) {
             Ok(placement) => placement,
@@ -167,6 +205,13 @@ pub(crate) fn give_cpus(cores: &Cores, vm: &str, threads: &[Thread], settings: &
 pub(super) fn add(cores: &Cores, probe: &Probe, vm: &str, threads: &[Thread], settings: &mut Settings) {
     give_cpus(cores, vm, threads, settings);
     let placement = &cores.placement;
+    if placement.service.is_empty() {
+        settings.notes.push(
+            "no CPU is left for its other threads: they use those of its vCPUs, and between isolated CPUs the kernel does not spread \
+             them; list more CPUs in `cores`"
+                .to_owned(),
+        );
+    }
     if placement.nodes > 1 {
         settings
             .notes

@@ -46,6 +46,11 @@ fn guaranteed(admitted: &Admitted, vm: &str) -> Result<(), String> {
     let own = &all[place];
     let by =
         |why: &str| Err(format!("this host would enforce its contract by {} ({why}): {REMEDY}", own.backend));
+    if own.urgency.is_some() {
+        return Err("its guest moves its vCPUs below the priorities of the contract (`urgency`), where the budget promises nothing: \
+             leave `urgency` out for a VM with such a path"
+            .to_owned());
+    }
     match own.backend {
         // Servers by deadline: what is admitted gets its budget.
         Backend::Hcbs => return Ok(()),
@@ -81,7 +86,7 @@ fn guaranteed(admitted: &Admitted, vm: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_cpu::{Grant, KernelMechanism, Load, Probe, levels};
+    use rtvirtio_cpu::{Grant, KernelMechanism, Load, Probe, UrgencyRange, levels};
     use rtvirtio_units::Ratio;
 
     use super::*;
@@ -133,6 +138,14 @@ mod tests {
             assert!(why.contains(word) && why.contains("CONFIG_RT_GROUP_SCHED"), "{why}");
         }
         assert!(why(&one(Backend::RtGroup), "web").contains("not admitted"));
+        // Its guest moves its vCPUs out of what the budget holds.
+        for backend in [Backend::RtGroup, Backend::Hcbs] {
+            let mut moved = one(backend);
+            let budget = Nanos::from_millis(500);
+            let range = UrgencyRange { ceiling: None, floor: 0, budget, reports: true, interrupts: false };
+            moved.contracts[0].urgency = Some(range);
+            assert!(why(&moved, "plc").contains("`urgency`"));
+        }
     }
 
     #[test]

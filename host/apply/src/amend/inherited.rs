@@ -1,8 +1,9 @@
 //! Settings that threads inherited from threads that have ours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
+use rtvirtio_kernel::text;
 
 use crate::journal::{Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
@@ -30,13 +31,21 @@ pub(super) fn before_us(
     if target.form == Form::Affinity {
         let now = read(target)?;
         let of_process = known.cpus.get(&pid).into_iter().flatten();
+        let mut common: Option<BTreeSet<u32>> = None;
         for entry in of_process.filter(|e| now.as_ref().is_some_and(|now| e.has_set(now))) {
             // The entry may be of an ended process that had this pid.
-            if read_now(&entry.target)?.is_some() {
-                return Ok(entry.old.clone());
+            if read_now(&entry.target)?.is_none() {
+                continue;
             }
+            let before = entry.old.as_deref().and_then(text::cpu_list).unwrap_or_default();
+            // Which of several handed it down is not known: the CPUs that are none too many.
+            common = match common {
+                Some(common) if common.is_disjoint(&before) => Some(common),
+                Some(common) => Some(common.intersection(&before).copied().collect()),
+                None => Some(before).filter(|cpus| !cpus.is_empty()),
+            };
         }
-        return Ok(None);
+        return Ok(common.map(|cpus| text::cpu_ranges(&cpus)));
     }
     let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
     let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use rtvirtio_kernel::{is_gone, text};
+use rustix::io::Errno;
 
 use crate::journal::{Entry, Journal};
 use crate::machine::{Fault, Machine};
@@ -20,8 +21,8 @@ struct Process<'a> {
     /// Whether a thread of the journal lives, so that the pid is still of this process.
     lives: bool,
     threads: BTreeSet<u32>,
-    /// Entries by a value of ours.
-    ours: BTreeMap<&'a str, &'a Entry>,
+    /// Entries by a value of ours, with the CPUs that all threads with that value had before.
+    ours: BTreeMap<&'a str, (&'a Entry, BTreeSet<u32>)>,
 }
 
 /// Gives threads that are in no journal and have the CPUs that another thread had from us those
@@ -39,10 +40,19 @@ pub(super) fn release<'j>(
         };
         let of = processes.entry(*pid).or_default();
         of.threads.insert(*tid);
-        of.lives |= matches!(fates.get(&entry.id), Some(Fate::Restored { .. } | Fate::Untouched));
+        // Those that keep our value keep what they hand down too.
+        if !matches!(fates.get(&entry.id), Some(Fate::Restored { .. } | Fate::Untouched)) {
+            continue;
+        }
+        of.lives = true;
+        let Some(before) = text::cpu_list(old).filter(|cpus| !cpus.is_empty()) else { continue };
         let values = entry.new.iter().chain(&entry.also_ours).map(String::as_str);
         for value in values.filter(|value| *value != old) {
-            of.ours.entry(value).or_insert(entry);
+            let (_, common) = of.ours.entry(value).or_insert_with(|| (entry, before.clone()));
+            // Which of several handed it down is not known: the CPUs that are none too many.
+            if !common.is_disjoint(&before) {
+                *common = common.intersection(&before).copied().collect();
+            }
         }
     }
     let mut failed = Vec::new();
@@ -53,7 +63,7 @@ pub(super) fn release<'j>(
 }
 
 fn release_of<'j>(pid: u32, of: &Process<'j>, machine: &Machine<'_>) -> Option<(&'j Entry, String)> {
-    let any = of.ours.values().next()?;
+    let (any, _) = of.ours.values().next()?;
     let dir = PathBuf::from(format!("/proc/{pid}/task"));
     for _ in 0..ROUNDS {
         let names = match machine.host().list(&dir) {
@@ -91,20 +101,21 @@ fn release_one<'j>(
         Ok(text) => text,
         Err(Fault::Gone(_)) => return Ok(false),
         Err(Fault::Io(e)) => {
-            let any = of.ours.values().next().map(|entry| (*entry, format!("thread {tid}: {e}")));
+            let any = of.ours.values().next().map(|(entry, _)| (*entry, format!("thread {tid}: {e}")));
             return any.map_or(Ok(false), Err);
         }
     };
-    let entry = target.form.value(&text).and_then(|now| of.ours.get(now.as_str()));
-    let Some((entry, old)) = entry.and_then(|entry| Some((*entry, entry.old.as_deref()?))) else {
+    let Some((entry, cpus)) = target.form.value(&text).and_then(|now| of.ours.get(now.as_str())) else {
         return Ok(false);
     };
-    let cpus = text::cpu_list(old).ok_or_else(|| (entry, format!("`{old}` is no list of CPUs")))?;
-    match machine.host().set_affinity(pid, tid, &cpus).map_err(Fault::from_io) {
+    match machine.host().set_affinity(pid, tid, cpus).map_err(Fault::from_io) {
         Ok(()) => Ok(true),
         Err(Fault::Gone(_)) => Ok(false),
+        // A worker of io_uring, which no program may move, or a cpuset without these CPUs.
+        Err(Fault::Io(e)) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(false),
         Err(Fault::Io(e)) => {
-            Err((entry, format!("thread {tid}, which has its CPUs, cannot have `{old}`: {e}")))
+            let cpus = text::cpu_ranges(cpus);
+            Err((*entry, format!("thread {tid}, which has its CPUs, cannot have `{cpus}`: {e}")))
         }
     }
 }

@@ -1,7 +1,10 @@
 //! State of one knob compared with the journal.
 
+use rtvirtio_kernel::text;
+
 use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
+use crate::target::Form;
 
 /// Current value of a knob, compared with the journal.
 #[derive(Clone, Debug)]
@@ -56,14 +59,70 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
     if entry.old.as_deref().or(form.unset()).is_some_and(|old| entry.target.is_old(&found, old)) {
         return State::Old;
     }
-    let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
+    let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new) || is_cut(entry, &found, new, machine))
         || entry.is_ours(&found)
         || entry.unsettled
         // Killed between the write that created the file and our own: the kernel's default.
         || (entry.old.is_none() && !complete);
-    match &entry.old {
-        _ if ours => State::Ours(found),
-        Some(old) if form.is_left_of(&found, old) => State::Old,
-        _ => State::Foreign(found),
+    if ours { State::Ours(found) } else { State::Foreign(found) }
+}
+
+/// Whether CPUs that a thread has are what the kernel left of ours: those of them that its cpuset
+/// still has and that are online, or any of its own where none is.
+fn is_cut(entry: &Entry, found: &str, new: &str, machine: &Machine<'_>) -> bool {
+    let form = &entry.target.form;
+    if form.is_left_of(found, new) {
+        return true;
+    }
+    let gone = || {
+        let online = machine.host().read("/sys/devices/system/cpu/online".as_ref()).ok()?;
+        let (online, ours) = (text::cpu_list(&online)?, text::cpu_list(new)?);
+        Some(ours.is_disjoint(&online))
+    };
+    let own = entry.old.as_deref().is_some_and(|old| form.is_left_of(found, old));
+    *form == Form::Affinity && own && gone() == Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rtvirtio_kernel::Root;
+
+    use super::*;
+    use crate::capture::capture;
+    use crate::machine::NoGuests;
+    use crate::resolve::Write;
+    use crate::target::Target;
+
+    /// CPUs go offline, and cpusets shrink, while a thread has CPUs of ours.
+    #[test]
+    fn cpus_that_the_kernel_cut_are_ours_and_those_of_another_program_are_not() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let cpus = |list: &str| put("/proc/7/task/7/status", &format!("Cpus_allowed_list:\t{list}\n"));
+        put("/proc/7/task/7/stat", &format!("7 (qemu) S 1 {}\n", "0 ".repeat(60)));
+        put("/sys/devices/system/cpu/online", "0-7\n");
+        cpus("0-7");
+        let machine = Machine::new(&root, &NoGuests);
+        let write = Write::new("CPUs of emulator (plc)", Target::affinity(7, 7, 0), "6-7");
+        let entry = capture(&[write], &machine).unwrap().remove(0);
+        let state = |list: &str| {
+            cpus(list);
+            inspect(&entry, true, &machine)
+        };
+        assert!(matches!(state("0-7"), State::Old));
+        assert!(matches!(state("6-7"), State::Ours(_)));
+        assert!(matches!(state("6"), State::Ours(_)), "CPU 7 is gone");
+        for foreign in ["2", "0-5", "5-6"] {
+            assert!(matches!(state(foreign), State::Foreign(_)), "{foreign}");
+        }
+        put("/sys/devices/system/cpu/online", "0-5\n");
+        assert!(matches!(state("0-5"), State::Ours(_)), "both are gone");
     }
 }

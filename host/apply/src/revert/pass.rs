@@ -341,6 +341,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             let Some(old) = self.to_settle(entry) else { continue };
             match inspect(entry, true, self.machine) {
                 State::Old | State::Gone(_) => {}
+                State::Ours(found) | State::Foreign(found) if entry.target.form.is_left_of(&found, old) => {}
                 State::Ours(found) | State::Foreign(found) => {
                     let error = format!("`{old}` was written repeatedly, but it shows `{found}`");
                     self.fail(entry, Fate::Failed { error });
@@ -348,6 +349,10 @@ impl<'a, 'm> Pass<'a, 'm> {
                 State::Unreadable(error) => self.fail(entry, Fate::Failed { error }),
             }
         }
+    }
+
+    fn was_put_back(&self, entry: &Entry) -> bool {
+        matches!(self.fates.get(&entry.id), Some(Fate::Restored { .. }))
     }
 
     /// Old value of an entry whose fate is to have it by now.
@@ -363,6 +368,12 @@ impl<'a, 'm> Pass<'a, 'm> {
             let Some(old) = self.to_settle(entry) else { continue };
             let found = match inspect(entry, true, self.machine) {
                 State::Old => continue,
+                // All that the kernel leaves of it was put back already.
+                State::Ours(found) | State::Foreign(found)
+                    if self.was_put_back(entry) && entry.target.form.is_left_of(&found, old) =>
+                {
+                    continue;
+                }
                 State::Ours(found) | State::Foreign(found) => found,
                 State::Gone(why) => {
                     self.fates.insert(entry.id, Fate::Gone { why });

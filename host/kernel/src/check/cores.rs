@@ -1,13 +1,14 @@
 //! Traps of CPUs that are set apart: interrupts on them, and vCPUs that cannot leave one CPU.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use rtvirtio_cores::{Host, Placement, Request, Use};
 
 use super::Finding;
 use crate::sched::Policy;
 use crate::task::{self, TaskStat};
-use crate::topology::{isolated, topology};
+use crate::topology::{cpus_in, isolated, topology};
 use crate::{HostError, Root, text};
 
 const IRQS: &str = "/proc/irq";
@@ -115,7 +116,7 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<Routed, HostError> {
         }
         let managed = match &managed {
             Some(read) => read,
-            None => managed.insert(managed_irq(root, apart)?),
+            None => managed.insert(managed_irq(root)?),
         };
         if there.all(|cpu| managed.contains(&cpu)) {
             found.kept_off += 1;
@@ -141,19 +142,29 @@ fn is_fixed(root: &Root, irq: &str) -> Result<bool, HostError> {
 
 /// Isolated CPUs from which the kernel keeps the interrupts that it manages (`isolcpus=` with
 /// `managed_irq`, `Documentation/admin-guide/kernel-parameters.txt`).
-fn managed_irq(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostError> {
+fn managed_irq(root: &Root) -> Result<BTreeSet<u32>, HostError> {
     let line = root.read("/proc/cmdline")?;
     let mut found = BTreeSet::new();
     for value in line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("isolcpus=")) {
-        let is_flag = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
-        let mut flags = value.split(',').take_while(is_flag);
-        let all_flags = value.split(',').take_while(is_flag).count();
-        if !flags.any(|flag| flag == "managed_irq") {
+        let is_flag = |word: &&str| matches!(*word, "domain" | "nohz" | "managed_irq");
+        let flags: Vec<&str> = value.split(',').take_while(is_flag).collect();
+        if !flags.contains(&"managed_irq") {
             continue;
         }
-        let list: Vec<&str> = value.split(',').skip(all_flags).collect();
-        // A list with `N` or `all` has the isolated CPUs at least, which the same option makes so.
-        found.extend(text::cpu_list(&list.join(",")).unwrap_or_else(|| apart.clone()));
+        let list = value.split(',').skip(flags.len()).collect::<Vec<_>>().join(",");
+        match text::cpu_list(&list) {
+            Some(cpus) => found.extend(cpus),
+            // `all`, or the last CPU as `N`, of those that the kernel has.
+            None => {
+                let possible =
+                    cpus_in(root, Path::new("/sys/devices/system/cpu/possible"))?.unwrap_or_default();
+                let last = possible.last().map(u32::to_string).unwrap_or_default();
+                match list.as_str() {
+                    "all" => found.extend(possible),
+                    _ => found.extend(text::cpu_list(&list.replace('N', &last)).unwrap_or_default()),
+                }
+            }
+        }
     }
     Ok(found)
 }

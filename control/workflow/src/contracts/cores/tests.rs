@@ -97,7 +97,12 @@ fn whole() -> rtvirtio_spec::Cores {
     rtvirtio_spec::Cores { whole: true, ..auto() }
 }
 
-fn choose_one(root: &Root, one: &Contracted, threads: &[Thread], beside: &[InForce]) -> Result<Cores> {
+fn choose_one(
+    root: &Root,
+    one: &Contracted,
+    threads: &[Thread],
+    beside: &[(InForce, Vec<u32>)],
+) -> Result<Cores> {
     let ask = CoresAsk::of(one, threads);
     Ok(choose(root, &probe(), ask.as_slice(), beside)?.remove(&one.vm).unwrap())
 }
@@ -127,7 +132,7 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
     let (_dir, root) = host();
     let (a, b) = (one("a", 15, whole()), one("b", 15, whole()));
     let first = choose_one(&root, &a, &threads(100, 3), &[]).unwrap();
-    let beside = [in_force(&a, first.clone())];
+    let beside = [(in_force(&a, first.clone()), vec![100])];
     let second = choose_one(&root, &b, &threads(200, 3), &beside).unwrap();
     let cpus = |cores: &Cores| cores.placement.vcpus.iter().copied().collect::<BTreeSet<u32>>();
     assert!(cpus(&first).is_disjoint(&cpus(&second)), "{first} {second}");
@@ -137,6 +142,9 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
         put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
         put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
     }
+    // No program of that name has it.
+    choose_one(&root, &b, &threads(200, 3), &beside).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", root.at("/proc/900/exe")).unwrap();
     let error = choose_one(&root, &b, &threads(200, 3), &beside).unwrap_err();
     assert_eq!(error.kind(), Kind::Infeasible);
     let text = format!("{error:#}");
@@ -144,7 +152,9 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
     // Placements are exact: a part of a CPU in force leaves the rest of it.
     let c = one("c", 8, auto());
     let shares = choose_one(&root, &c, &threads(300, 1), &[]).unwrap();
-    let next = choose_one(&root, &one("d", 8, auto()), &threads(400, 1), &[in_force(&c, shares)]).unwrap();
+    let next =
+        choose_one(&root, &one("d", 8, auto()), &threads(400, 1), &[(in_force(&c, shares), vec![300])])
+            .unwrap();
     assert!(!next.placement.vcpus.contains(&5), "{next}");
 }
 
@@ -165,6 +175,17 @@ fn only_cpus_of_the_list_and_of_the_cpuset_are_given() {
     }
     let cores = choose_one(&root, &one("a", 8, auto()), &of_group, &[]).unwrap();
     assert_eq!(cores.placement.vcpus, [4, 5]);
+    // Threads of one VM in cpusets of their own, as libvirt's.
+    put(&root, "/sys/fs/cgroup/vms/b/cpuset.cpus.effective", "0-1\n");
+    let own = rtvirtio_kernel::task::Membership { controllers: String::new(), path: "/vms/b".into() };
+    of_group[0].cgroups = vec![own];
+    let error = choose_one(&root, &one("a", 8, auto()), &of_group, &[]).unwrap_err();
+    assert!(format!("{error:#}").contains("by their cpusets"), "{error:#}");
+    for thread in &mut of_group {
+        thread.role = Role::Vcpu(Vec::new());
+    }
+    let error = choose_one(&root, &one("a", 8, auto()), &of_group, &[]).unwrap_err();
+    assert!(format!("{error:#}").contains("debug-threads=on"), "{error:#}");
     put(&root, "/sys/devices/system/cpu/isolated", "4-7\n");
     let error = choose_one(&root, &one("a", 8, listed("4-7")), &threads(100, 2), &[]).unwrap_err();
     assert!(format!("{error:#}").contains("4-7 are isolated and take whole vCPUs only"), "{error:#}");

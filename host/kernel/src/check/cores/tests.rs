@@ -82,7 +82,8 @@ fn interrupts_that_only_the_kernel_moves_are_told_apart() {
     // The remedy was taken, for all isolated CPUs or for some.
     put(&root, "/proc/cmdline", "isolcpus=managed_irq,domain,2-4 quiet\n");
     assert!(of(&root).what.contains("1 interrupts are set to some; 1 of these"), "{:?}", of(&root));
-    for taken in ["isolcpus=managed_irq,domain,2-5", "isolcpus=managed_irq,2-N"] {
+    put(&root, "/sys/devices/system/cpu/possible", "0-5\n");
+    for taken in ["isolcpus=managed_irq,domain,2-5", "isolcpus=managed_irq,2-N", "isolcpus=managed_irq,all"] {
         put(&root, "/proc/cmdline", taken);
         let found = of(&root);
         assert!(
@@ -90,8 +91,10 @@ fn interrupts_that_only_the_kernel_moves_are_told_apart() {
             "{found:?}"
         );
     }
-    put(&root, "/proc/cmdline", "isolcpus=domain,2-5 foo=managed_irq,2-5\n");
-    assert_eq!(of(&root).level, Level::Warn);
+    for other in ["isolcpus=domain,2-5 foo=managed_irq,2-5\n", "isolcpus=managed_irq,5-N\n"] {
+        put(&root, "/proc/cmdline", other);
+        assert_eq!(of(&root).level, Level::Warn, "{other}");
+    }
     std::fs::remove_file(root.at("/proc/cmdline")).unwrap();
     assert!(of(&root).what.starts_with("not known"), "{:?}", of(&root));
 }
