@@ -43,7 +43,7 @@ impl Sandbox {
     /// A layer that the kernel has and refuses. Missing layers are reported by
     /// [`Sandbox::describe`].
     pub fn enter(file: &File, config: &Path) -> anyhow::Result<Self> {
-        let pins = file.devices.iter().flat_map(|device| &device.disks).any(|disk| disk.pin);
+        let pins = file.devices.iter().flat_map(|device| &device.disks).any(|disk| disk.pin.is_some());
         let mut sandbox =
             Self { mode: file.sandbox, in_force: Vec::new(), lacking: Vec::new(), filters: false, pins };
         if sandbox.mode == Mode::Off {

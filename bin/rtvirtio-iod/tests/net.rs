@@ -114,7 +114,7 @@ fn are_up(links: &[&str]) {
         let out = Command::new("ip").args(["-json", "link", "show"]).output().unwrap();
         let all: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
         let is_up = |name: &&str| all.iter().any(|l| l["ifname"] == **name && l["operstate"] == "UP");
-        if links.iter().all(|link| is_up(link)) {
+        if links.iter().all(is_up) {
             return;
         }
         assert!(begin.elapsed() < HANG, "{links:?}: {all:?}");

@@ -1,5 +1,5 @@
-//! Guest memory that is pinned (`pin = true`): requests use registered buffers, and where it cannot
-//! be pinned they go as without the key.
+//! Guest memory that is pinned (`pin = "1GiB"`): requests use registered buffers, and where it
+//! cannot be pinned they go as without the key.
 //!
 //! Disk `a` pins, and disk `b` does not unless the test says so.
 
@@ -28,6 +28,8 @@ const LARGE: Options = Options {
     features: u64::MAX,
     started: true,
 };
+
+const PIN: &str = "pin = \"1GiB\"\n";
 
 struct Bed {
     dir: tempfile::TempDir,
@@ -60,7 +62,7 @@ impl Bed {
             return Some(bed);
         }
         let (_, log) = bed.iod.end();
-        assert!(log.contains("`pin = true` has no effect here"), "{log}");
+        assert!(log.contains("`pin` has no effect here"), "{log}");
         skip(test, "io_uring of this kernel takes no registered buffers over (Linux 6.13)");
         None
     }
@@ -107,7 +109,7 @@ fn check_sizes(client: &mut Client, seed: u64, sizes: &[u32]) {
 
 #[test]
 fn pinned_memory_holds_the_same_data_and_is_given_back() {
-    let Some(bed) = Bed::new("pinned_memory_holds_the_same_data", "pin = true\n", "", None) else { return };
+    let Some(bed) = Bed::new("pinned_memory_holds_the_same_data", PIN, "", None) else { return };
     assert_eq!(bed.pinned(), 0);
     let mut plain = Client::connect(&bed.socket("b"), LARGE).unwrap();
     check_data(&mut plain, 1);
@@ -125,8 +127,29 @@ fn pinned_memory_holds_the_same_data_and_is_given_back() {
         bed.wait_pinned(0);
     }
     check_data(&mut plain, 9);
+    let status: serde_json::Value = serde_json::from_str(&bed.iod.status()).unwrap();
+    let disk = status["vms"].as_array().unwrap().iter().find(|disk| disk["name"] == "a").unwrap();
+    assert!(disk["refused"].is_null(), "a success is no refusal: {disk}");
     let (_, log) = bed.iod.end();
     assert!(log.contains("a: ") && log.contains("of its guest's memory are pinned"), "{log}");
+}
+
+/// A front end makes this process allocate no more than the file says.
+#[test]
+fn memory_beyond_the_key_is_not_touched() {
+    let name = "memory_beyond_the_key_is_not_touched";
+    let Some(bed) = Bed::new(name, "pin = \"16MiB\"\n", "", None) else { return };
+    let mut client = Client::connect(&bed.socket("a"), LARGE).unwrap();
+    // SAFETY: the descriptor is open as long as the memory is.
+    let file = unsafe { BorrowedFd::borrow_raw(client.mem.fd()) };
+    let allocated = || rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
+    assert!(allocated() < 16 << 20, "{}", allocated());
+    assert_eq!(bed.pinned(), 0);
+    check_data(&mut client, 6);
+    drop(client);
+    let (_, log) = bed.iod.end();
+    let text = "a: 0B of its guest's memory are pinned, and ";
+    assert!(log.lines().any(|l| l.contains(text) && l.ends_with("`pin` is 16MiB")), "{log}");
 }
 
 /// Requests do use the registered buffers: pages that the front end takes from its guest are the
@@ -134,7 +157,7 @@ fn pinned_memory_holds_the_same_data_and_is_given_back() {
 #[test]
 fn what_a_front_end_gives_back_is_lost_to_its_own_guest_only() {
     let name = "what_a_front_end_gives_back_is_lost_to_its_own_guest_only";
-    let Some(bed) = Bed::new(name, "pin = true\n", "", None) else { return };
+    let Some(bed) = Bed::new(name, PIN, "", None) else { return };
     for (disk, is_pinned) in [("a", true), ("b", false)] {
         let mut client = Client::connect(&bed.socket(disk), LARGE).unwrap();
         let data = pattern(1, 4_096);
@@ -159,14 +182,16 @@ fn what_a_front_end_gives_back_is_lost_to_its_own_guest_only() {
 
 #[test]
 fn tables_change_under_load() {
-    let Some(bed) = Bed::new("tables_change_under_load", "pin = true\n", "", None) else { return };
+    let Some(bed) = Bed::new("tables_change_under_load", PIN, "", None) else { return };
     let neighbour = Neighbour::start(bed.socket("b"));
-    for slot in [0, 1 << 20] {
-        let mut client = Client::connect(&bed.socket("a"), Options { slot, ..Options::default() }).unwrap();
+    for slot in [0, 2 << 20] {
+        let options = Options { size: 1_024, buffer: 16_384, slot, ..Options::default() };
+        let mut client = Client::connect(&bed.socket("a"), options).unwrap();
         let whole = client.mem.region(0, client.mem.len());
         let own = bed.pinned();
-        assert!(own >= client.mem.len() as u64);
-        let more = SharedMemory::new(1 << 20, true).unwrap();
+        // The last region of several is too small to be pinned.
+        assert!(own >= (client.mem.len() - slot) as u64, "{own} of {}, {slot}", client.mem.len());
+        let more = SharedMemory::new(2 << 20, true).unwrap();
         let mut region = more.region(0, more.len());
         region.guest_phys_addr = 1 << 40;
         for round in 0..60_u64 {
@@ -216,10 +241,10 @@ fn tables_change_under_load() {
 #[test]
 fn a_front_end_that_leaves_with_requests_in_flight_leaves_nothing_pinned() {
     let name = "a_front_end_that_leaves_with_requests_in_flight";
-    let Some(mut bed) = Bed::new(name, "pin = true\ntrust = true\n", "", None) else { return };
+    let Some(mut bed) = Bed::new(name, "pin = \"1GiB\"\ntrust = true\n", "", None) else { return };
     let neighbour = Neighbour::start(bed.socket("b"));
     for round in 0..30_u64 {
-        let options = Options { sealed: false, ..Options::default() };
+        let options = Options { size: 1_024, buffer: 8_192, sealed: false, ..Options::default() };
         let mut client = Client::connect(&bed.socket("a"), options).unwrap();
         for n in 0..64 {
             client.queues[0]
@@ -243,10 +268,10 @@ fn a_front_end_that_leaves_with_requests_in_flight_leaves_nothing_pinned() {
 #[test]
 fn memory_beyond_the_limit_is_not_pinned_and_served_even_so() {
     // Below what one has, and between what one and both have; all below the limit of this process.
-    let small = Options { size: 256, buffer: 8_192, ..Options::default() };
+    let small = Options { size: 1_024, buffer: 8_192, ..Options::default() };
     let one = ClientQueue::bytes(small.size, small.buffer).next_multiple_of(4_096) as u64;
     for limit in [64 << 10, one + one / 2] {
-        let keys = "pin = true\n";
+        let keys = PIN;
         let name = "memory_beyond_the_limit_is_not_pinned";
         let Some(bed) = Bed::new(name, keys, keys, Some(limit)) else { return };
         let mut a = Client::connect(&bed.socket("a"), small).unwrap();
@@ -274,22 +299,22 @@ fn memory_beyond_the_limit_is_not_pinned_and_served_even_so() {
 /// A ring that pins is made at the start only, and the file and the log say so.
 #[test]
 fn the_key_acts_from_a_start_on() {
-    let Some(bed) = Bed::new("the_key_acts_from_a_start_on", "pin = true\n", "", None) else { return };
+    let Some(bed) = Bed::new("the_key_acts_from_a_start_on", PIN, "", None) else { return };
     let all = std::fs::read_to_string(bed.dir.path().join("iod.toml")).unwrap();
     let (_, text) = all.split_once('\n').unwrap();
-    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = true\n"));
+    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = \"1GiB\"\n"));
     let refused = bed.iod.reload(false);
     assert!(refused["error"].as_str().is_some_and(|e| e.contains("pin")), "{refused}");
     // Attached later: served without.
     let (without_b, _) = text.split_at(text.rfind("[[device.disk]]").unwrap());
     common::configure(bed.dir.path(), without_b);
     assert!(bed.iod.reload(false)["changed"].is_array());
-    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = true\n"));
+    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = \"1GiB\"\n"));
     let reply = bed.iod.reload(false);
     assert!(reply["changed"].is_array(), "{reply}");
     check_data(&mut Client::connect(&bed.socket("b"), LARGE).unwrap(), 1);
     assert_eq!(bed.pinned(), 0);
     let (_, log) = bed.iod.end();
-    assert!(log.contains("b: `pin = true` acts from the next start"), "{log}");
-    assert!(log.contains("disk \"a\": with `pin = true` all memory") && log.contains("balloon"), "{log}");
+    assert!(log.contains("b: `pin` acts from the next start"), "{log}");
+    assert!(log.contains("disk \"a\": with `pin` all memory") && log.contains("balloon"), "{log}");
 }

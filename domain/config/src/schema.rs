@@ -248,9 +248,10 @@ pub struct Disk {
     /// of no whole pages, sockets and pipes as kick and call.
     #[serde(default)]
     pub trust: bool,
-    /// Pins the guest's memory in RAM: requests then cost less. For VMs that give none of it back.
-    #[serde(default)]
-    pub pin: bool,
+    /// Pins the guest's memory in RAM, as long as it has no more than this: requests then cost
+    /// less. For VMs that give none of it back.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub pin: Option<Bytes>,
     /// Block size that the guest sees; the device's when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub block_size: Option<Bytes>,

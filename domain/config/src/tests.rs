@@ -56,6 +56,14 @@ fn refused(from: &str, to: &str) -> FileError {
 }
 
 #[test]
+fn memory_is_pinned_up_to_a_size() {
+    let file = replaced("size = \"1GiB\"", "size = \"1GiB\"\npin = \"64GiB\"").unwrap();
+    let pinned = file.devices[0].disks.iter().map(|disk| disk.pin);
+    assert_eq!(pinned.collect::<Vec<_>>(), [Some(rtvirtio_units::Bytes(64 << 30)), None]);
+    assert!(replaced("size = \"1GiB\"", "size = \"1GiB\"\npin = true").is_err());
+}
+
+#[test]
 fn invalid_files_are_refused_with_their_place() {
     let syntax = |from: &str, to: &str| match refused(from, to) {
         FileError::Parse { message, .. } => message,

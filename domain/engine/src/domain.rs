@@ -79,14 +79,17 @@ impl OpenedDomain {
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
             let mut members = Vec::new();
             let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
+            let mut buffers = 0;
             for (vm, ((disk, backing), socket)) in parts {
                 let part = Part::new(disk, backing)?;
-                let info = DeviceInfo { pinner: pinner_of(disk), ..disk_info(disk, backing, vm, &part) };
+                let pinner = pinner_of(disk, buffers);
+                buffers = pinner.as_ref().map_or(buffers, |pinner| pinner.row().end);
+                let info = DeviceInfo { pinner, ..disk_info(disk, backing, vm, &part) };
                 members.push((part, info, socket));
             }
             let disks = device.disks.iter().zip(backings).map(|(disk, b)| engine_disk(disk, b));
             let config = EngineConfig {
-                pins: members.iter().any(|(_, info, _)| info.pinner.is_some()),
+                buffers,
                 name: device.name.clone(),
                 cpus: device.cpus.clone(),
                 fifo: device.fifo,
@@ -115,17 +118,14 @@ impl OpenedDomain {
     }
 }
 
-/// The ring that pins the memory of a disk's guest, where its configuration says so. Without one
-/// requests go as without the key.
-fn pinner_of(disk: &Disk) -> Option<Arc<Pinner>> {
-    if !disk.pin {
-        return None;
-    }
-    match buffers::pinner() {
+/// The ring that pins the memory of a disk's guest, where its configuration says so, with places
+/// in the engine's table from `row` on. Without one requests go as without the key.
+fn pinner_of(disk: &Disk, row: u32) -> Option<Arc<Pinner>> {
+    match buffers::pinner(disk.pin?, row) {
         Ok(pinner) => Some(Arc::new(pinner)),
         Err(e) => {
             let name = &disk.name;
-            write_line(format_args!("{name}: `pin = true` has no effect here, it needs Linux 6.13: {e}"));
+            write_line(format_args!("{name}: `pin` has no effect here, it needs Linux 6.13: {e}"));
             None
         }
     }

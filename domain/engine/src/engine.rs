@@ -31,6 +31,7 @@ use std::io;
 use rtvirtio_domain_config::Poll;
 use rtvirtio_domain_resources::backing::Backing;
 use rtvirtio_sched::{Config, ConfigError, Scheduler};
+use rtvirtio_units::Bytes;
 
 use self::thread::EngineThread;
 use crate::confine::{Confine, Role};
@@ -74,8 +75,8 @@ pub struct EngineConfig {
     pub fifo: Option<u8>,
     /// Polling before the thread sleeps.
     pub poll: Poll,
-    /// Takes pinned memory of guests over.
-    pub pins: bool,
+    /// Places for registered buffers, of guests' memory that is pinned; 0 where none is.
+    pub buffers: u32,
     /// Passes the guest's I/O class on to the host's I/O scheduler.
     pub pass_priority: bool,
     /// Privileges that its thread drops before it serves guests.
@@ -107,10 +108,10 @@ pub enum EngineError {
     },
 }
 
-/// Whether this kernel can pin guests' memory for engines.
+/// Whether this kernel can pin guests' memory for engines (Linux 6.13).
 #[must_use]
 pub fn can_pin() -> bool {
-    buffers::pinner().is_ok()
+    buffers::pinner(Bytes(0), 0).is_ok()
 }
 
 /// A running engine; it ends when this is dropped.

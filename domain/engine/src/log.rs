@@ -99,13 +99,25 @@ pub fn write_line(text: impl std::fmt::Display) {
     let _ = io::stderr().write_all(format!("rtvirtio-iod: {text}\n").as_bytes());
 }
 
-/// Writes `rtvirtio-iod: DISK: TEXT`, within the limit.
+/// Writes `rtvirtio-iod: DISK: TEXT`, within the limit. On the thread of a connection the text
+/// counts as a refusal.
 pub fn line(disk: &str, text: impl std::fmt::Display) {
-    let text = printable(&text.to_string());
+    write_limited(disk, &text.to_string(), true);
+}
+
+/// Writes a line as [`line`] does, of something that is no refusal.
+pub fn notice(disk: &str, text: impl std::fmt::Display) {
+    write_limited(disk, &text.to_string(), false);
+}
+
+fn write_limited(disk: &str, text: &str, is_refusal: bool) {
+    let text = printable(text);
     let now = Instant::now();
     let admitted = REFUSALS.with_borrow(|kept| match kept {
         Some(kept) => {
-            kept.note(&text);
+            if is_refusal {
+                kept.note(&text);
+            }
             kept.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now)
         }
         None => LIMIT.with_borrow_mut(|limit| limit.admit(now)),
@@ -120,6 +132,18 @@ pub fn line(disk: &str, text: impl std::fmt::Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_notice_is_no_refusal() {
+        let refusals = Arc::new(Refusals::default());
+        keep_refusals(Arc::clone(&refusals));
+        notice("disk", "all is well");
+        assert!(refusals.last().is_none());
+        line("disk", "refused");
+        assert!(refusals.last().is_some_and(|last| (last.why.as_str(), last.count) == ("refused", 1)));
+        // Both are within the disk's limit.
+        assert_eq!(refusals.limit.lock().unwrap().left, BURST - 2);
+    }
 
     #[test]
     fn a_burst_and_then_one_at_a_time() {

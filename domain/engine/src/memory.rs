@@ -16,7 +16,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryRegion as _, G
 
 pub use self::dirty_log::{DirtyLog, LogError, LogMemory};
 use self::mapping::{Claims, Extent, SharedBytes, SharedMapping};
-pub use self::pin::{BUFFERS_UPDATE, CLONE_BUFFERS, MOST_BUFFERS, PinError, Pinner, Pins};
+pub use self::pin::{BUFFERS_UPDATE, CLONE_BUFFERS, PinError, Pinner, Pins};
 pub use self::region::Region;
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
@@ -94,7 +94,7 @@ pub struct PinReport {
     /// Bytes that are pinned.
     pub pinned: u64,
     /// Bytes that are not, and the reason for the first of them.
-    pub left: Option<(u64, PinError)>,
+    pub left: Option<(u64, Arc<PinError>)>,
 }
 
 /// A region that cannot be used: requests that point into it fail.
@@ -362,21 +362,26 @@ impl GuestMem {
         Memory::from_regions(regions).map_err(|e| MemoryError::Regions(e.to_string()))
     }
 
-    /// Pins all regions, those that are pinned already excepted. Requests for memory that cannot be
-    /// pinned go as without it.
+    /// Pins all regions but small ones, which are in no report, and those that are pinned already.
+    /// Requests for memory that is not pinned go as without it. With more memory than the
+    /// configuration says none is touched, and what is pinned already stays so.
     pub fn pin(&self, pinner: &Arc<Pinner>) -> PinReport {
         let mut report = PinReport { pinned: 0, left: None };
         let mut parts = Vec::new();
-        for region in self.mem.iter() {
-            match region.pin(pinner) {
+        let regions = || self.mem.iter().filter(|region| region.len() >= pin::SMALLEST);
+        let all = regions().fold(0_u64, |sum, region| sum.saturating_add(region.len()));
+        let refused = pinner.refuse(all).map(Arc::new);
+        for region in regions() {
+            let done = match &refused {
+                Some(why) => region.pinned().ok_or_else(|| Arc::clone(why)),
+                None => region.pin(pinner),
+            };
+            match done {
                 Ok(part) => {
                     report.pinned += part.len() as u64;
                     parts.push(part);
                 }
-                Err(e) => {
-                    let (bytes, first) = report.left.take().map_or((0, e), |(bytes, first)| (bytes, first));
-                    report.left = Some((bytes + region.len(), first));
-                }
+                Err(why) => report.left.get_or_insert((0, why)).0 += region.len(),
             }
         }
         if !parts.is_empty() {

@@ -295,9 +295,9 @@ impl Running {
         let AdoptedDisk { backing, lock, socket } = adopted;
         let part = Part::new(disk, &backing)?;
         let info = disk_info(disk, &backing, place, &part);
-        if disk.pin {
+        if disk.pin.is_some() {
             let name = &disk.name;
-            write_line(format_args!("{name}: `pin = true` acts from the next start of this process on"));
+            write_line(format_args!("{name}: `pin` acts from the next start of this process on"));
         }
         let sched = new.devices[device].sched();
         let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();

@@ -20,7 +20,7 @@ pub fn warnings(file: &File) -> Vec<String> {
     let mut doubts = Vec::new();
     let mut sparse = BTreeMap::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
-        doubts.extend(disk.pin.then(|| of_pinned(&disk.name)));
+        doubts.extend(disk.pin.map(|most| of_pinned(&disk.name, most)));
         if let Err(e) = of_disk(disk, &mut sparse, &mut doubts) {
             doubts.push(format!("disk \"{}\": its block size and space are not known: {e}", disk.name));
         }
@@ -32,9 +32,9 @@ pub fn warnings(file: &File) -> Vec<String> {
 
 /// Warning about a disk whose guest's memory is pinned: QEMU tells no back end that it takes pages
 /// from a guest.
-fn of_pinned(name: &str) -> String {
+fn of_pinned(name: &str, most: Bytes) -> String {
     format!(
-        "disk \"{name}\": with `pin = true` all memory of its VM stays in RAM, and the VM must give none of it back: no \
+        "disk \"{name}\": with `pin` all memory of its VM stays in RAM (up to {most}), and the VM must give none of it back: no \
          virtio-balloon (libvirt: `<memballoon model='none'/>`) and no virtio-mem, or what it reads is lost"
     )
 }

@@ -153,7 +153,7 @@ pub struct Filters {
 
 impl Filters {
     /// Filters of this process, the only one that its threads may signal. With `pins`, disks'
-    /// threads and engines may register buffers with their rings.
+    /// threads may register buffers with their rings, and engines take them over.
     ///
     /// # Errors
     /// A rule that cannot be compiled; none is.
@@ -216,9 +216,16 @@ fn filters(role: Role, log: bool, pins: bool) -> anyhow::Result<Vec<BpfProgram>>
         let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
     }
-    if pins && matches!(role, Role::Engine { .. } | Role::VhostUser | Role::Spawner) {
-        let operations = [BUFFERS_UPDATE, CLONE_BUFFERS].map(|of| rule(1, SeccompCmpOp::Eq, of.into()));
-        let operations: Result<Vec<_>, _> = operations.into_iter().collect();
+    let registering: &[u8] = match role {
+        _ if !pins => &[],
+        Role::Engine { .. } => &[BUFFERS_UPDATE, CLONE_BUFFERS],
+        // Only engines take buffers over.
+        Role::VhostUser | Role::Spawner => &[BUFFERS_UPDATE],
+        Role::Network | Role::Control => &[],
+    };
+    if !registering.is_empty() {
+        let operations = registering.iter().map(|of| rule(1, SeccompCmpOp::Eq, u64::from(*of)));
+        let operations: Result<Vec<_>, _> = operations.collect();
         rules.insert(libc::SYS_io_uring_register, operations?);
     }
     if role == Role::Network {

@@ -25,7 +25,6 @@ use super::trace::TraceWriter;
 use super::uring::{CompletionToken, Tables, Uring};
 use super::vm::Vm;
 use super::{Disk, EngineConfig, EngineError};
-use crate::memory::MOST_BUFFERS;
 
 /// The state of the engine's thread.
 pub struct EventLoop {
@@ -107,7 +106,7 @@ impl EventLoop {
         prepare_thread(&config.cpus, config.fifo).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = max_inflight_pieces(sched.window.most.max(sched.window.start), disks.len());
         let files = disks.len() as u32 + PLACES_TO_COME;
-        let tables = Tables { files, buffers: if config.pins { MOST_BUFFERS } else { 0 } };
+        let tables = Tables { files, buffers: config.buffers };
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8, tables).map_err(io("io_uring"))?;
         let mut pieces = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.max_piece(vm)).max().unwrap_or(sched.quantum);

@@ -125,8 +125,8 @@ static DISCARD: Discard =
 static mut DISCARDED_BYTES: [u8; DISCARDED] = [0; DISCARDED];
 
 impl Uring {
-    /// Makes a ring with room for so many operations. Its tables are empty where the kernel has
-    /// none: for files before Linux 5.19, for buffers before 6.13.
+    /// Makes a ring with room for so many operations. Its tables are empty where the kernel has no
+    /// such ones: before Linux 6.13.
     pub fn new(entries: u32, tables: Tables) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
         // From the newest features to the oldest: each needs a newer kernel than the next.

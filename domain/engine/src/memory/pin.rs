@@ -6,14 +6,17 @@
 //! takes the registered buffers over, which takes the same time for memory of any size.
 //!
 //! Registered pages stay in RAM, and stay the memory of requests even when the front end takes them
-//! from the guest (a balloon). So memory is pinned only where the configuration says so.
+//! from the guest (a balloon). Pages that nobody has touched are allocated by this process. So
+//! memory is pinned only where the configuration says so, and no more than it says.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use io_uring::IoUring;
 use io_uring::register::Restriction;
+use rtvirtio_units::Bytes;
 use rustix::mm::Advice;
 use rustix::process::Resource;
 
@@ -23,8 +26,13 @@ use crate::places::Places;
 const CHUNK: usize = 1 << 30;
 /// Bytes that are brought into RAM at a time: changes of the process's mappings wait meanwhile.
 const POPULATED: usize = 16 << 20;
-/// Buffers of a disk, and of an engine: 1 TiB.
-pub const MOST_BUFFERS: u32 = 1_024;
+/// Buffers of an engine: `IORING_MAX_REG_BUFFERS` of the kernel.
+const MOST_BUFFERS: u32 = 1 << 14;
+/// Buffers of a disk beyond one for each GiB: the last one of a region may be a part of a GiB.
+const SPARE_BUFFERS: u64 = 64;
+/// Smallest region that is pinned, in bytes. Requests hardly use smaller ones, and a front end
+/// could take all buffers with them.
+pub(super) const SMALLEST: u64 = 2 << 20;
 /// `IORING_REGISTER_BUFFERS_UPDATE` of `linux/io_uring.h`.
 pub const BUFFERS_UPDATE: u8 = 16;
 /// `IORING_REGISTER_CLONE_BUFFERS` of `linux/io_uring.h`.
@@ -36,9 +44,17 @@ const NO_BUFFER: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// More memory than an engine takes.
-    #[error("{MOST_BUFFERS} parts of at most 1 GiB are pinned already")]
-    Places,
+    /// More memory than the configuration says.
+    #[error("its guest has {all} in all, and `pin` is {most}")]
+    Size {
+        /// Most memory that is pinned.
+        most: Bytes,
+        /// All regions that would be.
+        all: Bytes,
+    },
+    /// More regions than a disk has buffers for.
+    #[error("{0} parts of at most 1 GiB are all that can be pinned")]
+    Places(u32),
     /// More than the process may lock.
     #[error("the process may lock {0} bytes; raise LimitMEMLOCK")]
     Limit(u64),
@@ -58,6 +74,12 @@ fn remedy(error: &io::Error) -> &'static str {
 pub struct Pinner {
     ring: IoUring,
     places: Mutex<Places>,
+    /// Most memory that is pinned.
+    most: Bytes,
+    /// First place of the disk in its engine's table.
+    row: u32,
+    /// Number of places, here and there.
+    n: u32,
     /// Bytes that the process may lock, where the kernel limits them.
     limit: Option<u64>,
 }
@@ -69,13 +91,18 @@ impl fmt::Debug for Pinner {
 }
 
 impl Pinner {
-    /// A ring that registers buffers and does nothing else.
+    /// A ring that registers buffers and does nothing else, for so much memory. The disk has places
+    /// of its own in its engine's table, from `row` on: what other VMs pin takes none of them.
     ///
     /// # Errors
-    /// The kernel has no such ring.
-    pub fn new() -> io::Result<Self> {
+    /// The kernel has no such ring, or an engine's table has no such places.
+    pub fn new(most: Bytes, row: u32) -> io::Result<Self> {
+        let n = most.0.div_ceil(CHUNK as u64).saturating_add(SPARE_BUFFERS);
+        let n = u32::try_from(n).ok().filter(|n| row.checked_add(*n).is_some_and(|end| end <= MOST_BUFFERS));
+        let too_large = "the disks of a device may pin less than 16 TiB in sum";
+        let n = n.ok_or_else(|| io::Error::other(too_large))?;
         let ring = IoUring::builder().setup_r_disabled().build(1)?;
-        ring.submitter().register_buffers_sparse(MOST_BUFFERS)?;
+        ring.submitter().register_buffers_sparse(n)?;
         let mut allowed = [Restriction::register_op(BUFFERS_UPDATE)];
         ring.submitter().register_restrictions(&mut allowed)?;
         ring.submitter().register_enable_rings()?;
@@ -83,7 +110,8 @@ impl Pinner {
         let is_exempt = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::IPC_LOCK));
         let limit = rustix::process::getrlimit(Resource::Memlock).current;
-        Ok(Self { ring, places: Mutex::new(Places::new(MOST_BUFFERS)), limit: limit.filter(|_| !is_exempt) })
+        let (places, limit) = (Mutex::new(Places::new(n)), limit.filter(|_| !is_exempt));
+        Ok(Self { ring, places, most, row, n, limit })
     }
 
     /// Descriptor of the ring, from which another one takes buffers over.
@@ -98,6 +126,18 @@ impl Pinner {
         self.places().end()
     }
 
+    /// First place of the disk in its engine's table, and the first place after its own.
+    #[must_use]
+    pub fn row(&self) -> Range<u32> {
+        self.row..self.row + self.n
+    }
+
+    /// Reason for which a guest with so many bytes is not pinned, if there is one: to be known
+    /// before any of them is touched.
+    pub(super) fn refuse(&self, all: u64) -> Option<PinError> {
+        (all > self.most.0).then_some(PinError::Size { most: self.most, all: Bytes(all) })
+    }
+
     fn places(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,8 +150,8 @@ impl Pinner {
         if let Some(limit) = self.limit.filter(|limit| len as u64 > *limit) {
             return Err(PinError::Limit(limit));
         }
-        let buffers = u32::try_from(len.div_ceil(CHUNK)).map_err(|_| PinError::Places)?;
-        let first = self.places().take(buffers).ok_or(PinError::Places)?;
+        let buffers = u32::try_from(len.div_ceil(CHUNK)).map_err(|_| PinError::Places(self.n))?;
+        let first = self.places().take(buffers).ok_or(PinError::Places(self.n))?;
         // Given back by its end, also after an error.
         let pinned = Pinned { pinner: Arc::clone(self), first, buffers, start: start as usize, len };
         for (place, from) in (first..).zip((0..len).step_by(CHUNK)) {
@@ -217,7 +257,7 @@ mod tests {
 
     /// Parts of this many bytes at these addresses, which are registered nowhere.
     fn pins(parts: &[(usize, usize, u32)]) -> Option<Pins> {
-        let pinner = Arc::new(Pinner::new().ok()?);
+        let pinner = Arc::new(Pinner::new(Bytes(16 << 30), 0).ok()?);
         let part = |(start, len, first): &(usize, usize, u32)| {
             let buffers = len.div_ceil(CHUNK) as u32;
             Arc::new(Pinned { pinner: Arc::clone(&pinner), first: *first, buffers, start: *start, len: *len })
@@ -248,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_respected_and_named() {
-        let Ok(mut pinner) = Pinner::new() else {
+        let Ok(mut pinner) = Pinner::new(Bytes(1 << 30), 0) else {
             let why = "this kernel registers no buffers with io_uring";
             return rtvirtio_testkit::skip("a_limit_is_respected_and_named", why);
         };
@@ -269,5 +309,22 @@ mod tests {
         let refused = unsafe { pinner.pin(std::ptr::without_provenance_mut(1 << 46), 4_096) }.unwrap_err();
         assert!(matches!(refused, PinError::Populate(_)), "{refused}");
         assert_eq!(pinner.end(), 0);
+    }
+
+    #[test]
+    fn disks_have_places_of_their_own_as_many_as_the_kernel_has() {
+        // Refused before a ring is made.
+        for (most, row) in [(u64::MAX, 0), (1 << 44, 0), (0, u32::MAX), (0, MOST_BUFFERS - 63)] {
+            let refused = Pinner::new(Bytes(most), row).unwrap_err();
+            assert!(refused.to_string().contains("16 TiB"), "{refused}");
+        }
+        let Ok(pinner) = Pinner::new(Bytes(3 << 30), 7) else {
+            let why = "this kernel registers no buffers with io_uring";
+            return rtvirtio_testkit::skip("disks_have_places_of_their_own", why);
+        };
+        assert_eq!(pinner.row(), 7..7 + 67);
+        let said = pinner.refuse((3 << 30) + 1).unwrap().to_string();
+        assert!(said.contains("3221225473B in all") && said.contains("`pin` is 3GiB"), "{said}");
+        assert!(pinner.refuse(3 << 30).is_none());
     }
 }

@@ -15,11 +15,13 @@ use super::dirty_log::{DirtyLog, LogSlice, RegionLog};
 use super::mapping::{Claims, Extent, Mapping};
 use super::pin::{PinError, Pinned, Pinner};
 
+type PinResult = std::result::Result<Arc<Pinned>, Arc<PinError>>;
+
 /// A region of guest memory. The pages around it are mapped, and only the region can be reached.
 #[derive(Debug)]
 pub struct Region {
-    /// Ends before the mapping does.
-    pinned: OnceLock<Arc<Pinned>>,
+    /// Ends before the mapping does. A failure is kept: a second attempt would take as long.
+    pinned: OnceLock<PinResult>,
     mapping: Mapping,
     base: GuestAddress,
     log: RegionLog,
@@ -40,15 +42,20 @@ impl Region {
         Ok(Self { pinned: OnceLock::new(), mapping, base: GuestAddress(base), log })
     }
 
-    /// Pins the memory, unless that is done already.
-    pub(super) fn pin(&self, pinner: &Arc<Pinner>) -> std::result::Result<Arc<Pinned>, PinError> {
-        if let Some(pinned) = self.pinned.get() {
-            return Ok(Arc::clone(pinned));
-        }
-        // SAFETY: the memory is mapped as long as `self`; what is pinned ends with it, or with the
-        // table of pins, which is part of the same guest's memory and holds its regions.
-        let pinned = Arc::new(unsafe { pinner.pin(self.mapping.start(), self.mapping.len()) }?);
-        Ok(Arc::clone(self.pinned.get_or_init(|| pinned)))
+    /// Pins the memory, unless that was done, or has failed, already.
+    pub(super) fn pin(&self, pinner: &Arc<Pinner>) -> PinResult {
+        let pin = || {
+            // SAFETY: the memory is mapped as long as `self`; what is pinned ends with it, or with
+            // the table of pins, which is part of the same guest's memory and holds its regions.
+            let pinned = unsafe { pinner.pin(self.mapping.start(), self.mapping.len()) };
+            pinned.map(Arc::new).map_err(Arc::new)
+        };
+        self.pinned.get_or_init(pin).clone()
+    }
+
+    /// The memory, if it is pinned.
+    pub(super) fn pinned(&self) -> Option<Arc<Pinned>> {
+        self.pinned.get()?.as_ref().ok().map(Arc::clone)
     }
 
     /// Whether the memory was taken away, and reads as zeroes since.

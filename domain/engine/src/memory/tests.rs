@@ -53,6 +53,63 @@ fn truncatable_and_blocking_memory_is_refused() {
     assert!(matches!(GuestMem::map(&[], Vec::new(), Trust::None), Err(MemoryError::Regions(_))));
 }
 
+/// A ring that pins so many bytes; `None` on a kernel without.
+fn pinner(test: &str, most: u64) -> Option<Arc<Pinner>> {
+    let pinner = Pinner::new(rtvirtio_units::Bytes(most), 0);
+    if pinner.is_err() {
+        rtvirtio_testkit::skip(test, "this kernel registers no buffers with io_uring");
+    }
+    pinner.ok().map(Arc::new)
+}
+
+#[test]
+fn memory_beyond_the_configuration_is_not_touched() {
+    let Some(pinner) = pinner("memory_beyond_the_configuration_is_not_touched", 2 << 20) else { return };
+    let sized = |len| {
+        let file = memfd(false);
+        file.set_len(len).unwrap();
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+        file
+    };
+    let allocated = |file: &File| rustix::fs::fstat(file).unwrap().st_blocks;
+    let large = sized(4 << 20);
+    let mem = GuestMem::map(&[region(4 << 20)], vec![large.try_clone().unwrap()], Trust::None).unwrap();
+    let report = mem.pin(&pinner);
+    let (left, why) = report.left.unwrap();
+    assert!((report.pinned, left) == (0, 4 << 20) && matches!(*why, PinError::Size { .. }), "{why}");
+    assert!(allocated(&large) == 0 && mem.pins().is_none());
+    drop(mem);
+    // A part that was pinned before there was too much stays pinned, and small ones never are.
+    let mem = GuestMem::map(&[region(2 << 20)], vec![sized(2 << 20)], Trust::None).unwrap();
+    assert!(mem.pin(&pinner).left.is_none());
+    let slot = |at: u64, size| VhostUserMemoryRegion { guest_phys_addr: at, user_addr: at, ..region(size) };
+    let mem = mem.with_region(&slot(1 << 30, 1 << 20), &sized(1 << 20), Trust::None).unwrap();
+    let report = mem.pin(&pinner);
+    assert!(report.pinned == 2 << 20 && report.left.is_none(), "{report:?}");
+    let mem = mem.with_region(&slot(1 << 31, 4 << 20), &large, Trust::None).unwrap();
+    let report = mem.pin(&pinner);
+    assert_eq!((report.pinned, report.left.map(|left| left.0)), (2 << 20, Some(4 << 20)));
+    assert!(allocated(&large) == 0 && mem.pins().is_some());
+}
+
+#[test]
+fn a_region_that_could_not_be_pinned_is_not_tried_again() {
+    let name = "a_region_that_could_not_be_pinned_is_not_tried_again";
+    let Some(pinner) = pinner(name, 1 << 30) else { return };
+    let file = memfd(false);
+    file.set_len(2 << 20).unwrap();
+    let map = || GuestMem::map(&[region(2 << 20)], vec![file.try_clone().unwrap()], Trust::Full).unwrap();
+    let mem = map();
+    file.set_len(0).unwrap();
+    for _ in 0..2 {
+        let (left, why) = mem.pin(&pinner).left.unwrap();
+        assert!(left == 2 << 20 && matches!(*why, PinError::Populate(_)), "{why}");
+        file.set_len(2 << 20).unwrap();
+    }
+    drop(mem);
+    assert_eq!(map().pin(&pinner).pinned, 2 << 20, "sent anew");
+}
+
 #[test]
 fn a_devices_memory_is_left_out_and_a_guests_is_not() {
     let of_device = VhostUserMemoryRegion {

@@ -3,6 +3,7 @@
 use std::io;
 
 use io_uring::register::Restriction;
+use io_uring::types::CloneBuffersFlags;
 use io_uring::{IoUring, opcode, squeue};
 
 use super::Tables;
@@ -82,10 +83,23 @@ pub fn build(
     Ok((ring, tables))
 }
 
+/// Whether the kernel closes a registered file when its place is emptied. Before Linux 6.13 that is
+/// a second later, or after requests of other VMs, and the file's locks would outlive the disk.
+///
+/// Kernels are told apart by a flag that came with 6.13: older ones refuse it before they look for
+/// the ring, which does not exist.
+fn closes_at_once(ring: &IoUring) -> bool {
+    let flags = CloneBuffersFlags::DST_REPLACE;
+    let refused = ring.submitter().register_buffers_clone_offset(-1, 0, 0, 1, flags);
+    refused.is_err_and(|e| e.raw_os_error() == Some(libc::EBADF))
+}
+
 /// Registers empty tables; returns their sizes.
 fn register(ring: &IoUring, tables: Tables) -> Tables {
     let submitter = ring.submitter();
-    let files = if submitter.register_files_sparse(tables.files).is_ok() { tables.files } else { 0 };
+    let is_there =
+        tables.files > 0 && closes_at_once(ring) && submitter.register_files_sparse(tables.files).is_ok();
+    let files = if is_there { tables.files } else { 0 };
     let is_there = tables.buffers > 0 && submitter.register_buffers_sparse(tables.buffers).is_ok();
     Tables { files, buffers: if is_there { tables.buffers } else { 0 } }
 }

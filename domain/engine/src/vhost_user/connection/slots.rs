@@ -56,7 +56,8 @@ impl<C: From<QueueCommand>> Connection<C> {
 
     /// Puts other memory in the place of that which no queue uses, and pins it where the
     /// configuration says so. What both have stays pinned, and the rest is unpinned before more is
-    /// pinned: the process has a limit.
+    /// pinned: the process has a limit. No queue is served meanwhile: a region is pinned once,
+    /// or not at all.
     fn replace_memory(&mut self, mem: &Arc<GuestMem>) {
         self.mem = Some(Arc::clone(mem));
         let Some(pinner) = &self.device.pinner else { return };
@@ -69,7 +70,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let name = &self.device.name;
         match left {
             None => {
-                crate::log::line(name, format_args!("{} of its guest's memory are pinned", Bytes(pinned)))
+                crate::log::notice(name, format_args!("{} of its guest's memory are pinned", Bytes(pinned)))
             }
             Some((left, why)) => crate::log::line(
                 name,
