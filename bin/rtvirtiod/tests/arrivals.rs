@@ -5,7 +5,7 @@
 mod common;
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -202,8 +202,24 @@ fn a_vm_that_arrives_is_admitted_before_it_leaves_and_counted_once() {
     assert_eq!(target.arrivals(), reserved("reserved"));
     assert!(target.comes(&other, &other_xml).is_err());
 
-    // The move failed: the room is another's.
-    assert!(target.hook(&mover, "release", "").status.success());
+    // Another VM with its name: one of both can be admitted, and none takes the other's budget.
+    fs::write(&spec, contract(&format!("name = \"{mover}\"\nqmp = \"/nowhere/mover.qmp\"\n"), "1ms"))
+        .unwrap();
+    let set = ["contract", "set", &mover, spec.to_str().unwrap(), "--contracts", directory.to_str().unwrap()];
+    let out = target.rig.site.output(&set);
+    let text = output_text(&out);
+    assert!(out.status.code() == Some(2) && text.contains("about to arrive"), "{text}");
+    target.write_contract(&mover, "1ms", "qmp = \"/nowhere/mover.qmp\"");
+    wait_for("the reservation without a name", || target.arrivals() == reserved("refused"));
+    let (_, listed) = target.ask("GET", "/v1/arrivals", b"");
+    assert!(listed.contains("is the name of another VM here"), "{listed}");
+    fs::remove_file(directory.join(format!("{mover}.toml"))).unwrap();
+    wait_for("the reservation again", || target.arrivals() == reserved("reserved"));
+
+    // The end of another domain frees nothing. The move failed: the room is another's.
+    assert!(target.hook(&mover, "release", &other_xml).status.success());
+    assert_eq!(target.arrivals(), reserved("reserved"));
+    assert!(target.hook(&mover, "release", &xml).status.success());
     assert_eq!(target.arrivals(), []);
     assert_eq!(target.comes(&other, &other_xml), Ok(()));
     let refused = target.comes(&mover, &xml).unwrap_err();
@@ -245,6 +261,11 @@ fn a_vm_that_arrives_is_admitted_before_it_leaves_and_counted_once() {
     target.rig.wait_state(&mover, "in_force");
     fs::write(target.virsh.join("list"), "").unwrap();
     machine.kill();
+    // It comes straight back: what its earlier stay has left counts for nothing.
+    assert_eq!(target.comes(&mover, &xml), Ok(()));
+    assert_eq!(target.arrivals(), reserved("reserved"));
+    assert!(target.hook(&mover, "release", "").status.success());
+    assert_eq!(target.arrivals(), []);
     wait_for("the end of its contract", || target.rig.vm(&mover).is_null());
     wait_for("the room of the VM that has left", || target.comes(&other, &other_xml).is_ok());
 }
@@ -402,4 +423,29 @@ fn a_service_that_does_not_answer_is_met_by_the_declared_policy() {
         fs::write(&policy, word).unwrap();
         assert_eq!((code(&with), code(&without)), (Some(expected), Some(0)), "{word}");
     }
+    // One that is busy decides nothing.
+    fs::remove_file(rig.socket()).unwrap();
+    let busy = UnixListener::bind(rig.socket()).unwrap();
+    std::thread::spawn(move || busy.incoming().for_each(|stream| answer_busy(&stream.unwrap())));
+    for (word, expected) in [("refuse", 1), ("answered", 0), ("never", 0), ("nevr", 1)] {
+        fs::write(&policy, word).unwrap();
+        assert_eq!((code(&with), code(&without)), (Some(expected), Some(0)), "{word}");
+    }
+    let refused = output_text(&hook(&rig, "plc", "migrate", &with));
+    assert!(refused.contains("nothing was decided"), "{refused}");
+}
+
+fn answer_busy(mut stream: &UnixStream) {
+    let mut request = BufReader::new(stream);
+    let (mut line, mut length) = (String::new(), 0);
+    while request.read_line(&mut line).unwrap() > 2 {
+        if let Some(found) = line.strip_prefix("Content-Length:") {
+            length = found.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    request.take(length).read_to_end(&mut Vec::new()).unwrap();
+    let body = r#"{"error":"the service is busy: nothing was decided"}"#;
+    let head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close";
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
 }

@@ -1,6 +1,7 @@
 //! VMs that are about to arrive by live migration: their contracts are reserved before they leave
 //! their host, for a limited time, and count in every admission until the VM runs here.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use rtvirtio_kernel::{Root, trusted};
@@ -10,6 +11,7 @@ use rtvirtio_workflow::write_state;
 use serde::{Deserialize, Serialize};
 
 use crate::desired::{Contract, Desired, Origin};
+use crate::observed::Admission;
 
 mod request;
 #[cfg(test)]
@@ -161,7 +163,7 @@ pub struct ArrivalSnapshot {
 }
 
 /// Time since the kernel was started, which no change of the clock moves, and the kernel's run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BootTime {
     id: String,
     ms: u64,
@@ -253,11 +255,19 @@ impl Arrival {
         is_of(&self.stored.vm, &self.stored.uri, contract)
     }
 
-    /// Whether it is of this VM: by its name in the contract or in libvirt, or by its UUID.
+    /// Contract of another VM of this host with its name: such a reservation does not count.
+    pub fn namesake<'d>(&self, desired: &'d Desired) -> Option<&'d Contract> {
+        desired.contract_of(self.vm()).filter(|contract| !self.is_of(contract))
+    }
+
+    /// Whether it is of this VM: of libvirt by its name there or UUID, else by its name in the
+    /// contract, which is another VM's name in libvirt perhaps.
     fn is_named(&self, name: &str) -> bool {
         let vm = &self.stored.vm;
-        let is_uuid = |uuid: &String| uuid.eq_ignore_ascii_case(name);
-        self.vm() == name || vm.name == name || vm.uuid.as_ref().is_some_and(is_uuid)
+        match &vm.uuid {
+            Some(uuid) => vm.name == name || uuid.eq_ignore_ascii_case(name),
+            None => self.vm() == name,
+        }
     }
 
     /// Whether both are for one VM.
@@ -271,7 +281,7 @@ impl Arrival {
     }
 
     /// Reservation for clients; `refused` is the reason where it was refused since.
-    pub fn snapshot(&self, refused: Option<&String>) -> ArrivalSnapshot {
+    fn snapshot(&self, refused: Option<&String>) -> ArrivalSnapshot {
         let vm = &self.stored.vm;
         ArrivalSnapshot {
             vm: self.vm().to_owned(),
@@ -305,7 +315,8 @@ pub(crate) fn is_of(vm: &ArrivingVm, uri: &str, contract: &Contract) -> bool {
 
 /// Reservations that are counted beside the contracts of this host. A file of the VM counts in
 /// place of its reservation, and so does any contract of it once it runs; metadata of an earlier
-/// start here do not.
+/// start here do not. A name that another VM's contract has cannot be admitted twice: that contract
+/// counts alone.
 pub(crate) fn counted<'a>(
     desired: &Desired,
     arrivals: &'a [Arrival],
@@ -315,7 +326,7 @@ pub(crate) fn counted<'a>(
         let counts = |c: &&Contract| matches!(c.origin, Origin::File(_)) || runs(&c.vm.name);
         desired.contracts.iter().filter(|c| arrival.is_of(c)).any(|c| counts(&c))
     };
-    arrivals.iter().filter(|arrival| !own(arrival)).collect()
+    arrivals.iter().filter(|arrival| !own(arrival) && arrival.namesake(desired).is_none()).collect()
 }
 
 /// Reservations of this host.
@@ -324,6 +335,8 @@ pub(crate) struct Arrivals {
     all: Vec<Arrival>,
     /// Reason why stored reservations are not known; `None` while they are.
     unread: Option<String>,
+    /// Reasons why reservations do not count, by the names in their contracts.
+    void: BTreeMap<String, String>,
 }
 
 impl Arrivals {
@@ -331,8 +344,8 @@ impl Arrivals {
     /// more.
     pub fn load(state: &Path, now: &Result<BootTime, String>) -> Self {
         match read(state, now) {
-            Ok(all) => Self { all, unread: None },
-            Err(why) => Self { all: Vec::new(), unread: Some(why) },
+            Ok(all) => Self { all, ..Self::default() },
+            Err(why) => Self { unread: Some(why), ..Self::default() },
         }
     }
 
@@ -358,11 +371,27 @@ impl Arrivals {
         self.unread.clone().map_or(Ok(()), Err)
     }
 
-    /// Takes a reservation, in place of an earlier one of the same VM, and stores it.
+    /// Finds reservations with names that contracts of other VMs have since.
+    pub fn find_namesakes(&mut self, desired: &Desired) {
+        let void = |of: &Arrival| {
+            let (vm, place) = (of.vm().to_owned(), of.namesake(desired)?.origin.to_string());
+            Some((vm.clone(), ArrivalError::NameInUse { vm, place }.to_string()))
+        };
+        self.void = self.all.iter().filter_map(void).collect();
+    }
+
+    /// Reservations for clients, as of this admission.
+    pub fn snapshots(&self, admitted: &Admission) -> Vec<ArrivalSnapshot> {
+        let refused = |vm: &str| self.void.get(vm).or_else(|| admitted.refused.get(vm));
+        self.all.iter().map(|of| of.snapshot(refused(of.vm()))).collect()
+    }
+
+    /// Takes a reservation, in place of an earlier one of the same VM, and stores it. Returns the
+    /// reservations before, for [`Arrivals::put_back`].
     ///
     /// # Errors
     /// [`ArrivalError::TooMany`], [`ArrivalError::NotStored`]; then all is as before.
-    pub fn take(&mut self, new: Arrival, state: &Path, now: &BootTime) -> Result<(), ArrivalError> {
+    pub fn take(&mut self, new: Arrival, state: &Path, now: &BootTime) -> Result<Vec<Arrival>, ArrivalError> {
         let mut all: Vec<Arrival> = self.all.iter().filter(|of| !of.is_same_vm(&new)).cloned().collect();
         if all.len() >= MOST {
             return Err(ArrivalError::TooMany);
@@ -370,8 +399,22 @@ impl Arrivals {
         let vm = new.vm().to_owned();
         all.push(new);
         store(&all, state, now).map_err(|why| ArrivalError::NotStored { vm, why })?;
-        self.all = all;
-        Ok(())
+        Ok(std::mem::replace(&mut self.all, all))
+    }
+
+    /// Puts the reservations from before [`Arrivals::take`] back. Returns why they were not stored.
+    pub fn put_back(
+        &mut self,
+        before: Vec<Arrival>,
+        state: &Path,
+        now: &Result<BootTime, String>,
+    ) -> Option<String> {
+        self.all = before;
+        self.store(state, now)
+    }
+
+    fn store(&self, state: &Path, now: &Result<BootTime, String>) -> Option<String> {
+        now.as_ref().map_err(Clone::clone).and_then(|now| store(&self.all, state, now)).err()
     }
 
     /// Ends reservations for which `why` gives a reason. Returns these VMs with their reasons, and
@@ -379,7 +422,7 @@ impl Arrivals {
     pub fn end(
         &mut self,
         state: &Path,
-        now: &BootTime,
+        now: &Result<BootTime, String>,
         why: impl Fn(&Arrival) -> Option<String>,
     ) -> (Vec<(String, String)>, Option<String>) {
         let (mut ended, mut left) = (Vec::new(), Vec::new());
@@ -390,23 +433,24 @@ impl Arrivals {
             }
         }
         self.all = left;
-        let unstored = if ended.is_empty() { None } else { store(&self.all, state, now).err() };
+        let unstored = if ended.is_empty() { None } else { self.store(state, now) };
         (ended, unstored)
     }
 
-    /// Ends the reservations of a VM that is given by its name or UUID.
+    /// Ends the reservations of a VM that is given by its name or UUID, also where the time is not
+    /// known: then they are not stored.
     pub fn give_back(
         &mut self,
         name: &str,
         state: &Path,
-        now: &BootTime,
+        now: &Result<BootTime, String>,
     ) -> (Vec<(String, String)>, Option<String>) {
         self.end(state, now, |of| of.is_named(name).then(|| "it was given back".to_owned()))
     }
 
     /// Ends the reservations whose time is over.
     pub fn expire(&mut self, state: &Path, now: &BootTime) -> (Vec<(String, String)>, Option<String>) {
-        self.end(state, now, |of| {
+        self.end(state, &Ok(now.clone()), |of| {
             (of.stored.until_ms <= now.ms).then(|| "the VM has not come in time".to_owned())
         })
     }

@@ -19,7 +19,7 @@ use crate::shared::{ArrivalRequest, Command, Shared};
 
 /// Largest description of a VM, in bytes: as of libvirt's answers.
 const LARGEST_BODY: usize = 4 << 20;
-/// Timeout of the loop's answer; a migration waits for it.
+/// Timeout of the loop's answer; a migration, or the stop of a VM, waits for it.
 const ANSWER_TIME: Duration = Duration::from_secs(4);
 
 /// Query of a request for a reservation.
@@ -96,13 +96,21 @@ fn status_of(e: &ArrivalError) -> StatusCode {
 
 /// Ends the reservations of a VM.
 pub(super) async fn give_back(State(shared): Ctx, Query(named): Query<Named>) -> Response {
+    let nothing = || problem(StatusCode::NOT_FOUND, "nothing is reserved for a VM of this name or UUID");
+    // libvirt's hook asks at every stop of a VM: the loop is not waited for in vain.
+    if shared.snapshot().arrivals.is_empty() {
+        return nothing();
+    }
     let (answer, answered) = oneshot::channel();
     if !shared.send(Command::GiveArrivalBack(named.vm, answer)) {
         return problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends");
     }
-    match answered.await {
-        Ok(true) => Json(json!({ "given_back": true })).into_response(),
-        Ok(false) => problem(StatusCode::NOT_FOUND, "nothing is reserved for a VM of this name or UUID"),
-        Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
+    match timeout(ANSWER_TIME, answered).await {
+        Ok(Ok(true)) => Json(json!({ "given_back": true })).into_response(),
+        Ok(Ok(false)) => nothing(),
+        Ok(Err(_)) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
+        Err(_) => {
+            problem(StatusCode::SERVICE_UNAVAILABLE, "the service is busy: it will be given back later")
+        }
     }
 }

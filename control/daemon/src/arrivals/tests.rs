@@ -49,8 +49,9 @@ fn reservations_survive_the_service_and_end_with_their_time_and_with_the_host() 
     assert_eq!(names(&Arrivals::load(state, &Ok(at(6_500)))), ["vm1"]);
     assert!(Arrivals::load(state, &Ok(at(6_800))).all().is_empty(), "it ended while no service ran");
     // By UUID or name, and not by another's.
-    assert_eq!(again.give_back("vm2", state, &now).0, []);
-    assert_eq!(again.give_back(&vm(1).uuid.unwrap().to_uppercase(), state, &now).0.len(), 1);
+    let known = Ok(now.clone());
+    assert_eq!(again.give_back("vm2", state, &known).0, []);
+    assert_eq!(again.give_back(&vm(1).uuid.unwrap().to_uppercase(), state, &known).0.len(), 1);
     assert!(Arrivals::load(state, &Ok(now.clone())).all().is_empty());
     arrivals.take(arrival(3, SECOND, &now), state, &now).unwrap();
     let rebooted = BootTime { id: "another".to_owned(), ms: 1 };
@@ -113,13 +114,62 @@ fn a_contract_of_this_host_counts_in_place_of_the_reservation() {
         assert!(is_counted(&of(reach, domain()), false), "{reach}");
         assert!(!is_counted(&of(reach, domain()), true), "{reach}");
     }
-    // Other VMs of the same name.
+    // Other VMs of the same name: one of both can be admitted, and that is the host's own.
     for reach in ["domain = \"vm1\"\nuri = \"qemu:///session\"", "qmp = \"/q\"", "proxmox = 101"] {
-        assert!(is_counted(&of(reach, file()), true), "{reach}");
+        let desired = of(reach, file());
+        assert!(!is_counted(&desired, true), "{reach}");
+        let mut arrivals = Arrivals { all: all.to_vec(), ..Arrivals::default() };
+        arrivals.find_namesakes(&desired);
+        let shown = arrivals.snapshots(&Admission::default());
+        assert_eq!(shown[0].state, ArrivalState::Refused, "{reach}");
+        assert!(shown[0].why.as_ref().unwrap().contains("another VM here (x.toml)"), "{shown:?}");
+        arrivals.find_namesakes(&Desired::default());
+        assert_eq!(arrivals.snapshots(&Admission::default())[0].state, ArrivalState::Reserved);
     }
     let proxmox = ArrivingVm::of_proxmox(101);
     assert!(is_of(&proxmox, URI, &of("proxmox = 101", file()).contracts[0]));
     assert!(!is_of(&proxmox, URI, &of("proxmox = 102", file()).contracts[0]));
+}
+
+#[test]
+fn only_the_vm_itself_gives_a_reservation_back() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (state, now) = (dir.path(), at(5_000));
+    let known = Ok(now.clone());
+    let mut arrivals = Arrivals::default();
+    // A domain, whose contract has the name of another one, and a VM of a contract file.
+    let domain = ArrivingVm { text: Some(text("name = \"plc\"\n")), ..vm(1) };
+    let file = text("name = \"vm9\"\nqmp = \"/q\"\n");
+    for vm in [domain, ArrivingVm::of_body(&file, None).unwrap()] {
+        let arrival = Arrival::new(&vm, URI, SECOND, &now).unwrap().unwrap();
+        arrivals.take(arrival, state, &now).unwrap();
+    }
+    assert_eq!(names(&arrivals), ["plc", "vm9"]);
+    for other in ["plc", &vm(2).uuid.unwrap(), &vm(9).uuid.unwrap()] {
+        assert_eq!(arrivals.give_back(other, state, &known).0, [], "{other}");
+    }
+    assert_eq!(arrivals.give_back("vm9", state, &known).0.len(), 1);
+    // Without a clock it ends, and what is stored keeps the run of the kernel.
+    let (ended, unstored) = arrivals.give_back("vm1", state, &Err("no clock".to_owned()));
+    assert_eq!((ended.len(), unstored), (1, Some("no clock".to_owned())));
+    assert!(arrivals.all().is_empty());
+    assert_eq!(names(&Arrivals::load(state, &known)), ["plc"]);
+}
+
+#[test]
+fn a_second_request_that_is_undone_leaves_the_first_reservation() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (state, now) = (dir.path(), at(5_000));
+    let mut arrivals = Arrivals::default();
+    for n in 1..=2 {
+        arrivals.take(arrival(n, SECOND, &now), state, &now).unwrap();
+    }
+    let first = arrivals.all().to_vec();
+    let before = arrivals.take(arrival(1, LONGEST_HOLD, &now), state, &now).unwrap();
+    assert_ne!(arrivals.all(), first);
+    assert_eq!(arrivals.put_back(before, state, &Ok(now.clone())), None);
+    assert_eq!(arrivals.all(), first);
+    assert_eq!(Arrivals::load(state, &Ok(now)).all(), first);
 }
 
 #[test]

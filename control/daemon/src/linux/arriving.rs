@@ -1,9 +1,10 @@
 //! Admission of VMs that are about to arrive by live migration.
 
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::one_line;
 
-use super::{LinuxHost, admission};
+use super::{LinuxHost, Tracked, admission};
 use crate::arrivals::{
     Arrival, ArrivalAnswer, ArrivalError, ArrivalSnapshot, ArrivingVm, BootTime, counted, is_of,
 };
@@ -15,7 +16,8 @@ pub(crate) type EndedArrival = (String, String);
 
 impl LinuxHost {
     /// Whether a VM may come: its contract is admitted next to those of this host and to earlier
-    /// reservations, none of which gives way, and is reserved for `hold`.
+    /// reservations, none of which gives way, and is reserved for `hold`. Returns the reservations
+    /// from before too, for [`Self::undo_arrival`], where one was taken.
     ///
     /// # Errors
     /// Reason why it may not come, or why that is not known; then nothing is reserved.
@@ -24,9 +26,9 @@ impl LinuxHost {
         vm: &ArrivingVm,
         hold: Nanos,
         desired: &Desired,
-    ) -> Result<ArrivalAnswer, ArrivalError> {
+    ) -> Result<(ArrivalAnswer, Option<Vec<Arrival>>), ArrivalError> {
         if self.only_observes {
-            return Ok(ArrivalAnswer::Observed);
+            return Ok((ArrivalAnswer::Observed, None));
         }
         let unknown = |why: String| ArrivalError::Unknown { vm: vm.name.clone(), why };
         let boot = BootTime::read(&self.root);
@@ -38,18 +40,26 @@ impl LinuxHost {
             return Err(unknown("libvirt on this host has not named its VMs yet".to_owned()));
         }
         if let Some(answer) = self.counts_already(vm, &uri, desired)? {
-            return Ok(answer);
+            return Ok((answer, None));
         }
-        let Some(new) = new else { return Ok(ArrivalAnswer::NoContract) };
+        let Some(new) = new else { return Ok((ArrivalAnswer::NoContract, None)) };
         self.refuse_name(&new, desired)?;
         if vm.uuid.is_some() && !self.contracts.asks_libvirt() {
             return Err(ArrivalError::NotKept { vm: new.vm().to_owned() });
         }
         self.refuse_unfit(&new, desired)?;
         let (vm, until) = (new.vm().to_owned(), new.until().to_owned());
-        self.arrivals.take(new, &self.places.dirs.state, &now)?;
+        let before = self.arrivals.take(new, &self.places.dirs.state, &now)?;
         self.admission = None;
-        Ok(ArrivalAnswer::Reserved { vm, until })
+        Ok((ArrivalAnswer::Reserved { vm, until }, Some(before)))
+    }
+
+    /// Puts the reservations from before the last [`Self::arrive`] back. Returns why they were not
+    /// stored.
+    pub(crate) fn undo_arrival(&mut self, before: Vec<Arrival>) -> Option<String> {
+        self.admission = None;
+        let now = BootTime::read(&self.root);
+        self.arrivals.put_back(before, &self.places.dirs.state, &now)
     }
 
     /// Answer for a VM whose contract on this host counts: it has a file here, or runs here.
@@ -75,16 +85,25 @@ impl LinuxHost {
     /// Refuses a VM whose contract has the name of another VM: both contracts would be void.
     fn refuse_name(&self, new: &Arrival, desired: &Desired) -> Result<(), ArrivalError> {
         let vm = new.vm().to_owned();
-        let other = desired.contract_of(&vm).filter(|c| !new.is_of(c));
-        let of_file = other.map(|c| c.origin.to_string());
+        let of_file = new.namesake(desired).map(|c| c.origin.to_string());
         let arriving = || self.arrivals.all().iter().find(|of| of.vm() == vm && !of.is_same_vm(new));
         let of_scope = || {
-            let is_left = desired.contract_of(&vm).is_none() && self.runs(&vm);
-            is_left.then(|| "settings are in force for it".to_owned())
+            let is_other = desired.contract_of(&vm).is_none() && self.runs(&vm);
+            is_other.then(|| "settings are in force for it".to_owned())
         };
         let place =
             of_file.or_else(|| arriving().map(|_| "about to arrive too".to_owned())).or_else(of_scope);
-        place.map_or(Ok(()), |place| Err(ArrivalError::NameInUse { vm, place }))
+        if let Some(place) = place {
+            return Err(ArrivalError::NameInUse { vm, place });
+        }
+        // Settings of an ended VM are put back soon: a VM that moves back has left them behind.
+        let left = self.tracked.get(&vm).and_then(|t| t.scope.as_ref());
+        let is_kept = |start: &[ProcessId]| start.is_empty() || desired.holds(&vm);
+        if desired.contract_of(&vm).is_none() && left.is_some_and(|scope| is_kept(&scope.start)) {
+            let why = "settings of an earlier VM of this name are in force still".to_owned();
+            return Err(ArrivalError::Unknown { vm, why });
+        }
+        Ok(())
     }
 
     /// Refuses a contract that does not fit, or for which another one would give way.
@@ -109,15 +128,17 @@ impl LinuxHost {
         loser.map_or(Ok(()), |(other, why)| Err(ArrivalError::GivesWay { vm: vm.clone(), other, why }))
     }
 
-    /// Whether a VM runs here, or settings are in force for it.
+    /// Whether a VM runs here. Settings that it has left behind do not count: a VM that moves back
+    /// finds those of its earlier stay.
     pub(super) fn runs(&self, vm: &str) -> bool {
-        self.tracked.get(vm).is_some_and(|t| t.found.is_some() || t.scope.is_some())
+        let start = |t: &Tracked| t.scope.as_ref().is_some_and(|s| s.start.iter().any(ProcessId::is_alive));
+        self.tracked.get(vm).is_some_and(|t| is_found(t) || start(t))
     }
 
     /// Ends the reservations of a VM that is given by its name or UUID. Returns those that ended,
     /// and why the rest was not stored.
     pub(crate) fn give_arrival_back(&mut self, name: &str) -> (Vec<EndedArrival>, Option<String>) {
-        let now = BootTime::read(&self.root).unwrap_or_default();
+        let now = BootTime::read(&self.root);
         let ended = self.arrivals.give_back(name, &self.places.dirs.state, &now);
         self.count_anew(&ended.0);
         ended
@@ -128,14 +149,18 @@ impl LinuxHost {
         if self.arrivals.all().is_empty() {
             return (Vec::new(), None);
         }
-        let now = match BootTime::read(&self.root) {
+        let boot = BootTime::read(&self.root);
+        let now = match boot.clone() {
             Ok(now) => now,
-            Err(why) => return (Vec::new(), Some(why)),
+            Err(why) => {
+                self.problem(format!("no reservation for an arriving VM ends: {why}"));
+                return (Vec::new(), None);
+            }
         };
         let state = self.places.dirs.state.clone();
         let tracked = &self.tracked;
-        let runs = |vm: &str| tracked.get(vm).is_some_and(|t| t.found.is_some());
-        let (mut ended, came) = self.arrivals.end(&state, &now, |arrival| {
+        let runs = |vm: &str| tracked.get(vm).is_some_and(is_found);
+        let (mut ended, came) = self.arrivals.end(&state, &boot, |arrival| {
             let own = desired.contracts.iter().find(|c| arrival.is_of(c) && runs(&c.vm.name))?;
             Some(format!("the VM has come, and the contract in {} counts", own.origin))
         });
@@ -162,7 +187,7 @@ impl LinuxHost {
 
     /// Reservations for clients, as of the last admission.
     pub(crate) fn arrivals(&self, admitted: &Admission) -> Vec<ArrivalSnapshot> {
-        self.arrivals.all().iter().map(|of| of.snapshot(admitted.refused.get(of.vm()))).collect()
+        self.arrivals.snapshots(admitted)
     }
 
     /// Reason why earlier reservations are not known.
@@ -178,6 +203,11 @@ impl LinuxHost {
     ) -> Vec<&'a Arrival> {
         counted(desired, arrivals, |vm| self.runs(vm))
     }
+}
+
+/// Whether a process of a VM that was found runs still: it may have ended since the last look.
+fn is_found(tracked: &Tracked) -> bool {
+    tracked.found.as_ref().is_some_and(|found| found.processes.iter().any(ProcessId::is_alive))
 }
 
 fn unknown(vm: &ArrivingVm, e: &rtvirtio_workflow::Error) -> ArrivalError {

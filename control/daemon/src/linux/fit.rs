@@ -64,6 +64,14 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         host.tracked.entry(name.clone()).or_default();
         host.read_scope(&name);
     }
+    let arriving = host.counted_arrivals(&desired, host.arrivals.all());
+    if let Some(of) = arriving.iter().find(|of| of.vm() == vm && !of.is_of(&new)) {
+        let until = of.until();
+        let why = format!(
+            "{vm} is the name of a VM that is about to arrive, until {until}: give one of them another `name`"
+        );
+        return Ok(Fit { refused: Some(why), gives_way: Vec::new() });
+    }
     let of = |desired: &Desired| host.admit(desired).map(|of| admission(&of)).map_err(|e| format!("{e:#}"));
     let before = of(&desired)?;
     match desired.contracts.iter_mut().find(|c| c.vm.name == vm) {

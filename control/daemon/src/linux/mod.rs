@@ -301,6 +301,7 @@ impl LinuxHost {
         if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
             return;
         }
+        self.arrivals.find_namesakes(desired);
         match self.admit(desired) {
             Ok(admitted) => self.admission = Some((now, admitted)),
             Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
@@ -335,8 +336,7 @@ impl LinuxHost {
         let saved = replaced.filter_map(|(_, t)| t.saved.as_ref());
         let ours: ActiveContracts =
             saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
-        let vms = ordered.iter().map(|c| &c.vm);
-        of_vms_in_turn(vms, &ours, &self.places.dirs, &Quiet::default())
+        of_vms_in_turn(ordered.iter().map(|c| &c.vm), &ours, &self.places.dirs, &Quiet::default())
     }
 
     fn admission(&self) -> Admission {

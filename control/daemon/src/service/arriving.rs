@@ -1,7 +1,7 @@
 //! Requests about VMs that arrive by live migration, in the loop.
 
 use super::{Service, ServiceEvent};
-use crate::arrivals::ArrivalAnswer;
+use crate::arrivals::{Arrival, ArrivalAnswer};
 use crate::history::EventKind;
 use crate::linux::EndedArrival;
 use crate::shared::ArrivalRequest;
@@ -14,7 +14,10 @@ impl Service {
             return;
         }
         let desired = self.daemon.desired().clone();
-        let admitted = self.daemon.host().arrive(&vm, hold, &desired);
+        let (admitted, before) = match self.daemon.host().arrive(&vm, hold, &desired) {
+            Ok((admitted, before)) => (Ok(admitted), before),
+            Err(e) => (Err(e), None),
+        };
         let (kind, text) = match &admitted {
             Ok(ArrivalAnswer::Reserved { until, .. }) => {
                 (EventKind::Note, format!("its contract is reserved until {until}: it is about to arrive"))
@@ -29,15 +32,25 @@ impl Service {
             Ok(ArrivalAnswer::Reserved { vm, .. }) => vm.clone(),
             _ => vm.name,
         };
-        let is_reserved = admitted.is_ok();
         self.event(kind, Some(&name), text, Vec::new(), &mut |_| {});
-        if is_reserved {
+        if before.is_some() {
             // Whoever is answered finds the reservation listed.
             self.publish();
         }
-        if answer.send(admitted).is_err() && is_reserved {
-            self.give_arrival_back(&name);
+        if let (Err(_), Some(before)) = (answer.send(admitted), before) {
+            self.undo_arrival(name, before);
         }
+    }
+
+    /// Restores the reservations from before the request of a client that has gone: an earlier
+    /// client may rely on its own.
+    fn undo_arrival(&mut self, vm: String, before: Vec<Arrival>) {
+        let had = before.iter().any(|of| of.vm() == vm);
+        let earlier = if had { ", and the earlier one counts again" } else { "" };
+        let unstored = self.daemon.host().undo_arrival(before);
+        let why = format!("the client that asked for it has gone{earlier}");
+        self.arrivals_ended(&[(vm, why)], unstored.as_deref(), &mut |_| {});
+        self.publish();
     }
 
     /// Ends the reservations of a VM; returns whether there was one.
