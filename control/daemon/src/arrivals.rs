@@ -22,7 +22,7 @@ pub use request::ArrivingVm;
 /// File of the reservations, in the state directory.
 pub const FILE: &str = "arrivals.json";
 /// Most reservations at a time.
-pub const MOST: usize = 32;
+pub const MOST_ARRIVALS: usize = 32;
 /// Time of a reservation where the request gives none.
 pub const USUAL_HOLD: Nanos = Nanos::from_millis(600_000);
 /// Longest time of a reservation.
@@ -104,7 +104,7 @@ pub enum ArrivalError {
         vm: String,
     },
     /// Reservations for as many VMs as there may be stand already.
-    #[error("{MOST} VMs are about to arrive already: `rtvirtio status` names them")]
+    #[error("{MOST_ARRIVALS} VMs are about to arrive already: `rtvirtio status` names them")]
     TooMany,
     /// Room for contracts is not known now.
     #[error("whether the contract of {vm} fits on this host is not known: {why}")]
@@ -170,7 +170,7 @@ pub(crate) struct BootTime {
 }
 
 impl BootTime {
-    /// Reads it.
+    /// Time and run of the kernel, as it reports them now.
     ///
     /// # Errors
     /// Reason why it is not known, in words.
@@ -313,7 +313,7 @@ pub(crate) fn is_of(vm: &ArrivingVm, uri: &str, contract: &Contract) -> bool {
     }
 }
 
-/// Reservations that are counted beside the contracts of this host. A file of the VM counts in
+/// Reservations that are counted with the contracts of this host. A file of the VM counts in
 /// place of its reservation, and so does any contract of it once it runs; metadata of an earlier
 /// start here do not. A name that another VM's contract has cannot be admitted twice: that contract
 /// counts alone.
@@ -393,7 +393,7 @@ impl Arrivals {
     /// [`ArrivalError::TooMany`], [`ArrivalError::NotStored`]; then all is as before.
     pub fn take(&mut self, new: Arrival, state: &Path, now: &BootTime) -> Result<Vec<Arrival>, ArrivalError> {
         let mut all: Vec<Arrival> = self.all.iter().filter(|of| !of.is_same_vm(&new)).cloned().collect();
-        if all.len() >= MOST {
+        if all.len() >= MOST_ARRIVALS {
             return Err(ArrivalError::TooMany);
         }
         let vm = new.vm().to_owned();
@@ -482,7 +482,7 @@ fn read(state: &Path, now: &Result<BootTime, String>) -> Result<Vec<Arrival>, St
     let limit = now.ms.saturating_add(LONGEST_HOLD.0 / 1_000_000);
     let mut all = Vec::new();
     let left = stored.arrivals.into_iter().filter(|of| of.until_ms > now.ms);
-    for mut of in left.take(MOST) {
+    for mut of in left.take(MOST_ARRIVALS) {
         of.until_ms = of.until_ms.min(limit);
         all.extend(Arrival::of_stored(of).map_err(|e| unread(&e))?);
     }

@@ -114,7 +114,7 @@ impl Shared {
             commands: Mutex::new(commands),
             unheard: Mutex::default(),
             counters: Counters::default(),
-            arriving: Arc::new(Semaphore::new(arrivals::MOST)),
+            arriving: Arc::new(Semaphore::new(arrivals::MOST_ARRIVALS)),
             config: RwLock::new(config),
             dirs,
         }

@@ -6,6 +6,7 @@ use rtvirtio_cores::{cpu_list, cpu_ranges};
 use serde::{Serialize, Serializer};
 use toml::de::DeValue;
 
+use crate::contract_keys::has_vcpus_under_contract;
 use crate::error::Report;
 use crate::field::{Field, Place, Section, kind, quoted};
 
@@ -40,17 +41,8 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         None => return vm.absent("cores").optional(),
         Some(found) => found,
     };
-    if vm.place("cpu").is_none() && !vm.meant("cpu") {
-        report.add(
-            place.key,
-            "`cores` without `cpu`: CPUs are chosen by what a VM's contract takes of them",
-            "add cpu = { budget = \"4ms\", period = \"20ms\" }",
-        );
-        return None;
-    }
-    if vm.get("lab").is_some_and(|(_, lab)| lab.as_str() == Some("process")) {
-        let message = "`cores` is for a machine with vCPUs, and a process has none";
-        report.add(place.key, message, "remove this line, or write lab = \"qemu\"");
+    let why = "CPUs are chosen by what a VM's contract takes of them";
+    if !has_vcpus_under_contract(report, vm, "cores", &place, (why, "line")) {
         return None;
     }
     match value {

@@ -8,6 +8,7 @@
 //! bounded, and nothing in it makes the parser panic.
 
 mod block;
+mod contract_keys;
 mod cores;
 mod cpu;
 mod device;

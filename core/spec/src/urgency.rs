@@ -3,6 +3,7 @@
 use rtvirtio_units::Nanos;
 use toml::de::DeValue;
 
+use crate::contract_keys::has_vcpus_under_contract;
 use crate::error::Report;
 use crate::field::{Field, Section, kind};
 use crate::source::printable;
@@ -39,17 +40,8 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         report.add(place.value, format!("`urgency` must be a table, not {}", kind(value)), EXAMPLE);
         return None;
     };
-    if vm.place("cpu").is_none() && !vm.meant("cpu") {
-        report.add(
-            place.key,
-            "`urgency` without `cpu`: what a guest calls urgent is held by its VM's budget",
-            "add cpu = { budget = \"4ms\", period = \"20ms\" }",
-        );
-        return None;
-    }
-    if vm.get("lab").is_some_and(|(_, lab)| lab.as_str() == Some("process")) {
-        let message = "`urgency` is for a machine with vCPUs, and a process has none";
-        report.add(place.key, message, "remove this table, or write lab = \"qemu\"");
+    let why = "what a guest calls urgent is held by its VM's budget";
+    if !has_vcpus_under_contract(report, vm, "urgency", &place, (why, "table")) {
         return None;
     }
     let section = Section::open(report, "[vm.urgency]", table, place.value, KEYS, ALIASES);

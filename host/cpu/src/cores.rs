@@ -22,7 +22,7 @@ pub struct Cores {
 impl Cores {
     /// CPUs that a thread is to have; `None` for one that gets none, with the reason where a user
     /// would expect some.
-    fn of(&self, thread: &Thread) -> Result<Option<BTreeSet<u32>>, String> {
+    fn cpus_for(&self, thread: &Thread) -> Result<Option<BTreeSet<u32>>, String> {
         if thread.reservation.is_some() {
             return Err("a thread with a deadline reservation must be allowed on all CPUs".to_owned());
         }
@@ -58,7 +58,7 @@ impl Cores {
     /// The threads as they are with these CPUs.
     #[must_use]
     pub fn pinned(&self, threads: &[Thread]) -> Vec<Thread> {
-        let pinned = |t: &Thread| match self.of(t) {
+        let pinned = |t: &Thread| match self.cpus_for(t) {
             Ok(Some(cpus)) => Thread { affinity: cpu_ranges(&cpus), ..t.clone() },
             Ok(None) | Err(_) => t.clone(),
         };
@@ -71,7 +71,7 @@ impl Cores {
     pub fn writes(&self, vm: &str, threads: &[Thread]) -> (Vec<Write>, Vec<(u32, String)>) {
         let (mut writes, mut without) = (Vec::new(), Vec::new());
         for t in threads {
-            match self.of(t) {
+            match self.cpus_for(t) {
                 Ok(Some(cpus)) => {
                     let target = Target::affinity(t.pid, t.tid, t.start);
                     writes.push(Write::new(format!("CPUs of {} ({vm})", t.role), target, cpu_ranges(&cpus)));

@@ -81,7 +81,7 @@ async fn reserve(State(shared): Ctx, Query(asked): Query<Asked>, body: String) -
         Ok(Ok(Ok(answer))) => Json(answer).into_response(),
         Ok(Ok(Err(e))) => problem(status_of(&e), &e.to_string()),
         Ok(Err(_)) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service ends"),
-        // Nothing stays reserved: the loop sees that nobody waits for its answer.
+        // Nothing stays reserved: the loop sees that the client has gone.
         Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the service is busy: nothing was decided"),
     }
 }
@@ -97,7 +97,7 @@ fn status_of(e: &ArrivalError) -> StatusCode {
 /// Ends the reservations of a VM.
 pub(super) async fn give_back(State(shared): Ctx, Query(named): Query<Named>) -> Response {
     let nothing = || problem(StatusCode::NOT_FOUND, "nothing is reserved for a VM of this name or UUID");
-    // libvirt's hook asks at every stop of a VM: the loop is not waited for in vain.
+    // libvirt's hook asks at every stop of a VM: without a reservation the answer is here.
     if shared.snapshot().arrivals.is_empty() {
         return nothing();
     }

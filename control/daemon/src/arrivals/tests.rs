@@ -79,10 +79,10 @@ fn what_cannot_be_read_is_not_taken_for_none_and_what_cannot_be_stored_is_not_re
         assert!(arrivals.problem().is_none());
     }
     let mut arrivals = Arrivals::default();
-    for n in 0..MOST {
+    for n in 0..MOST_ARRIVALS {
         arrivals.take(arrival(n, SECOND, &now), state, &now).unwrap();
     }
-    let more = arrivals.take(arrival(MOST, SECOND, &now), state, &now);
+    let more = arrivals.take(arrival(MOST_ARRIVALS, SECOND, &now), state, &now);
     assert_eq!(more, Err(ArrivalError::TooMany));
     assert!(Arrivals::load(state, &Err("no clock".to_owned())).problem().unwrap().contains("no clock"));
     // A directory in the place of the file.

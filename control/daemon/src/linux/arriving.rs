@@ -195,7 +195,7 @@ impl LinuxHost {
         self.arrivals.problem()
     }
 
-    /// Reservations that are counted beside the contracts of this host.
+    /// Reservations that are counted with the contracts of this host.
     pub(super) fn counted_arrivals<'a>(
         &self,
         desired: &Desired,

@@ -34,7 +34,7 @@ impl Service {
         };
         self.event(kind, Some(&name), text, Vec::new(), &mut |_| {});
         if before.is_some() {
-            // Whoever is answered finds the reservation listed.
+            // A client that has its answer finds the reservation listed.
             self.publish();
         }
         if let (Err(_), Some(before)) = (answer.send(admitted), before) {

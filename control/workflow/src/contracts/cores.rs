@@ -28,7 +28,7 @@ pub(super) struct CoresAsk<'a> {
 
 impl<'a> CoresAsk<'a> {
     /// `None` where the spec wants no CPUs.
-    pub(super) fn of(one: &'a Contracted, threads: &'a [Thread]) -> Option<Self> {
+    pub(super) fn from_contract(one: &'a Contracted, threads: &'a [Thread]) -> Option<Self> {
         let wanted = one.cores.as_ref()?;
         Some(Self { vm: &one.vm, wanted, contract: one.contract, backend: one.backend, threads })
     }
@@ -90,8 +90,9 @@ impl<'a> CoresAsk<'a> {
     }
 }
 
-/// CPUs for each of these VMs, next to those of the contracts `beside`, each with the processes of
-/// its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed first.
+/// CPUs for each of these VMs, next to those of the contracts in force, `beside`, each with the
+/// processes of its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed
+/// first.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) where they do not fit, with what would.

@@ -60,7 +60,7 @@ pub(crate) fn writes(
         .map(|(one, handle, before)| Ok((one, discover(&root, &handle)?, before)))
         .collect::<Result<_>>()?;
     let asks: Vec<CoresAsk<'_>> =
-        discovered.iter().filter_map(|(one, threads, _)| CoresAsk::of(one, threads)).collect();
+        discovered.iter().filter_map(|(one, threads, _)| CoresAsk::from_contract(one, threads)).collect();
     let mut chosen = cores::choose(&root, &probe, &asks, &[])?;
     let (mut all, mut out) = (Vec::new(), Vec::new());
     for (one, threads, before) in discovered {
@@ -89,7 +89,7 @@ pub fn writes_of_one(
 ) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
     let threads = discover_among(&root, vm, processes)?;
-    let ask = CoresAsk::of(&one, &threads);
+    let ask = CoresAsk::from_contract(&one, &threads);
     let cores = cores::choose(&root, probe, ask.as_slice(), beside)?.remove(&one.vm);
     Ok((hold(&root, probe, one, cores, &threads, &[])?, threads))
 }

@@ -29,7 +29,7 @@ impl CpuGuarantees {
     ///
     /// # Errors
     /// The reason why they may not, and what would make it provable.
-    pub fn of(&self, vm: &Vm) -> Result<(), String> {
+    pub fn check(&self, vm: &Vm) -> Result<(), String> {
         match &self.0 {
             Ok(Some(admitted)) => guaranteed(admitted, &vm.name),
             Ok(None) => Err("no contract is admitted on this host".to_owned()),
@@ -179,7 +179,7 @@ mod tests {
                     cpu = { budget = \"4ms\", period = \"20ms\" }\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
         let host = HostSpec::parse("x.toml", text).unwrap();
         let unknown = CpuGuarantees(Err("no cpu controller".to_owned()));
-        assert!(unknown.of(&host.vms()[0]).unwrap_err().ends_with("is not known: no cpu controller"));
-        assert!(CpuGuarantees(Ok(None)).of(&host.vms()[0]).is_err());
+        assert!(unknown.check(&host.vms()[0]).unwrap_err().ends_with("is not known: no cpu controller"));
+        assert!(CpuGuarantees(Ok(None)).check(&host.vms()[0]).is_err());
     }
 }

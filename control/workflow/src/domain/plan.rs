@@ -44,7 +44,7 @@ pub fn with_networks(plan: DomainPlan, host: &HostSpec, dirs: &Dirs, progress: &
     plan.with_networks(plan_networks(host, &absolute(&dirs.run).join("ports"))).with_paths(
         host,
         debt,
-        &|vm| guarantees.of(vm),
+        &|vm| guarantees.check(vm),
     )
 }
 

@@ -21,15 +21,15 @@ pub(crate) struct MonitorTime {
 impl MonitorTime {
     /// Time to read settings, from now on.
     pub fn of_settings() -> Self {
-        Self::of(4 * QMP_TIMEOUT, 2 * QMP_TIMEOUT)
+        Self::with_limits(4 * QMP_TIMEOUT, 2 * QMP_TIMEOUT)
     }
 
     /// Time to read counters before or after a run, from now on.
     pub fn of_counters() -> Self {
-        Self::of(Duration::from_secs(10), Duration::from_secs(2))
+        Self::with_limits(Duration::from_secs(10), Duration::from_secs(2))
     }
 
-    fn of(total: Duration, one: Duration) -> Self {
+    fn with_limits(total: Duration, one: Duration) -> Self {
         Self { total, one, end: Instant::now() + total }
     }
 
@@ -100,7 +100,7 @@ mod tests {
             })
             .collect();
         let limit = Duration::from_millis(300);
-        let (begin, time) = (Instant::now(), MonitorTime::of(limit, limit));
+        let (begin, time) = (Instant::now(), MonitorTime::with_limits(limit, limit));
         let why: Vec<String> =
             silent.iter().map(|(_, vm)| format!("{:#}", vm.drives_and_stats(&time).unwrap_err())).collect();
         assert!(begin.elapsed() >= limit && begin.elapsed() < HANG, "{:?}", begin.elapsed());
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(*why, not_asked);
         }
         // One alone leaves time for those after it.
-        let time = MonitorTime::of(HANG, limit);
+        let time = MonitorTime::with_limits(HANG, limit);
         assert_eq!(time.of_next(&silent[0].1).unwrap(), limit);
     }
 }

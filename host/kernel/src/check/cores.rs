@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rtvirtio_cores::{Host, Placement, Request, Use};
+use rtvirtio_cores::{Host, Request, Use};
 
 use super::Finding;
 use crate::sched::Policy;
@@ -245,18 +245,12 @@ fn with_proposals(
     let host = if stuck.is_empty() { None } else { topology(root).ok() };
     if let Some(mut host) = host.and_then(|cpus| Host::new(cpus, WHOLE).ok()) {
         let pinned = all.iter().flat_map(|(_, vcpus)| vcpus).map(|vcpu| &vcpu.may_use);
-        pinned.filter(|may_use| may_use.len() == 1).flatten().for_each(|cpu| host.take(&one_on(*cpu)));
+        pinned.filter(|may_use| may_use.len() == 1).flatten().for_each(|cpu| host.fill(*cpu));
         for (vcpus, finding) in &mut stuck {
             finding.remedy.push_str(&proposal(&mut host, vcpus, apart).unwrap_or_default());
         }
     }
     stuck.into_iter().map(|(_, finding)| finding).collect()
-}
-
-/// A thread that has a CPU already.
-fn one_on(cpu: u32) -> Placement {
-    let request = Request { vcpus: 1, each: Use::Part(WHOLE), service: 0, service_share: 1, node: None };
-    Placement { request, vcpus: vec![cpu], service: Vec::new(), nodes: 1, domains: 1, beyond: 0 }
 }
 
 /// Takes CPUs for the vCPUs of a VM that no other vCPU has to itself; `None` where there are too

@@ -103,7 +103,7 @@ fn choose_one(
     threads: &[Thread],
     beside: &[(InForce, Vec<u32>)],
 ) -> Result<Cores> {
-    let ask = CoresAsk::of(one, threads);
+    let ask = CoresAsk::from_contract(one, threads);
     Ok(choose(root, &probe(), ask.as_slice(), beside)?.remove(&one.vm).unwrap())
 }
 
@@ -112,7 +112,10 @@ fn vms_of_a_spec_get_cpus_next_to_each_other_the_largest_first() {
     let (_dir, root) = host();
     let (small, large) = (one("small", 8, auto()), one("large", 8, whole()));
     let (of_small, of_large) = (threads(100, 1), threads(200, 3));
-    let asks = [CoresAsk::of(&small, &of_small).unwrap(), CoresAsk::of(&large, &of_large).unwrap()];
+    let asks = [
+        CoresAsk::from_contract(&small, &of_small).unwrap(),
+        CoresAsk::from_contract(&large, &of_large).unwrap(),
+    ];
     let chosen = choose(&root, &probe(), &asks, &[]).unwrap();
     let large = &chosen["large"];
     let node = |cpu: &u32| cpu / 4;
@@ -136,7 +139,7 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
     let second = choose_one(&root, &b, &threads(200, 3), &beside).unwrap();
     let cpus = |cores: &Cores| cores.placement.vcpus.iter().copied().collect::<BTreeSet<u32>>();
     assert!(cpus(&first).is_disjoint(&cpus(&second)), "{first} {second}");
-    // A VM that nobody here manages has CPU 5.
+    // A VM without a contract has CPU 5.
     for (tid, name, list) in [(900, "qemu", "0-7"), (901, "CPU 0/KVM", "5")] {
         let dir = format!("/proc/900/task/{tid}");
         put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
