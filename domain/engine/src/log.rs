@@ -105,7 +105,7 @@ pub fn line(disk: &str, text: impl std::fmt::Display) {
     write_limited(disk, &text.to_string(), true);
 }
 
-/// Writes a line as [`line`] does, of something that is no refusal.
+/// Writes a line as [`line()`] does, of something that is no refusal.
 pub fn notice(disk: &str, text: impl std::fmt::Display) {
     write_limited(disk, &text.to_string(), false);
 }
