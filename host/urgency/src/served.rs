@@ -10,6 +10,7 @@ mod status;
 mod vcpus;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Receiver;
 
 use rtvirtio_apply::{Guard, Hold, Levels};
 use rtvirtio_units::Nanos;
@@ -89,6 +90,8 @@ pub struct ServedVm {
     /// like one that rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
     interrupts: Option<KvmInterrupts>,
+    /// Source of the tracer that starts meanwhile.
+    starting: Option<Receiver<KvmInterrupts>>,
     share: FairShare,
     /// Time by which vCPUs are raised before announced timers.
     lead: Lead,
@@ -151,6 +154,7 @@ impl ServedVm {
             bell: page.doorbell.map(|fd| (fd, Doorbell::default())),
             completions: None,
             interrupts: None,
+            starting: None,
             share: FairShare::new(crate::thread::now()),
             lead: Lead::new(config.lead),
             answer: Answer::new(config.answer),

@@ -146,7 +146,7 @@ impl Follower {
         let (dirs, newcomers, offering) = (dirs.clone(), self.newcomers.clone(), self.offering.clone());
         let run = move || {
             let mut out = Offered { vm: one.of.vm.clone(), warnings: Vec::new(), signals: None };
-            match offer(one, &range, &dirs) {
+            let tracer = match offer(one, &range, &dirs) {
                 Ok((vm, pid)) => {
                     let vm = match UrgentSignals::new(pid, &dirs) {
                         Ok((of_vm, eventfd)) => {
@@ -158,15 +158,28 @@ impl Follower {
                             vm
                         }
                     };
-                    let vm = if range.interrupts { with_interrupts(vm, &mut out.warnings) } else { vm };
-                    if let Err(SendError(vm)) = newcomers.send(vm) {
+                    let (tracer, started) = channel();
+                    let vm = if range.interrupts { vm.with_interrupts_of(started) } else { vm };
+                    match newcomers.send(vm) {
+                        Ok(()) => range.interrupts.then_some(tracer),
                         // Following has ended meanwhile.
-                        vm.close();
+                        Err(SendError(vm)) => {
+                            vm.close();
+                            None
+                        }
                     }
                 }
-                Err(e) => out.warnings.push(format!("the urgency of {} is not followed: {e:#}", out.vm)),
-            }
+                Err(e) => {
+                    out.warnings.push(format!("the urgency of {} is not followed: {e:#}", out.vm));
+                    None
+                }
+            };
+            let name = out.vm.clone();
             let _ = offering.send(out);
+            // Last: a vCPU that computes at its contract's priority can delay it without end.
+            if let Some(warning) = tracer.and_then(|tracer| trace_interrupts(&tracer, &name)) {
+                let _ = offering.send(Offered { vm: name, warnings: vec![warning], signals: None });
+            }
         };
         let thread = std::thread::Builder::new().name("offer".to_owned()).spawn(run);
         thread.map(drop).context("a thread that offers a VM its urgency page")
@@ -251,25 +264,23 @@ fn write_status(latest: &[VmStatus], dirs: &Dirs) -> Result<()> {
     write_state(&dirs.run, STATUS_FILE, &serde_json::to_vec_pretty(&status)?)
 }
 
-/// A kernel that does not say when KVM interrupts a vCPU is no reason not to follow what the guest
-/// says.
-fn with_interrupts(vm: ServedVm, warnings: &mut Vec<String>) -> ServedVm {
+/// Starts the tracer of KVM's interrupts and sends it to the VM's follower; returns a warning where
+/// some or all interrupts are not seen. A kernel that does not say when KVM interrupts a vCPU is no
+/// reason not to follow what the guest says.
+fn trace_interrupts(follower: &Sender<KvmInterrupts>, vm: &str) -> Option<String> {
     match KvmInterrupts::start() {
-        Ok(interrupts) => {
+        Ok(tracer) => {
+            // Where following has ended meanwhile, the tracer ends here.
+            let _ = follower.send(tracer);
             let unseen = KvmInterrupts::unseen();
-            if !unseen.is_empty() {
-                warnings.push(format!(
-                    "some interrupts do not raise {}: the processor delivers them past KVM ({} is on)",
-                    vm.name(),
+            (!unseen.is_empty()).then(|| {
+                format!(
+                    "some interrupts do not raise {vm}: the processor delivers them past KVM ({} is on)",
                     unseen.join(", ")
-                ));
-            }
-            vm.with_interrupts(interrupts)
+                )
+            })
         }
-        Err(e) => {
-            warnings.push(format!("interrupts do not raise {}: {e}", vm.name()));
-            vm
-        }
+        Err(e) => Some(format!("interrupts do not raise {vm}: {e}")),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Raises a VM's vCPUs for interrupts that KVM makes pending.
 
+use std::sync::mpsc::{Receiver, TryRecvError};
+
 use rtvirtio_units::Nanos;
 use rtvirtio_urgency::Reason;
 
@@ -9,6 +11,9 @@ use crate::kvm::Slot;
 
 /// Time after an interrupt from which on a report is no answer to it.
 const ANSWER_WINDOW: Nanos = Nanos::from_millis(10);
+
+/// Tracer of KVM's interrupts, started or starting, whose end may wait for the kernel.
+pub(crate) type StoppedTracer = (Option<KvmInterrupts>, Option<Receiver<KvmInterrupts>>);
 
 /// Interrupt that may be for an urgent task.
 #[derive(Clone, Copy, Debug)]
@@ -59,10 +64,36 @@ impl ServedVm {
         self
     }
 
+    /// The same by a tracer that starts meanwhile: a vCPU that computes at its contract's priority
+    /// can keep PREEMPT_RT from attaching it, so its VM is followed before. A sender that is gone
+    /// has none.
+    #[must_use]
+    pub fn with_interrupts_of(mut self, tracer: Receiver<KvmInterrupts>) -> Self {
+        self.starting = Some(tracer);
+        self
+    }
+
+    /// Takes the tracer that has started meanwhile.
+    pub(super) fn take_tracer(&mut self) {
+        let Some(starting) = &self.starting else { return };
+        match starting.try_recv() {
+            Ok(tracer) => self.interrupts = Some(tracer),
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => {}
+        }
+        self.starting = None;
+        for at in 0..self.vcpus.len() {
+            let v = &self.vcpus[at];
+            let slot = self.slot_of(v.vcpu, v.thread.movable().tid);
+            self.vcpus[at].slot = slot;
+        }
+    }
+
     /// Returns the tracer of KVM's interrupts, which no longer raise vCPUs.
-    pub(crate) fn stop_interrupts(&mut self) -> Option<KvmInterrupts> {
+    pub(crate) fn stop_interrupts(&mut self) -> Option<StoppedTracer> {
         self.vcpus.iter_mut().for_each(|v| v.slot = None);
-        self.interrupts.take()
+        let stopped = (self.interrupts.take(), self.starting.take());
+        (stopped.0.is_some() || stopped.1.is_some()).then_some(stopped)
     }
 
     /// Whether KVM has made an interrupt pending for a vCPU at its floor, which a poll then raises.

@@ -46,6 +46,7 @@ impl ServedVm {
 
     /// Asks again, and sets threads not followed to their contract's level, once it is time.
     pub(crate) fn go_on(&mut self, levels: &Levels, at: Nanos) {
+        self.take_tracer();
         if self.untaken.any && at >= self.untaken.look {
             self.untaken.look = Nanos(at.0.saturating_add(LOOK_AGAIN.0));
             // They may have ended meanwhile.
