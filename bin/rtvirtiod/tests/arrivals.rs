@@ -299,6 +299,22 @@ fn a_reservation_ends_with_its_time_and_no_name_is_taken_twice() {
     let file = contract(&format!("name = \"{mover}\"\nqmp = \"/nowhere/mover.qmp\"\n"), "12ms");
     assert_eq!(target.post("", &file).0, 200);
     assert_eq!(target.arrivals(), [(mover.clone(), "reserved".to_owned())]);
+    // The same by the command.
+    let path = target.rig.site.dir.path().join("mover.toml");
+    fs::write(&path, &file).unwrap();
+    let (path, run) = (path.to_str().unwrap(), |args: &[&str]| target.rig.site.json(args));
+    let (code, released) = run(&["contract", "release", &mover]);
+    assert_eq!((code, &released["given_back"]), (0, &json!(true)));
+    assert_eq!(target.arrivals(), []);
+    let out = target.rig.site.output(&["contract", "release", &mover]);
+    assert!(out.status.code() == Some(1) && output_text(&out).contains("nothing is reserved"));
+    let (code, answer) = run(&["contract", "reserve", path, "--vm", &mover, "--for", "5min"]);
+    assert_eq!((code, &answer["state"], &answer["vm"]), (0, &json!("reserved"), &json!(mover)));
+    fs::write(path, file.replace("12ms", "19999us").replace(&mover, "large")).unwrap();
+    let (code, answer) = run(&["contract", "reserve", path]);
+    assert!(code == 2 && answer["why"].as_str().unwrap().contains("does not fit"), "{answer}");
+    let out = target.rig.site.output(&["contract", "reserve", path, "--for", "2h"]);
+    assert!(out.status.code() == Some(1) && output_text(&out).contains("at most"), "{}", output_text(&out));
     let (code, text) = target.post("?vm=none", &file);
     assert!(code == 400 && text.contains(&mover), "{code} {text}");
     let (code, text) = target.post("", &xml);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use rtvirtio_units::Nanos;
 
 /// `contract`.
 #[derive(Args, Debug)]
@@ -67,6 +68,37 @@ EXAMPLES
     /// Accept the contract that a VM waits for, where the service asks (`mode = "ask"`)
     Accept {
         /// The VM
+        vm: String,
+    },
+    #[command(after_help = "\
+The service on the host where the VM is to come admits the contract beside all others, and holds its CPU budget until the VM runs there
+or the time is over. `rtvirtio status` names VMs that are about to arrive. libvirt's hook and Proxmox VE's hookscript of the packages ask
+by themselves.
+
+EXAMPLES
+  sudo rtvirtio contract reserve plc.toml
+  virsh dumpxml plc | ssh TARGET sudo rtvirtio contract reserve -      a VM whose contract is in its metadata
+  sudo rtvirtio contract reserve plant.toml --vm plc --for 2min
+
+Exit code 2, and nothing reserved, when the contract does not fit.")]
+    /// Reserve room on this host for a VM that is about to arrive by live migration
+    Reserve {
+        /// A contract file, or the XML of libvirt's domain; `-` is standard input
+        file: PathBuf,
+        /// VM of a contract file with several
+        #[arg(long, value_name = "NAME")]
+        vm: Option<String>,
+        /// Time after which the room is given back where the VM has not come; 10 minutes without
+        /// it, an hour at most
+        #[arg(long = "for", value_name = "TIME")]
+        hold: Option<Nanos>,
+    },
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio contract release plc")]
+    /// Give back the room reserved for a VM that does not arrive after all
+    Release {
+        /// The VM's name in its contract or in libvirt, or its UUID
         vm: String,
     },
     #[command(after_help = "\

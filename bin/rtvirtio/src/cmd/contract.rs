@@ -1,17 +1,21 @@
 //! `rtvirtio contract`.
 
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use rtvirtio_arguments::print_error;
 use rtvirtio_console::{CONFLICT, Global, INFEASIBLE, Ui, need_root, show};
-use rtvirtio_daemon::api::Client;
+use rtvirtio_daemon::api::{Client, ClientError};
 use rtvirtio_daemon::contract_files::ContractFileError;
 use rtvirtio_daemon::linux::{Fit, Places, fit, look_once};
 use rtvirtio_daemon::observe::{ObservedTargets, WaitsObservation};
-use rtvirtio_daemon::{CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files};
+use rtvirtio_daemon::{ArrivalAnswer, CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files};
+use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_report::terminal;
+use rtvirtio_units::Nanos;
 use rtvirtio_vmm::libvirt::{Virsh, set_contract};
 use rtvirtio_workflow::Progress as _;
 use serde_json::{Value, json};
@@ -65,6 +69,17 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             let answer: Value = client.post(&format!("/v1/vms/{vm}/accept"))?;
             show(ui, &answer, || format!("{vm}: accepted\n"))?;
         }
+        ContractCommand::Reserve { file, vm, hold } => {
+            return reserve((file, vm.as_deref()), *hold, global, ui);
+        }
+        ContractCommand::Release { vm } => {
+            let released = Client::running(&global.run_dir)?.release(vm)?;
+            anyhow::ensure!(
+                released,
+                "nothing is reserved for a VM `{vm}`: `rtvirtio status` names those that are about to arrive"
+            );
+            show(ui, &json!({ "vm": vm, "given_back": true }), || format!("{vm}: the room is given back\n"))?;
+        }
         ContractCommand::Plan { answer: Some(answer) } => {
             let client = Client::running(&global.run_dir)?;
             let (path, word) = match answer {
@@ -110,6 +125,44 @@ pub fn run(args: &ContractArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             return Ok(service::exit_code(&status));
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `rtvirtio contract reserve`: nothing is reserved for a contract that does not fit.
+fn reserve(
+    (file, vm): (&Path, Option<&str>),
+    hold: Option<Nanos>,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    let described = if file == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().take(DATA_LIMIT).read_to_string(&mut text).context("standard input")?;
+        text
+    } else {
+        read_config_text(file, DATA_LIMIT).with_context(|| file.display().to_string())?
+    };
+    let answer = match Client::running(&global.run_dir)?.reserve(&described, vm, hold) {
+        Err(ClientError::Refused { status: 409, why }) => {
+            if ui.json {
+                show(ui, &json!({ "state": "refused", "why": why }), String::new)?;
+            }
+            print_error(&format!("rtvirtio: {}", terminal(&why, false)));
+            return Ok(ExitCode::from(INFEASIBLE));
+        }
+        answer => answer?,
+    };
+    show(ui, &answer, || match &answer {
+        ArrivalAnswer::NoContract => "the VM has no contract: it may come, and nothing is reserved\n".to_owned(),
+        ArrivalAnswer::Reserved { vm, until } => format!("{}: reserved until {until}\n", terminal(vm, false)),
+        ArrivalAnswer::Counted { vm, contract } => {
+            let [vm, contract] = [vm, contract].map(|text| terminal(text, false));
+            format!("{vm}: {contract} counts on this host, and is admitted\n")
+        }
+        ArrivalAnswer::Observed => {
+            "the service only observes: the VM may come, and nothing is reserved\n".to_owned()
+        }
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

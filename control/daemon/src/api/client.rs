@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use http_body_util::{BodyExt as _, Empty, Limited};
+use form_urlencoded::Serializer;
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
 use hyper::header::{CONNECTION, HOST};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use rtvirtio_units::Nanos;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
 use tokio::runtime::Builder;
 use tokio::time::timeout_at;
 
+use crate::arrivals::ArrivalAnswer;
 use crate::snapshot::{Snapshot, VmSnapshot, VmState};
 
 /// Timeout of an answer to a read, which the service has in memory.
@@ -237,6 +240,40 @@ impl Client {
         self.ask("POST", path)
     }
 
+    /// Requests room for a VM that is about to arrive: `described` by a contract file or libvirt's
+    /// XML, for the time `hold`, or as long as the service holds it. `vm` chooses from a file with
+    /// several.
+    ///
+    /// # Errors
+    /// As [`Client::post`]; status 409 where its contract does not fit, 503 where nothing was
+    /// decided.
+    pub fn reserve(
+        &self,
+        described: &str,
+        vm: Option<&str>,
+        hold: Option<Nanos>,
+    ) -> Result<ArrivalAnswer, ClientError> {
+        let mut query = Serializer::new(String::new());
+        query.extend_pairs(vm.map(|vm| ("vm", vm)));
+        query.extend_pairs(hold.map(|hold| ("for", hold.to_string())));
+        let path = format!("/v1/arrivals?{}", query.finish());
+        let answer = self.send("POST", &path, described.to_owned().into())?;
+        serde_json::from_str(&answer).map_err(|e| self.wrong(&e))
+    }
+
+    /// Gives back the room that is reserved for a VM, by its name or UUID; false where none is.
+    ///
+    /// # Errors
+    /// As [`Client::post`].
+    pub fn release(&self, vm: &str) -> Result<bool, ClientError> {
+        let query = Serializer::new(String::new()).append_pair("vm", vm).finish();
+        match self.text("DELETE", &format!("/v1/arrivals?{query}")) {
+            Ok(_) => Ok(true),
+            Err(ClientError::Refused { status: 404, .. }) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     fn ask<T: DeserializeOwned>(&self, method: &str, path: &str) -> Result<T, ClientError> {
         let body = self.text(method, path)?;
         serde_json::from_str(&body).map_err(|e| self.wrong(&e))
@@ -247,8 +284,12 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn text(&self, method: &str, path: &str) -> Result<String, ClientError> {
+        self.send(method, path, Bytes::new())
+    }
+
+    fn send(&self, method: &str, path: &str, body: Bytes) -> Result<String, ClientError> {
         let usual = if method == "GET" { READ_PATIENCE } else { CHANGE_PATIENCE };
-        let (status, answer) = self.exchange(method, path, self.patience.unwrap_or(usual))?;
+        let (status, answer) = self.exchange(method, path, body, self.patience.unwrap_or(usual))?;
         let body = String::from_utf8(answer.into()).map_err(|e| self.wrong(&e))?;
         if status.is_success() {
             return Ok(body);
@@ -264,17 +305,18 @@ impl Client {
         &self,
         method: &str,
         path: &str,
+        body: Bytes,
         patience: Duration,
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let until = Instant::now() + patience;
         let failed = |source| ClientError::Io { socket: self.socket.clone(), source };
         let stream = self.connect(until, patience)?;
         let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
-        let request = request.header(CONNECTION, "close").body(Empty::new()).map_err(|e| self.wrong(&e))?;
+        let request = request.header(CONNECTION, "close").body(Full::new(body)).map_err(|e| self.wrong(&e))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let answer = async {
             let stream = tokio::net::UnixStream::from_std(stream).map_err(failed)?;
-            let shaken = handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await;
+            let shaken = handshake::<_, Full<Bytes>>(TokioIo::new(stream)).await;
             let (mut sender, connection) = shaken.map_err(|e| self.broken(&e))?;
             tokio::spawn(connection);
             let answer = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
