@@ -64,9 +64,9 @@ impl ServedVm {
         self
     }
 
-    /// The same by a tracer that starts meanwhile: a vCPU that computes at its contract's priority
-    /// can keep PREEMPT_RT from attaching it, so its VM is followed before. A sender that is gone
-    /// has none.
+    /// Also raises its vCPUs for interrupts that KVM makes pending, by a tracer that starts
+    /// meanwhile: a vCPU that computes at its contract's priority can keep PREEMPT_RT from
+    /// attaching it, so its VM is followed before. A sender that is gone has no tracer.
     #[must_use]
     pub fn with_interrupts_of(mut self, tracer: Receiver<KvmInterrupts>) -> Self {
         self.starting = Some(tracer);
