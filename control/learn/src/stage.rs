@@ -254,6 +254,7 @@ impl<'a> Stage<'a> {
             work_dir: &self.work_dir,
             cancel: plan.cancel,
             on_tick: plan.on_tick,
+            on_moment: &mut |_| {},
         };
         let measured = workload::measure(&loads, &mut options);
         // Lifts the regulator's limits before the settings are put back.

@@ -114,6 +114,7 @@ fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result
             work_dir: &work_dir,
             cancel: progress.cancel_flag(),
             on_tick: &mut |t| bar.set(t.as_secs()),
+            on_moment: &mut |_| {},
         },
     );
     drop(bar);

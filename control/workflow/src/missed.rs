@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
@@ -10,7 +10,7 @@ use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
-use rtvirtio_measure::workload::{Place, VmLoad};
+use rtvirtio_measure::workload::{Moment, Place, VmLoad};
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
@@ -165,6 +165,45 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
     group_io(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).map(|io| bytes_of(&io))
 }
 
+/// Counters of a site around a run and around its measured part, in which its requests are judged:
+/// programs that start and end use CPUs as well.
+pub(crate) struct Readings<'a> {
+    site: &'a Site,
+    warm_up: Duration,
+    first: Counters,
+    begin: Option<Counters>,
+    end: Option<Counters>,
+}
+
+impl<'a> Readings<'a> {
+    /// Reads the values before a run.
+    pub fn begin(site: &'a Site, warm_up: Duration, progress: &dyn Progress) -> Self {
+        Self { site, warm_up, first: Counters::before(site, progress), begin: None, end: None }
+    }
+
+    /// Reads the values at a moment of the run.
+    pub fn take(&mut self, moment: Moment, progress: &dyn Progress) {
+        let now = Some(Counters::after(self.site, &self.first, progress));
+        match moment {
+            Moment::Begin => self.begin = now,
+            Moment::End => self.end = now,
+        }
+    }
+
+    /// Names the causes of each missed target, at the end of the run.
+    pub fn explain(
+        self,
+        loads: &[VmLoad],
+        watched: &Watched<'_>,
+        results: &mut [TaskResult],
+        progress: &dyn Progress,
+    ) {
+        let Self { site, warm_up, first, begin, end } = self;
+        let end = end.unwrap_or_else(|| Counters::after(site, &first, progress));
+        explain(site, loads, &Window::new(&first, begin.as_ref(), &end, warm_up), watched, results);
+    }
+}
+
 /// Measurements of a run besides its tasks.
 pub(crate) struct Watched<'a> {
     pub noise: Option<&'a Noise>,
@@ -172,15 +211,14 @@ pub(crate) struct Watched<'a> {
 }
 
 /// Names the causes of each missed target of a site's tasks.
-pub(crate) fn explain(
+fn explain(
     site: &Site,
     loads: &[VmLoad],
-    (before, after): (&Counters, &Counters),
+    window: &Window<'_>,
     watched: &Watched<'_>,
     results: &mut [TaskResult],
 ) {
-    let window = before.at.zip(after.at).map(|(then, now)| now.saturating_duration_since(then));
-    let seconds = window.unwrap_or_default().as_secs_f64();
+    let Window { first, before, after, seconds, .. } = *window;
     // A page cache or another process takes the requests, so that the VM's counters miss some.
     let elsewhere = site.lab.as_ref().is_some_and(|lab| lab.domain.is_some());
     let is_covered = |vm: &str| {
@@ -200,8 +238,7 @@ pub(crate) fn explain(
     for load in loads.iter().filter(|load| site.spec.vm(&load.vm.name).is_some()) {
         let name = &load.vm.name;
         let is_covered = is_covered(name);
-        let throttles = throttles_of(load, before, after);
-        let window = Window { before, after, seconds };
+        let throttles = throttles_of(load, first, after);
         let all_limits =
             is_covered.then(|| limits(site, (load, loads), results, throttles.unwrap_or_default(), window));
         let all_limits = all_limits.flatten();
@@ -215,9 +252,11 @@ pub(crate) fn explain(
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: watched.noise.and_then(|noise| noise.stolen),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
-            disk: watched.disk.map(|disk| Stops { count: disk.count, total: disk.total_ns }),
+            disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),
-            load: load_of(site, name, after.bytes_since(before, name), seconds).filter(|_| is_covered),
+            // What the warm-up left over is sent later, and no more than is declared.
+            load: load_of(site, name, after.bytes_since(first, name), window.with_warm_up())
+                .filter(|_| is_covered),
             ..Facts::default()
         };
         let missed =
@@ -238,9 +277,9 @@ pub(crate) fn explain(
                 median: result.p50_ns,
                 depth: task.filter(|task| task.rate.is_some()).map(|task| task.depth),
                 // Its VMM counts all tasks of a direction together.
-                below: task.filter(|task| is_alone(load, task)).and_then(|task| {
+                below: task.and_then(|task| {
                     let readings = (before.drives.get(name)?, after.drives.get(name)?);
-                    below(task.op, std::iter::once(readings))
+                    below(task.op, !is_alone(load, task), std::iter::once(readings))
                 }),
                 ..facts.clone()
             };
@@ -294,12 +333,34 @@ fn load_of(site: &Site, vm: &str, moved: Option<f64>, seconds: f64) -> Option<Lo
 /// Readings before and after a window of so many seconds.
 #[derive(Clone, Copy)]
 struct Window<'a> {
+    /// Reading before the run, and thus before the warm-up.
+    first: &'a Counters,
     before: &'a Counters,
     after: &'a Counters,
     seconds: f64,
+    /// Seconds of I/O between the first reading and the window.
+    warm_up: f64,
 }
 
-impl Window<'_> {
+impl<'a> Window<'a> {
+    /// Window from the begin of the measured part, or from before the run where that was not read.
+    fn new(first: &'a Counters, begin: Option<&'a Counters>, after: &'a Counters, warm_up: Duration) -> Self {
+        let before = begin.unwrap_or(first);
+        let length = before.at.zip(after.at).map(|(then, now)| now.saturating_duration_since(then));
+        let warm_up = begin.map_or(0.0, |_| warm_up.as_secs_f64());
+        Self { first, before, after, seconds: length.unwrap_or_default().as_secs_f64(), warm_up }
+    }
+
+    fn with_warm_up(&self) -> f64 {
+        self.seconds + self.warm_up
+    }
+
+    /// Standstills of the window: its part of those of the run, of which only the sum is known.
+    fn of_disk(&self, disk: &Standstills) -> Stops {
+        let part = self.seconds / self.with_warm_up().max(f64::MIN_POSITIVE);
+        Stops { count: disk.count, total: Nanos::from_secs_f64(disk.total_ns.0 as f64 / 1e9 * part) }
+    }
+
     /// Amount per second that a cgroup moved.
     fn used_by(&self, group: &Path, dimension: Dimension) -> Option<f64> {
         let io = self.after.groups.get(group)?.since(self.before.groups.get(group)?)?;
@@ -314,7 +375,7 @@ fn limits(
     (load, loads): (&VmLoad, &[VmLoad]),
     results: &[TaskResult],
     throttles: &[(Dimension, String, f64)],
-    window: Window<'_>,
+    window: &Window<'_>,
 ) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
     let dev = &site.stack.device.dev;
@@ -372,6 +433,25 @@ mod tests {
         let unseen = device_use(&at(Some(0.0), None, 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
         assert_eq!((unseen.shares, unseen.requests), (None, 100.0));
         assert_eq!(device_use(&Counters::default(), &at(None, None, 1.0)), None);
+    }
+
+    #[test]
+    fn counters_of_the_measured_part_count_and_those_of_the_warm_up_where_a_load_is_judged() {
+        let now = Instant::now();
+        let at = |seconds, bytes| Counters {
+            at: Some(now + Duration::from_secs(seconds)),
+            vms: [("plc".to_owned(), VmCounters { bytes: Some(bytes), ..VmCounters::default() })].into(),
+            ..Counters::default()
+        };
+        let (first, begin, end) = (at(0, 0.0), at(4, 100.0), at(12, 1_000.0));
+        let window = Window::new(&first, Some(&begin), &end, Duration::from_secs(2));
+        assert_eq!((window.seconds, window.with_warm_up()), (8.0, 10.0));
+        let disk = Standstills { count: 5, total_ns: Nanos::from_millis(5_000), ..Standstills::default() };
+        assert_eq!(window.of_disk(&disk), Stops { count: 5, total: Nanos::from_millis(4_000) });
+        // Without the reading at its begin the window is all of the run.
+        let window = Window::new(&first, None, &end, Duration::from_secs(2));
+        assert_eq!((window.seconds, window.with_warm_up()), (12.0, 12.0));
+        assert_eq!(window.of_disk(&disk).total, Nanos::from_millis(5_000));
     }
 
     #[test]

@@ -92,6 +92,13 @@ fn run(
         _ => None,
     };
     let lab = sites.iter().any(|site| site.lab.is_some());
+    let before = Counters::read(sites, &loads);
+    // Counters of a VM with disks on several devices do not tell these apart.
+    let alone = match sites {
+        [one] => Some(*one),
+        _ => None,
+    };
+    let mut readings = alone.map(|site| missed::Readings::begin(site, workload::WARM_UP, progress));
     let mut options = RunOptions {
         length,
         warm_up: workload::WARM_UP,
@@ -102,23 +109,20 @@ fn run(
         work_dir: &work_dir,
         cancel: progress.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
+        on_moment: &mut |moment| {
+            if let Some(readings) = &mut readings {
+                readings.take(moment, progress);
+            }
+        },
     };
-    let before = Counters::read(sites, &loads);
-    // Counters of a VM with disks on several devices do not tell these apart.
-    let alone = match sites {
-        [one] => Some(*one),
-        _ => None,
-    };
-    let before_run = alone.map(|site| (site, missed::Counters::before(site, progress)));
     let mut result = workload::run(&loads, &mut options);
     drop(bar);
     if let Ok((tasks, noise, disk)) = &mut result {
         // While the groups of tasks on the host are there, which hold their counters.
         reached::judge(sites, &loads, (&before, &Counters::read(sites, &loads)), tasks);
         let watched = missed::Watched { noise: noise.as_ref(), disk: disk.as_ref() };
-        if let Some((site, before)) = &before_run {
-            let after = missed::Counters::after(site, before, progress);
-            missed::explain(site, &loads, (before, &after), &watched, tasks);
+        if let Some(readings) = readings {
+            readings.explain(&loads, &watched, tasks, progress);
         }
     }
     // Empty now, unless fio's files are still there after an error: then they help to find it.

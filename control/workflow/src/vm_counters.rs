@@ -142,9 +142,13 @@ pub fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
     }
 }
 
-/// Requests of an operation's directions between readings of a drive, as QEMU counts them; `None`
-/// where counters began anew, and without a request.
-pub fn below<'a>(op: Op, readings: impl Iterator<Item = (&'a DiskStats, &'a DiskStats)>) -> Option<VmUse> {
+/// Requests of an operation's directions between readings of a drive, as QEMU counts them, those of
+/// other tasks with them or not; `None` where counters began anew, and without a request.
+pub fn below<'a>(
+    op: Op,
+    is_mixed: bool,
+    readings: impl Iterator<Item = (&'a DiskStats, &'a DiskStats)>,
+) -> Option<VmUse> {
     let (mut requests, mut ns) = (0, 0);
     for (then, now) in readings {
         for of in directions(op) {
@@ -152,7 +156,7 @@ pub fn below<'a>(op: Op, readings: impl Iterator<Item = (&'a DiskStats, &'a Disk
             ns += of(now).time_ns.checked_sub(of(then).time_ns)?;
         }
     }
-    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9 })
+    (requests > 0).then_some(VmUse { requests: requests as f64, waited: ns as f64 / 1e9, is_mixed })
 }
 
 /// Difference of two counters; `None` where one was not read or began anew.

@@ -20,9 +20,11 @@
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, or of the time that a task with so many requests at once has for
 //!   each at its rate, the device is where they wait. So it is where nothing else is named, and the
-//!   late ones' time was spent below the guest and not for CPUs. Of those who moved its bytes,
-//!   each other one with at least [`SHARED`] of them is named. A VM with at least [`ALONE`] of them
-//!   waits for its own load where it sends [`OVER`] times what it declares, which the device
+//!   late ones' time was spent below the guest and not for CPUs. Where the VMM counts other tasks
+//!   with it, the mean request stands for the task's where at least [`MANY`] wait at once. Of those
+//!   who moved the device's bytes, each other one with at least [`SHARED`] of them is named, and so
+//!   is the VM's own load, by what it sends above its declaration. A VM with at least [`ALONE`] of
+//!   them waits for its own load where it sends [`OVER`] times what it declares, which the device
 //!   carries then, else for the device.
 
 mod limit;
@@ -40,6 +42,9 @@ pub const USED: f64 = 0.9;
 const BELOW: f64 = 2.0 / 3.0;
 /// Part of the latency of requests on time that counts as spent below the guest.
 const ON_TIME: f64 = 0.2;
+/// Mean number of requests of a VM below the guest from which on those of all its tasks wait alike:
+/// each spends most of its time behind others.
+pub const MANY: f64 = 4.0;
 /// Stops by a quota may last longer than their lower bound, which divides their sum by the CPUs
 /// that may stop at once: this many times is assumed where nothing else is ruled out by it.
 const QUOTA_ERROR: u64 = 2;
@@ -148,11 +153,20 @@ pub struct Load {
 }
 
 impl Load {
+    /// Whether it is above the declaration.
+    fn is_above(&self) -> bool {
+        self.declared > 0.0 && self.sent >= self.declared * OVER
+    }
+
+    /// Part of what it sends that is above the declaration.
+    fn excess(&self) -> f64 {
+        if self.is_above() { 1.0 - self.declared / self.sent } else { 0.0 }
+    }
+
     /// Cause, where it is above the declaration.
     fn cause(&self) -> Option<Cause> {
-        let is_above = self.declared > 0.0 && self.sent >= self.declared * OVER;
         let of = |n: f64| if self.bytes { format!("{:.0} kB/s", n / 1e3) } else { format!("{n:.0}/s") };
-        is_above.then(|| Cause {
+        self.is_above().then(|| Cause {
             kind: CauseKind::Load,
             share: None,
             evidence: format!("it sends {} and declares {}", of(self.sent), of(self.declared)),
@@ -168,6 +182,8 @@ pub struct VmUse {
     pub requests: f64,
     /// Time that these spent below the guest, in seconds.
     pub waited: f64,
+    /// Requests of other tasks are counted with the task's.
+    pub is_mixed: bool,
 }
 
 /// Facts of the window in which a target was missed. `None` is what could not be read.
@@ -283,7 +299,7 @@ impl Facts {
                 let each = self.depth.filter(|_| self.rate > 0.0).map(|depth| f64::from(depth) / self.rate);
                 let is_full = each.is_some_and(|each| mean.min(own) >= each / 2.0);
                 // A backlog makes latencies longer than what the device takes.
-                let is_own = self.below.is_some() || !self.is_outside_of_device();
+                let is_own = self.below.is_some_and(|of| !of.is_mixed) || !self.is_outside_of_device();
                 mean >= self.median.0 as f64 / 2e9 || (is_full && is_own)
             })
     }
@@ -296,10 +312,12 @@ impl Facts {
             let below = self.below.filter(|below| below.requests > 0.0 && self.quota.is_some())?;
             // A limit may hold bursts back, whatever was used of it in all.
             self.limits.as_ref().filter(|limits| limits.is_empty() && self.has_throttling)?;
+            let in_flight = below.waited / self.seconds.max(f64::MIN_POSITIVE);
+            // The mean of all tasks says nothing of one whose requests may not wait behind others'.
+            let is_known = !below.is_mixed || (in_flight >= MANY && self.depth.is_some() && of >= NAMED);
             // A thread that waits for a CPU delays all that are in flight.
-            let in_flight = (below.waited / self.seconds.max(f64::MIN_POSITIVE)).max(1.0);
-            let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight;
-            Some((below.requests, below.waited - for_cpus))
+            let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight.max(1.0);
+            is_known.then_some((below.requests, below.waited - for_cpus))
         };
         spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {
             // Each of the task's places was taken while it was late, and by the others for at most
@@ -433,6 +451,8 @@ fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
             remedy: "end that program, or limit it".to_owned(),
         });
     }
+    let load = facts.load.filter(|load| own < ALONE && own * load.excess() >= SHARED);
+    found.extend(load.and_then(|load| load.cause()));
     if own >= ALONE {
         found.push(facts.load.and_then(|load| load.cause()).unwrap_or_else(|| Cause {
             kind: CauseKind::Device,

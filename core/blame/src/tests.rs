@@ -8,7 +8,7 @@ fn facts() -> Facts {
         rate: 100.0,
         load: None,
         depth: None,
-        below: Some(VmUse { requests: 3000.0, waited: 0.6 }),
+        below: Some(VmUse { requests: 3000.0, waited: 0.6, is_mixed: false }),
         n: 3000,
         late: 2000,
         target: Nanos::from_millis(20),
@@ -193,7 +193,7 @@ fn a_standstill_is_told_from_a_slow_device_and_from_an_idle_one() {
 #[test]
 fn some_late_requests_wait_at_the_device_where_nothing_else_held_them() {
     let shares = Some(vec![("plc".to_owned(), 0.1), ("bulk".to_owned(), 0.9)]);
-    let below = |waited| Some(VmUse { requests: 3_000.0, waited });
+    let below = |waited| Some(VmUse { requests: 3_000.0, waited, is_mixed: false });
     // 300 of 3000 were above 20 ms, the others took 2 ms.
     let some = |waited| Facts {
         device: waiting_at_device(shares.clone()).device,
@@ -244,7 +244,7 @@ fn the_device_is_the_cause_of_a_backlog_where_it_takes_the_time_of_a_request() {
         below: None,
         ..facts()
     };
-    let seen = |waited| Some(VmUse { requests: 2_000.0, waited });
+    let seen = |waited| Some(VmUse { requests: 2_000.0, waited, is_mixed: false });
     assert_eq!(
         kinds(&Facts { below: seen(30.0), late: 2_900, ..backlog(30.0, Some(1)) }),
         [CauseKind::Device]
@@ -314,4 +314,68 @@ fn users_of_the_device_are_named_by_what_they_move() {
     // Few late ones say nothing about the mean.
     let few = Facts { late: 40, ..waiting_at_device(shares(&[("plc", 0.1), ("bulk", 0.9)])) };
     assert_eq!(kinds(&few), []);
+}
+
+/// Eight seconds of a task at 100/s with one at once, of which 341 were above 50 ms, in a VM whose
+/// other program reads with `depth` at once; each request took 10.2 ms below the guest.
+fn own_load(depth: f64, own: f64) -> Facts {
+    let requests = depth / 0.0102 * 8.0;
+    Facts {
+        seconds: 8.0,
+        n: 800,
+        late: 341,
+        target: Nanos::from_millis(50),
+        median: Nanos::from_millis(25),
+        depth: Some(1),
+        load: Some(Load { sent: 35.8e6, declared: 0.41e6, bytes: true }),
+        below: Some(VmUse { requests, waited: 8.0 * depth, is_mixed: true }),
+        device: Some(DeviceUse {
+            requests,
+            waited: 8.0 * depth,
+            shares: Some(vec![("plc".to_owned(), own), ("bulk".to_owned(), 0.99 - own)]),
+        }),
+        ready: Some(0.3),
+        ..facts()
+    }
+}
+
+#[test]
+fn a_load_of_another_program_in_the_vm_is_seen_where_many_requests_wait_at_once() {
+    assert_eq!(kinds(&own_load(15.0, 0.99)), [CauseKind::Load]);
+    // Of few at once each may be as long as it is by itself, and the task's are shorter.
+    assert_eq!(kinds(&own_load(3.0, 0.99)), []);
+    // A thread that has no CPU delays all of them.
+    assert_eq!(kinds(&Facts { ready: Some(0.75), ..own_load(15.0, 0.99) }), []);
+    assert_eq!(kinds(&Facts { ready: None, ..own_load(15.0, 0.99) }), []);
+    // Few late ones say nothing by the mean of all tasks.
+    assert_eq!(kinds(&Facts { late: 200, ..own_load(15.0, 0.99) }), []);
+    assert_eq!(kinds(&Facts { depth: None, ..own_load(15.0, 0.99) }), []);
+    let limit = Limit {
+        by: Limiter::Kernel,
+        file: "io.max".to_owned(),
+        value: 5_000.0,
+        passes: 5_000.0,
+        used: 1_470.0,
+        asked: f64::INFINITY,
+        others: OtherUsers::None,
+    };
+    let limited = Facts { limits: Some(vec![limit]), ..own_load(15.0, 0.99) };
+    assert_eq!(kinds(&limited), [], "it may hold bursts back");
+    let declared = Some(Load { sent: 0.41e6, declared: 0.41e6, bytes: true });
+    assert_eq!(kinds(&Facts { load: declared, ..own_load(15.0, 0.99) }), [CauseKind::Device]);
+}
+
+#[test]
+fn a_load_above_the_declaration_is_named_next_to_others_by_what_it_moves() {
+    // One large read at a time takes long by itself, and the task's may be quick.
+    let single = Facts { late: 795, n: 0, median: Nanos::from_millis(2_000), ..own_load(1.0, 0.99) };
+    assert_eq!(kinds(&Facts { ready: Some(0.2), ..single }), []);
+    let late = |own| Facts { late: 795, n: 0, ..own_load(60.0, own) };
+    assert_eq!(kinds(&late(0.72)), [CauseKind::Load]);
+    assert_eq!(kinds(&late(0.5)), [CauseKind::Neighbour, CauseKind::Load]);
+    assert_eq!(kinds(&late(0.3)), [CauseKind::Neighbour]);
+    // A fifth more than it declares is a sixth of what it sends.
+    let little = Some(Load { sent: 0.49e6, declared: 0.41e6, bytes: true });
+    assert_eq!(kinds(&Facts { load: little, ..late(0.72) }), []);
+    assert_eq!(kinds(&Facts { load: None, ..late(0.72) }), []);
 }

@@ -1,10 +1,11 @@
 //! Runs the tasks of several VMs at once, each inside its guest through the agent, or on the host
 //! in the VM's cgroup.
 
+mod start;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::agent::NEEDED;
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError, shown};
+use start::Start;
 
 /// Warm-up before the measured part: files are opened and queues are filled.
 ///
@@ -158,6 +160,15 @@ impl WorkloadError {
     }
 }
 
+/// Begin or end of a run's measured part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The warm-up is over.
+    Begin,
+    /// The measured part is over; requests may still be in flight.
+    End,
+}
+
 /// Times, files and callbacks of a run.
 pub struct RunOptions<'a> {
     /// Length of the measured part.
@@ -178,6 +189,9 @@ pub struct RunOptions<'a> {
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
+    /// Called at the begin and at the end of the measured part by the host's clock, up to a tick
+    /// late: fio in a guest takes a moment to start. A run that ends earlier leaves calls out.
+    pub on_moment: &'a mut dyn FnMut(Moment),
 }
 
 /// Measurements of a run.
@@ -234,7 +248,7 @@ fn measure_tasks(
     options: &mut RunOptions<'_>,
 ) -> Result<Vec<TaskMeasurement>, WorkloadError> {
     let stop = AtomicBool::new(false);
-    let ready = Barrier::new(loads.len());
+    let ready = Start::new(loads.len());
     let start = Instant::now();
     let (length, warm_up, seed, work_dir) = (options.length, options.warm_up, options.seed, options.work_dir);
     let watch = options.watch;
@@ -254,7 +268,11 @@ fn measure_tasks(
                 })
             })
             .collect();
+        let mut moments = [(warm_up, Moment::Begin), (warm_up + length, Moment::End)].into_iter().peekable();
         while !threads.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            if let Some((_, moment)) = moments.next_if(|(time, _)| ready.is_past(*time)) {
+                (options.on_moment)(moment);
+            }
             if options.cancel.load(Ordering::Relaxed) {
                 stop.store(true, Ordering::Relaxed);
             }
@@ -281,7 +299,7 @@ fn run_vm(
     (warmup, runtime): (Duration, Duration),
     (seed, watch): (u64, bool),
     work_dir: &Path,
-    ready: &Barrier,
+    ready: &Start,
     stop: &AtomicBool,
 ) -> Result<Vec<TaskMeasurement>, WorkloadError> {
     let vm = &load.vm.name;

@@ -26,6 +26,8 @@ struct Interval<'a> {
     /// Latencies of the task's directions.
     histogram: Histogram,
     late: u64,
+    /// More requests were late than the target allows.
+    is_missed: bool,
 }
 
 /// Names the causes of each missed target of a VM with one disk.
@@ -39,9 +41,8 @@ pub(super) fn explain(vm: &RunningVm, window: &DiskWindow, targets: &mut [Target
     }
 }
 
-/// Intervals with more late requests than the target allows; a target that is missed in none by
-/// itself is missed in all.
-fn missed_in<'a>(window: &'a DiskWindow, task: &Task, target: Target) -> Vec<Interval<'a>> {
+/// Intervals of a window; none where the latencies of one are not known.
+fn intervals<'a>(window: &'a DiskWindow, task: &Task, target: Target) -> Vec<Interval<'a>> {
     let samples = window.samples();
     let pairs = samples.clone().zip(samples.skip(1));
     let one = |(then, now): (&'a DiskSample, &'a DiskSample)| {
@@ -56,19 +57,30 @@ fn missed_in<'a>(window: &'a DiskWindow, task: &Task, target: Target) -> Vec<Int
         let histogram = all?;
         let late = above(&histogram, target.latency.0);
         let seconds = now.at.duration_since(then.at).as_secs_f64();
-        Some(Interval { then: &then.stats, now, seconds, histogram, late })
+        let is_missed = late > allowed(histogram.count(), target.percentile);
+        Some(Interval { then: &then.stats, now, seconds, histogram, late, is_missed })
     };
     let all: Option<Vec<Interval<'a>>> = pairs.map(one).collect();
-    let mut all = all.unwrap_or_default();
-    let is_missed = |one: &Interval<'_>| one.late > allowed(one.histogram.count(), target.percentile);
-    if all.iter().any(is_missed) {
-        all.retain(is_missed);
-    }
-    all
+    all.unwrap_or_default()
+}
+
+/// Requests per second in the intervals that count, and in the one before each: what waits at the
+/// end of one comes in the next, and is no load above the declaration there.
+fn sent(all: &[Interval<'_>], counts: &dyn Fn(&Interval<'_>) -> bool) -> f64 {
+    let next = all.iter().skip(1).map(Some).chain([None]);
+    let of = all.iter().zip(next).filter(|(one, next)| counts(one) || next.is_some_and(counts));
+    let (n, seconds) =
+        of.fold((0, 0.0), |sum, (one, _)| (sum.0 + one.histogram.count(), sum.1 + one.seconds));
+    n as f64 / seconds.max(f64::MIN_POSITIVE)
 }
 
 fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) -> Facts {
-    let intervals = missed_in(window, task, target);
+    let mut intervals = intervals(window, task, target);
+    // A target that is missed in none by itself is missed in all.
+    let is_missed_in_all = !intervals.iter().any(|one| one.is_missed);
+    let counts = |one: &Interval<'_>| is_missed_in_all || one.is_missed;
+    let sent = sent(&intervals, &counts);
+    intervals.retain(counts);
     let seconds: f64 = intervals.iter().map(|one| one.seconds).sum();
     let (n, late) =
         intervals.iter().fold((0, 0), |sum, one| (sum.0 + one.histogram.count(), sum.1 + one.late));
@@ -79,7 +91,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         vm: vm.contract.vm.name.clone(),
         seconds,
         rate,
-        load: task.rate.map(|declared| Load { sent: rate, declared: declared.0, bytes: false }),
+        load: task.rate.map(|declared| Load { sent, declared: declared.0, bytes: false }),
         n,
         late,
         target: target.latency,
@@ -93,7 +105,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
-        below: below(task.op, intervals.iter().map(|one| (one.then, &one.now.stats))),
+        below: below(task.op, false, intervals.iter().map(|one| (one.then, &one.now.stats))),
     }
 }
 

@@ -221,3 +221,22 @@ fn users_of_the_device_are_named_where_all_are_counted() {
         assert_eq!((kinds(&target), target.causes_unread), (vec![], vec!["who uses the device".to_owned()]));
     }
 }
+
+#[test]
+fn what_waited_in_one_interval_is_no_load_above_the_declaration_in_the_next() {
+    let alone = || {
+        let io = DeviceIo {
+            reads: 10_000,
+            read_bytes: 10_000 * 4096,
+            read_time: Duration::from_secs(500),
+            ..DeviceIo::default()
+        };
+        let moved = BTreeMap::from([("plc".to_owned(), Some(40_960_000.0))]);
+        IntervalFacts { device: Some(Arc::new(device(io, moved))), ..calm() }
+    };
+    // 100/s are declared: 70/s, then 130/s.
+    let later = judged(&[(700, 0, calm()), (300, 1_000, alone())]);
+    assert_eq!(kinds(&later), [CauseKind::Device]);
+    let more = judged(&[(1_000, 0, calm()), (1_000, 2_000, alone())]);
+    assert_eq!(kinds(&more), [CauseKind::Load]);
+}
