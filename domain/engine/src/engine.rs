@@ -13,7 +13,6 @@ pub(crate) mod poll;
 mod prepared;
 pub(crate) mod queue_host;
 pub(crate) mod queue_id;
-mod registered;
 mod room;
 mod run;
 pub(crate) mod slot;

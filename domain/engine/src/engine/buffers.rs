@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use rtvirtio_units::Bytes;
 
-use super::uring::{BufferRow, Tables, Uring};
+use super::uring::{BufferRow, Uring};
 use crate::log::write_line;
 use crate::memory::{GuestMem, Pinner};
 
@@ -69,7 +69,7 @@ impl VmBuffers {
 /// The kernel cannot do that (Linux 6.13), or has no such places.
 pub fn pinner(most: Bytes, row: u32) -> io::Result<Pinner> {
     let pinner = Pinner::new(most, row)?;
-    let mut engine = Uring::new(64, Tables { files: 0, buffers: pinner.row().end })?;
+    let mut engine = Uring::new(64, pinner.row().end)?;
     let row = engine.take_buffers(&pinner)?;
     engine.release_buffers(&row)?;
     Ok(pinner)
@@ -117,7 +117,7 @@ mod tests {
         };
         let (mem, other) = (memory(), memory());
         let place = |mem: &GuestMem, at| mem.mem.get_host_address(GuestAddress(at)).unwrap();
-        let mut ring = Uring::new(64, Tables { files: 0, buffers: pinner.row().end }).unwrap();
+        let mut ring = Uring::new(64, pinner.row().end).unwrap();
         let mut buffers = VmBuffers::default();
         buffers.replace(&mut ring, &mem, "a");
         assert_eq!(buffers.find(&mem, place(&mem, 0), 1), None, "not pinned yet");
@@ -155,7 +155,7 @@ mod tests {
         // The places are used again; a ring without a table says so.
         buffers.replace(&mut ring, &mem, "a");
         assert_eq!(buffers.find(&mem, place(&mem, 4_096), 1), Some(buffer));
-        let mut without = Uring::new(64, Tables::default()).unwrap();
+        let mut without = Uring::new(64, 0).unwrap();
         assert!(without.take_buffers(&pinner).is_err());
         for _ in 0..2 {
             late.replace(&mut without, &mem, "a failure that is logged once");

@@ -1,10 +1,10 @@
 //! Data transfer between guest memory and the device.
 
+use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 use rtvirtio_sched::{Class, Op, Piece, Priority};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::registered::FileRef;
 use super::table::{InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
 use crate::memory::{GuestMem, Memory};
@@ -131,17 +131,17 @@ fn copy_bounce(
 pub fn rw_sqe(
     slot: &PieceSlot,
     piece: &Piece,
-    (file, buffer): (FileRef, Option<u16>),
+    (fd, buffer): (Fd, Option<u16>),
     offset: u64,
     write_through: bool,
     priority: u16,
 ) -> squeue::Entry {
-    let (fd, n) = (file.fd(), slot.iovecs.len() as u32);
+    let n = slot.iovecs.len() as u32;
     let at = slot.blocks.map_or(offset + piece.offset, |blocks| blocks.start);
     let is_read = piece.op == Op::Read || slot.is_reading_first;
     let flags = if write_through && !is_read { libc::RWF_DSYNC } else { 0 };
     // A piece in one segment needs no list, which the kernel would copy and check.
-    file.apply(match (slot.only(), buffer) {
+    match (slot.only(), buffer) {
         (Some((to, len)), Some(buffer)) if is_read => {
             opcode::ReadFixed::new(fd, to, len, buffer).offset(at).ioprio(priority).build()
         }
@@ -162,7 +162,7 @@ pub fn rw_sqe(
             let vectors = opcode::Writev::new(fd, slot.iovecs.as_ptr(), n);
             vectors.offset(at).ioprio(priority).rw_flags(flags).build()
         }
-    })
+    }
 }
 
 /// A priority as Linux's `ioprio` value.

@@ -22,7 +22,7 @@ use super::poll::AdaptivePoll;
 use super::table::PieceSlot;
 use super::thread::Serve;
 use super::trace::TraceWriter;
-use super::uring::{CompletionToken, Tables, Uring};
+use super::uring::{CompletionToken, Uring};
 use super::vm::Vm;
 use super::{Disk, EngineConfig, EngineError};
 
@@ -90,9 +90,6 @@ fn max_inflight_pieces(window: u32, vms: usize) -> u32 {
     window + vms as u32 + 1
 }
 
-/// Places of disks that are attached later whose files are registered too.
-const PLACES_TO_COME: u32 = 64;
-
 impl EventLoop {
     pub fn new(
         config: EngineConfig,
@@ -105,9 +102,8 @@ impl EventLoop {
         let io = |what| move |source| EngineError::Io { what, source };
         prepare_thread(&config.cpus, config.fifo).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = max_inflight_pieces(sched.window.most.max(sched.window.start), disks.len());
-        let files = disks.len() as u32 + PLACES_TO_COME;
-        let tables = Tables { files, buffers: config.buffers };
-        let ring = Uring::new(most + 2 * disks.len() as u32 * 8, tables).map_err(io("io_uring"))?;
+        let entries = most + 2 * disks.len() as u32 * 8;
+        let ring = Uring::new(entries, config.buffers).map_err(io("io_uring"))?;
         let mut pieces = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.max_piece(vm)).max().unwrap_or(sched.quantum);
         for _ in 0..most {
@@ -146,9 +142,6 @@ impl EventLoop {
             .ring
             .arm_poll(engine.doorbell.as_raw_fd(), CompletionToken::Doorbell)
             .map_err(io("io_uring"))?;
-        for place in 0..engine.vms.len() {
-            engine.register_file(place).map_err(io("io_uring"))?;
-        }
         Ok(engine)
     }
 

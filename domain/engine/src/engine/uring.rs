@@ -4,7 +4,6 @@ mod buffers;
 mod setup;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -18,7 +17,6 @@ use self::buffers::BufferTable;
 use self::setup::{build, reason};
 use super::kick::KickFd;
 use super::queue_id::QueueToken;
-use super::registered::{FileRef, RegisteredFiles};
 use crate::memory::Pinner;
 
 /// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
@@ -34,8 +32,6 @@ pub enum CompletionToken {
     Piece(u32),
     /// The poll of a network port's uplink.
     Uplink(u16),
-    /// The update of a registered file, in this slot.
-    File(u32),
     /// An operation whose result does not matter.
     Ignored,
 }
@@ -48,7 +44,6 @@ impl CompletionToken {
             Self::Call(token) => 3 << 56 | token.to_bits(),
             Self::Piece(i) => 4 << 56 | u64::from(i),
             Self::Uplink(port) => 5 << 56 | u64::from(port),
-            Self::File(i) => 6 << 56 | u64::from(i),
             Self::Ignored => 0,
         }
     }
@@ -60,7 +55,6 @@ impl CompletionToken {
             3 => Self::Call(QueueToken::from_bits(v)),
             4 => Self::Piece(v as u32),
             5 => Self::Uplink(v as u16),
-            6 => Self::File(v as u32),
             _ => Self::Ignored,
         }
     }
@@ -94,17 +88,7 @@ pub struct Uring {
     busy_since: Option<Instant>,
     /// Number of pieces that were pushed and not yet returned as completed.
     on_disk: usize,
-    files: RegisteredFiles,
     buffers: BufferTable,
-}
-
-/// Sizes of the tables of a ring.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tables {
-    /// Registered files.
-    pub files: u32,
-    /// Registered buffers.
-    pub buffers: u32,
 }
 
 /// The value written to call descriptors.
@@ -125,36 +109,24 @@ static DISCARD: Discard =
 static mut DISCARDED_BYTES: [u8; DISCARDED] = [0; DISCARDED];
 
 impl Uring {
-    /// Makes a ring with room for so many operations. Its tables are empty where the kernel has no
-    /// such ones: before Linux 6.13.
-    pub fn new(entries: u32, tables: Tables) -> io::Result<Self> {
+    /// Makes a ring with room for so many operations and registered buffers; for no buffers where
+    /// the kernel has no such ones: before Linux 6.13.
+    pub fn new(entries: u32, buffers: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
         // From the newest features to the oldest: each needs a newer kernel than the next.
         for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
-            if let Ok(built) = build(entries, tables, deferred, restricted) {
+            if let Ok(built) = build(entries, buffers, deferred, restricted) {
                 return Ok(Self::from_ring(built, restricted));
             }
         }
-        Ok(Self::from_ring(build(entries, tables, false, false).map_err(reason)?, false))
+        Ok(Self::from_ring(build(entries, buffers, false, false).map_err(reason)?, false))
     }
 
-    fn from_ring((ring, tables): (IoUring, Tables), restricted: bool) -> Self {
+    fn from_ring((ring, buffers): (IoUring, u32), restricted: bool) -> Self {
         // The kernel holds no more operations than it has room for completions.
         let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
-        let (files, buffers) = (RegisteredFiles::new(tables.files), BufferTable::new(tables.buffers));
-        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0, files, buffers }
-    }
-
-    /// Registers the file of a VM's place, or removes the one that is registered: that stays open
-    /// until the next [`Uring::enter`].
-    pub fn register_file(&mut self, place: usize, file: Option<&File>) -> io::Result<()> {
-        let Some(update) = self.files.replace(place, file) else { return Ok(()) };
-        self.push(&update.user_data(CompletionToken::File(place as u32).to_user_data()))
-    }
-
-    /// The file of a VM's place, as operations name it.
-    pub fn file(&self, place: usize, file: &File) -> FileRef {
-        self.files.get(place, file)
+        let buffers = BufferTable::new(buffers);
+        Self { ring, restricted, reaped, busy: 0, busy_since: None, on_disk: 0, buffers }
     }
 
     /// Takes over what is pinned.
@@ -303,16 +275,10 @@ impl Uring {
 
     /// Takes the next completion, first of those that were reaped.
     pub fn next_completion(&mut self) -> Option<Completion> {
-        loop {
-            let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
-            let (token, result) = (CompletionToken::from_user_data(entry.user_data()), entry.result());
-            if let CompletionToken::File(place) = token {
-                self.files.on_update(place as usize, result);
-                continue;
-            }
-            self.on_disk -= usize::from(matches!(token, CompletionToken::Piece(_)));
-            return Some(Completion { token, result, more: cqueue::more(entry.flags()) });
-        }
+        let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
+        let token = CompletionToken::from_user_data(entry.user_data());
+        self.on_disk -= usize::from(matches!(token, CompletionToken::Piece(_)));
+        Some(Completion { token, result: entry.result(), more: cqueue::more(entry.flags()) })
     }
 }
 
@@ -323,12 +289,10 @@ mod tests {
     use super::*;
     use crate::engine::QueueId;
 
-    const TABLES: Tables = Tables { files: 4, buffers: 0 };
-
     /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
     fn other_operations_are_refused() {
-        let mut uring = Uring::new(64, TABLES).unwrap();
+        let mut uring = Uring::new(64, 0).unwrap();
         if !uring.restricted {
             let why = "this kernel cannot restrict io_uring";
             return rtvirtio_testkit::skip("other_operations_are_refused", why);
@@ -363,48 +327,13 @@ mod tests {
         }
     }
 
-    /// Operations on a registered file reach it, and only it; a cleared slot closes it.
-    #[test]
-    fn a_registered_file_is_used_and_released() {
-        let mut uring = Uring::new(64, TABLES).unwrap();
-        if uring.files.is_empty() {
-            let why = "this kernel registers no files with io_uring";
-            return rtvirtio_testkit::skip("a_registered_file_is_used_and_released", why);
-        }
-        let (from, to) = rustix::pipe::pipe().unwrap();
-        let to = File::from(to);
-        uring.register_file(2, Some(&to)).unwrap();
-        let write = |uring: &mut Uring| {
-            let file = uring.file(2, &to);
-            let entry = file.apply(opcode::Write::new(file.fd(), b"x".as_ptr(), 1).build());
-            uring.push(&entry.user_data(CompletionToken::Piece(1).to_user_data())).unwrap();
-            assert_eq!(wait_for_completion(uring, CompletionToken::Piece(1)), 1);
-            file
-        };
-        assert_eq!(write(&mut uring).fd().0, to.as_raw_fd());
-        let by_slot = write(&mut uring);
-        assert_eq!(by_slot.fd().0, 2);
-        uring.register_file(2, None).unwrap();
-        uring.enter(false, Nanos(0), Nanos(0)).unwrap();
-        assert!(uring.next_completion().is_none());
-        assert_eq!(uring.file(2, &to).fd().0, to.as_raw_fd());
-        // The slot is empty, and the file is closed when its descriptor is.
-        let entry = by_slot.apply(opcode::Write::new(by_slot.fd(), b"x".as_ptr(), 1).build());
-        uring.push(&entry.user_data(CompletionToken::Piece(2).to_user_data())).unwrap();
-        assert_eq!(wait_for_completion(&mut uring, CompletionToken::Piece(2)), -libc::EBADF);
-        drop(to);
-        let mut bytes = [0_u8; 4];
-        assert_eq!(rustix::io::read(&from, &mut bytes).unwrap(), 2);
-        assert_eq!(rustix::io::read(&from, &mut bytes).unwrap(), 0, "the file is still open");
-    }
-
     /// Cancelling ends a write to a full eventfd, and a poll that was just woken.
     #[test]
     fn cancelled_operations_complete() {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
-        let mut uring = Uring::new(64, TABLES).unwrap();
+        let mut uring = Uring::new(64, 0).unwrap();
         let call = CompletionToken::Call(QueueToken::new(0, QueueId(0), 1));
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
@@ -424,7 +353,7 @@ mod tests {
     /// The kernel counts a wait as one for I/O only while a piece is under way, where it can tell.
     #[test]
     fn an_idle_wait_is_no_wait_for_io() {
-        let mut uring = Uring::new(64, TABLES).unwrap();
+        let mut uring = Uring::new(64, 0).unwrap();
         if !uring.ring.params().is_feature_no_iowait() {
             let why = "this kernel counts each wait in io_uring as one for I/O (Linux 6.15 does not)";
             return rtvirtio_testkit::skip("an_idle_wait_is_no_wait_for_io", why);
@@ -457,7 +386,7 @@ mod tests {
     /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
     #[test]
     fn a_busy_kernel_is_retried() {
-        let mut uring = Uring::new(64, TABLES).unwrap();
+        let mut uring = Uring::new(64, 0).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
         uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
@@ -479,7 +408,6 @@ mod tests {
             CompletionToken::Call(QueueToken::new(65_535, QueueId(0), 1)),
             CompletionToken::Piece(u32::MAX),
             CompletionToken::Uplink(u16::MAX),
-            CompletionToken::File(u32::MAX),
             CompletionToken::Ignored,
         ] {
             assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);

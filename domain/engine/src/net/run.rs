@@ -27,7 +27,7 @@ use crate::engine::queue_host::{QueueHost, notify_guest};
 use crate::engine::queue_id::QueueId;
 use crate::engine::slot::QueueSlot;
 use crate::engine::thread::Serve;
-use crate::engine::uring::{Completion, CompletionToken, Tables, Uring};
+use crate::engine::uring::{Completion, CompletionToken, Uring};
 use crate::engine::{EngineError, TraceWriter, now, prepare_thread};
 
 /// The state of a network's thread.
@@ -80,7 +80,7 @@ impl NetLoop {
             .map_err(failed("cannot set the network's CPUs and priority"))?;
         let ports = network.ports.len() as u32;
         // A kick, a call and cancels of each queue, and the uplink's poll.
-        let mut ring = Uring::new(8 + ports * 16, Tables::default()).map_err(failed("io_uring"))?;
+        let mut ring = Uring::new(8 + ports * 16, 0).map_err(failed("io_uring"))?;
         ring.arm_poll(doorbell.as_raw_fd(), CompletionToken::Doorbell).map_err(failed("io_uring"))?;
         let pairs = network.ports.iter().zip(uplinks).zip(0..);
         let members = pairs.map(|((config, uplink), member)| {
@@ -153,7 +153,7 @@ impl NetLoop {
 
     fn handle_cqe(&mut self, completion: Completion) -> io::Result<()> {
         match completion.token {
-            CompletionToken::Ignored | CompletionToken::Piece(_) | CompletionToken::File(_) => Ok(()),
+            CompletionToken::Ignored | CompletionToken::Piece(_) => Ok(()),
             CompletionToken::Kick(token) => {
                 if let Some(port) = self.ports.get_mut(token.vm()) {
                     port.hold.kicks += u32::from(completion.result >= 0);

@@ -22,7 +22,7 @@ const REFUSED_NS: u64 = 5_000_000_000;
 impl EventLoop {
     pub(super) fn handle_cqe(&mut self, time: Nanos, completion: Completion) -> io::Result<()> {
         match completion.token {
-            CompletionToken::Ignored | CompletionToken::Uplink(_) | CompletionToken::File(_) => Ok(()),
+            CompletionToken::Ignored | CompletionToken::Uplink(_) => Ok(()),
             CompletionToken::Piece(index) => {
                 self.had_completions = true;
                 self.on_completion(time, index, completion.result)

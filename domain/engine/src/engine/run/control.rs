@@ -61,18 +61,10 @@ impl EventLoop {
                 let _ = reply.send(name);
             }
             Command::Attach { vm, disk, reply } => {
-                let attached = self.attach(vm, disk);
-                if attached.is_ok() {
-                    self.register_file(vm)?;
-                }
-                let _ = reply.send(attached);
+                let _ = reply.send(self.attach(vm, disk));
             }
             Command::Detach { vm, reply } => {
-                let detached = self.detach(vm);
-                if detached.is_ok() {
-                    self.release_file(vm)?;
-                }
-                let _ = reply.send(detached);
+                let _ = reply.send(self.detach(vm));
             }
             Command::Grow { vm, size, reply } => {
                 if let Some(disk) = self.vms.get_mut(vm).and_then(|vm| vm.disk.as_mut()) {
@@ -93,11 +85,7 @@ impl EventLoop {
             Command::StopTrace { reply } => {
                 let _ = reply.send(self.trace.take());
             }
-            Command::Quit => {
-                self.quit = true;
-                // The kernel closes the files of a closed ring some time later.
-                (0..self.vms.len()).try_for_each(|place| self.release_file(place))?;
-            }
+            Command::Quit => self.quit = true,
         }
         Ok(())
     }

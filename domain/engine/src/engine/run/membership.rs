@@ -1,9 +1,6 @@
 //! Attach and detach of disks.
 
-use std::io;
-
 use rtvirtio_sched::MembershipError;
-use rtvirtio_units::Nanos;
 
 use super::EventLoop;
 use crate::engine::prepared::{AttachError, DetachedDisk, PreparedDisk, RefusedDisk};
@@ -39,20 +36,6 @@ impl EventLoop {
             }
         }
         Ok(())
-    }
-
-    /// Registers the file of a place with the ring.
-    pub(super) fn register_file(&mut self, place: usize) -> io::Result<()> {
-        let file = self.vms.get(place).and_then(|vm| vm.disk.as_ref()).map(|disk| &disk.backing.file);
-        self.ring.register_file(place, file)
-    }
-
-    /// Closes the registered file of a place at once, as Linux does from 6.13 on (with an older
-    /// one no file is registered): its locks end before the control thread learns of the disk's
-    /// end.
-    pub(super) fn release_file(&mut self, place: usize) -> io::Result<()> {
-        self.ring.register_file(place, None)?;
-        self.ring.enter(false, Nanos(0), Nanos(0))
     }
 
     /// Removes a disk of which nothing is in flight.

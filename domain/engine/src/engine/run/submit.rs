@@ -1,8 +1,10 @@
 //! Submits the scheduler's pieces to io_uring.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
 use io_uring::opcode;
+use io_uring::types::{Fd, FsyncFlags};
 use rtvirtio_sched::{Next, Op, Piece};
 use rtvirtio_units::Nanos;
 
@@ -97,7 +99,7 @@ impl EventLoop {
             return self.fail_submission(index, -libc::EIO);
         };
         let backing = &disk.backing;
-        let file = self.ring.file(piece.vm, &backing.file);
+        let fd = Fd(backing.file.as_raw_fd());
         let entry = match piece.op {
             Op::Read | Op::Write => {
                 let ready =
@@ -112,13 +114,9 @@ impl EventLoop {
                 }
                 let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
                 let buffer = slot.only().and_then(|(at, len)| vm.buffers.find(&mem, at, len as usize));
-                let at = (file, buffer);
-                rw_sqe(slot, &piece, at, request.offset, request.write_through, priority)
+                rw_sqe(slot, &piece, (fd, buffer), request.offset, request.write_through, priority)
             }
-            Op::Flush => {
-                let flush = opcode::Fsync::new(file.fd()).flags(io_uring::types::FsyncFlags::DATASYNC);
-                file.apply(flush.build())
-            }
+            Op::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Op::Discard | Op::WriteZeroes => {
                 let zero = piece.op == Op::WriteZeroes && !request.unmap;
                 let mode = if zero { libc::FALLOC_FL_ZERO_RANGE } else { libc::FALLOC_FL_PUNCH_HOLE };
@@ -140,7 +138,7 @@ impl EventLoop {
                     }
                 }
                 let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-                file.apply(opcode::Fallocate::new(file.fd(), len).offset(offset).mode(mode).build())
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
             }
         };
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))
@@ -162,8 +160,8 @@ impl EventLoop {
         }
         slot.is_reading_first = false;
         let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
-        let file = self.ring.file(piece.vm, &disk.backing.file);
-        let entry = rw_sqe(slot, piece, (file, None), request.offset, request.write_through, priority);
+        let fd = Fd(disk.backing.file.as_raw_fd());
+        let entry = rw_sqe(slot, piece, (fd, None), request.offset, request.write_through, priority);
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))?;
         Ok(Ok(()))
     }
