@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rtvirtio_domain_config::File;
-use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler};
+use rtvirtio_sched::{Idx, Next, Op, Priority, Request, Scheduler, VmId};
 use rtvirtio_units::Nanos;
 
 /// Most requests of the schedulers of one input.
@@ -30,7 +30,7 @@ pub fn play(data: &[u8]) {
         let mut now = Nanos(1);
         for (i, op) in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes].into_iter().enumerate()
         {
-            let vm = i % config.vms.len();
+            let vm = VmId::from_usize(i % config.vms.len());
             let len = if op == Op::Flush { 0 } else { 4_096 << (2 * i) };
             let request = Request { tag: i as u64, op, len, priority: Priority::NORMAL, arrival: now };
             let _ = scheduler.submit(vm, request);
@@ -49,7 +49,7 @@ pub fn play(data: &[u8]) {
                 Next::Idle => break,
             }
         }
-        let all: Vec<usize> = (0..config.vms.len()).collect();
+        let all: Vec<VmId> = (0..config.vms.len()).map(VmId::from_usize).collect();
         scheduler.reconfigure(&config, &all).expect("its own configuration");
     }
 }

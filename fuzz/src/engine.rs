@@ -17,7 +17,7 @@ use rtvirtio_engine::engine::{
 };
 use rtvirtio_engine::inflight::Region;
 use rtvirtio_engine::memory::{GuestMem, Memory};
-use rtvirtio_sched::{Config, VmConfig};
+use rtvirtio_sched::{Config, VmConfig, VmId};
 use vm_memory::{Bytes, GuestAddress};
 
 /// Bytes of guest memory.
@@ -132,8 +132,12 @@ pub fn play(data: &[u8]) {
         call: (flags & 8 != 0).then(eventfd),
         inflight,
     };
-    let started =
-        handle.ask(|reply| QueueCommand::Start { vm: 0, queue: QueueId(0), start: Box::new(start), reply });
+    let started = handle.ask(|reply| QueueCommand::Start {
+        vm: VmId(0),
+        queue: QueueId(0),
+        start: Box::new(start),
+        reply,
+    });
     if started.expect("the engine lives").is_ok() {
         if flags & 16 != 0 {
             // Memory changes while the engine reads it.
@@ -145,16 +149,16 @@ pub fn play(data: &[u8]) {
             neighbour.reads(u64::from(flags));
         }
         if flags & 64 != 0 {
-            handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
+            handle.ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply }).expect("the engine lives");
         } else {
             handle
-                .ask(|reply| QueueCommand::Stop { vm: 0, queue: QueueId(0), for_good: true, reply })
+                .ask(|reply| QueueCommand::Stop { vm: VmId(0), queue: QueueId(0), for_good: true, reply })
                 .expect("the engine lives");
         }
     }
-    let status = vm_status(handle, 0);
+    let status = vm_status(handle, VmId(0));
     assert_eq!((status.outstanding, status.queues), (0, 0), "something of the queue is left");
-    let status = vm_status(handle, 1);
+    let status = vm_status(handle, VmId(1));
     neighbour.reads(u64::from(size));
     // The start of its disk, adjacent to the attacker's.
     neighbour.reads(0);
@@ -166,7 +170,7 @@ pub fn play(data: &[u8]) {
 ///
 /// # Panics
 /// The engine has ended, or has no such VM.
-pub fn vm_status(handle: &EngineHandle, vm: usize) -> VmStatus {
+pub fn vm_status(handle: &EngineHandle, vm: VmId) -> VmStatus {
     let status = handle.ask(|reply| Command::VmStatus { vm, reply }).expect("the engine lives");
     *status.expect("a VM in this place")
 }
@@ -210,7 +214,8 @@ impl Neighbour {
             inflight: None,
         };
         let start = Box::new(start);
-        let started = handle.ask(|reply| QueueCommand::Start { vm: 1, queue: QueueId(0), start, reply });
+        let started =
+            handle.ask(|reply| QueueCommand::Start { vm: VmId(1), queue: QueueId(0), start, reply });
         started.expect("the engine lives").expect("a queue as Linux makes it");
         Self { mem, kick, asked: 0 }
     }

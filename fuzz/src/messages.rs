@@ -13,6 +13,7 @@ use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::memory::Trust;
 use rtvirtio_engine::vhost_user::{DeviceInfo, FrontEnds, VhostUserServer};
+use rtvirtio_sched::VmId;
 
 use super::engine::{house, vm_status};
 use super::qemu;
@@ -32,7 +33,7 @@ fn door() -> &'static Mutex<Door> {
         let limits = Limits { size: 128 << 10, read_only: false, discard: true };
         let disk = DeviceInfo {
             name: "fuzz".into(),
-            vm: 0,
+            vm: VmId(0),
             features: rtvirtio_engine::feature::blk::offered(&limits),
             config: rtvirtio_engine::blk::config_space(&limits, 2, [512; 2]).to_vec().into(),
             queues: 2,
@@ -65,6 +66,6 @@ pub fn play(data: &[u8]) {
     let again = UnixStream::connect(&door.socket).expect("a connection");
     let _ = again.shutdown(Shutdown::Write);
     let _ = (&again).read(&mut [0; 64]);
-    let status = vm_status(&house.handle, 0);
+    let status = vm_status(&house.handle, VmId(0));
     assert_eq!((status.outstanding, status.queues), (0, 0), "something of it is left");
 }

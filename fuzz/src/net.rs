@@ -16,6 +16,7 @@ use rtvirtio_engine::engine::{QueueCommand, QueueId, VringStart};
 use rtvirtio_engine::feature::{self, VERSION_1};
 use rtvirtio_engine::memory::GuestMem;
 use rtvirtio_engine::net::{NetCommand, NetEngine, NetHandle, PortStatus};
+use rtvirtio_sched::VmId;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::engine::{AVAIL, MEMORY, USED, eventfd, memory};
@@ -73,8 +74,16 @@ fn lan() -> &'static Mutex<Lan> {
         let handle = engine.handle();
         let neighbour = Arc::new(GuestMem::from_mapped(memory()));
         let kick = eventfd();
-        start(&handle, 1, QueueId(1), &neighbour, 16, VERSION_1, kick.try_clone().expect("a descriptor"))
-            .expect("a queue as Linux makes it");
+        start(
+            &handle,
+            VmId(1),
+            QueueId(1),
+            &neighbour,
+            16,
+            VERSION_1,
+            kick.try_clone().expect("a descriptor"),
+        )
+        .expect("a queue as Linux makes it");
         let attacker = Arc::new(GuestMem::from_mapped(memory()));
         Mutex::new(Lan { handle, attacker, ends, neighbour, kick, sent: 0, _engine: engine })
     })
@@ -82,7 +91,7 @@ fn lan() -> &'static Mutex<Lan> {
 
 fn start(
     handle: &NetHandle,
-    vm: usize,
+    vm: VmId,
     queue: QueueId,
     mem: &Arc<GuestMem>,
     size: u16,
@@ -107,7 +116,7 @@ fn start(
 }
 
 impl Lan {
-    fn status(&self, port: usize) -> PortStatus {
+    fn status(&self, port: VmId) -> PortStatus {
         let status = self.handle.ask(|reply| NetCommand::PortStatus { port, reply });
         *status.expect("the engine lives").expect("a port")
     }
@@ -149,8 +158,16 @@ pub fn play(data: &[u8]) {
     }
     let queue = QueueId(u16::from(flags & 1 == 0));
     let kick = eventfd();
-    if start(&lan.handle, 0, queue, &mem, 1 << (size % 5), features, kick.try_clone().expect("a descriptor"))
-        .is_ok()
+    if start(
+        &lan.handle,
+        VmId(0),
+        queue,
+        &mem,
+        1 << (size % 5),
+        features,
+        kick.try_clone().expect("a descriptor"),
+    )
+    .is_ok()
     {
         if flags & 32 != 0 {
             let mut arrives = frame(7);
@@ -166,10 +183,12 @@ pub fn play(data: &[u8]) {
         rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");
         lan.neighbour_sends();
         if flags & 64 != 0 {
-            lan.handle.ask(|reply| QueueCommand::Disconnect { vm: 0, reply }).expect("the engine lives");
+            lan.handle
+                .ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply })
+                .expect("the engine lives");
         } else {
             lan.handle
-                .ask(|reply| QueueCommand::Stop { vm: 0, queue, for_good: true, reply })
+                .ask(|reply| QueueCommand::Stop { vm: VmId(0), queue, for_good: true, reply })
                 .expect("the engine lives");
         }
     }
@@ -177,7 +196,7 @@ pub fn play(data: &[u8]) {
     lan.ends[0].set_nonblocking(true).expect("a socket");
     while lan.ends[0].recv(&mut [0; 16]).is_ok() {}
     lan.neighbour_sends();
-    assert_eq!(lan.status(0).queues, 0, "a queue is left");
-    let neighbour = lan.status(1);
+    assert_eq!(lan.status(VmId(0)).queues, 0, "a queue is left");
+    let neighbour = lan.status(VmId(1));
     assert_eq!((neighbour.drops.malformed, neighbour.broken_queues), (0, 0));
 }

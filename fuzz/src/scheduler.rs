@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use rtvirtio_sched::{
-    Cap, Charge, Class, Config, Direction, Next, Op, Piece, Policy, Priority, Request, Reservation,
-    Scheduler, Tspec, VmConfig, WindowConfig,
+    Cap, Charge, Class, Config, Direction, Idx, IndexVec, Next, Op, Piece, Policy, Priority, Request,
+    Reservation, Scheduler, Tspec, VmConfig, VmId, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -23,7 +23,7 @@ const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZero
 /// An outstanding request.
 struct Open {
     request: Request,
-    vm: usize,
+    vm: VmId,
     given: u64,
     at_device: u32,
     /// Its first piece was submitted.
@@ -60,7 +60,7 @@ struct World {
     open: BTreeMap<u64, Open>,
     at_device: Vec<Piece>,
     /// For each VM and direction, the admitted requests, bytes and time.
-    envelopes: Vec<[[Option<Envelope>; 3]; 2]>,
+    envelopes: IndexVec<VmId, [[Option<Envelope>; 3]; 2]>,
 }
 
 fn power(byte: u8, most: u32) -> u64 {
@@ -140,7 +140,7 @@ pub fn play(data: &[u8]) {
     let mut world =
         World { scheduler, config, now: 1, tag: 0, open: BTreeMap::new(), at_device: Vec::new(), envelopes };
     for step in steps.chunks_exact(4).take(MOST) {
-        let vm = usize::from(step[1]) % world.config.vms.len();
+        let vm = VmId::from_usize(usize::from(step[1]) % world.config.vms.len());
         let value = u16::from_le_bytes([step[2], step[3]]);
         match step[0] % 8 {
             0 | 1 => world.submit(vm, step[0], value),
@@ -157,13 +157,13 @@ pub fn play(data: &[u8]) {
 }
 
 impl World {
-    fn submit(&mut self, vm: usize, action: u8, value: u16) {
+    fn submit(&mut self, vm: VmId, action: u8, value: u16) {
         let op = OPS[usize::from(action / 8) % OPS.len()];
         let len = if op == Op::Flush { 0 } else { (u64::from(value >> 3) % 512 + 1) * 512 };
         let class = [Class::RealTime, Class::BestEffort, Class::Idle][usize::from(action / 40) % 3];
         let priority = Priority { class, level: (value & 7) as u8 };
         let request = Request { tag: self.tag, op, len, priority, arrival: Nanos(self.now) };
-        let full = self.scheduler.outstanding(vm) >= self.config.vms[vm].depth as usize;
+        let full = self.scheduler.outstanding(vm) >= self.config.vms[vm.index()].depth as usize;
         let taken = self.scheduler.submit(vm, request);
         assert_eq!(taken.is_err(), full, "{taken:?}");
         if taken.is_ok() {
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    fn cancel_backlog(&mut self, vm: usize) {
+    fn cancel_backlog(&mut self, vm: VmId) {
         let mut gone = Vec::new();
         self.scheduler.cancel_backlog(Nanos(self.now), vm, |request| gone.push(request.tag));
         for tag in gone {
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    fn cancel_discards(&mut self, vm: usize) {
+    fn cancel_discards(&mut self, vm: VmId) {
         let mut gone = Vec::new();
         self.scheduler.cancel_discards(Nanos(self.now), vm, |request| gone.push(request.tag));
         for tag in gone {
@@ -265,26 +265,26 @@ impl World {
     }
 
     /// Changes policy and window; weights and full buckets of one VM.
-    fn reconfigure(&mut self, vm: usize, value: u16) {
+    fn reconfigure(&mut self, vm: VmId, value: u16) {
         let mut config = self.config.clone();
         config.policy = Policy::ALL[usize::from(value % 4)];
         config.window = WindowConfig::fixed(u32::from(value >> 2) % 8 + 1);
-        config.vms[vm].weight = u32::from(value >> 6) % 1_000 + 1;
+        config.vms[vm.index()].weight = u32::from(value >> 6) % 1_000 + 1;
         self.scheduler.reconfigure(&config, &[vm]).expect("of the same VMs");
-        self.envelopes[vm] = envelopes(&config.vms[vm]);
+        self.envelopes[vm] = envelopes(&config.vms[vm.index()]);
         self.config = config;
     }
 
     /// Checks the scheduler's counters.
     fn check(&self) {
-        for vm in 0..self.config.vms.len() {
+        for vm in self.envelopes.indices() {
             let open = self.open.values().filter(|o| o.vm == vm).count();
             assert_eq!(self.scheduler.outstanding(vm), open, "VM {vm}");
         }
         let waiting = self.open.values().filter(|o| o.waits()).count();
         assert_eq!(self.scheduler.backlog(), waiting);
         for direction in Direction::ALL {
-            let contract = self.scheduler.contract(0, direction, Nanos(self.now));
+            let contract = self.scheduler.contract(VmId(0), direction, Nanos(self.now));
             assert!(!format!("{contract:?}").is_empty());
         }
     }

@@ -18,7 +18,7 @@ use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::{Command, EngineGone, EngineHandle, TraceCommand, TraceEvent, TraceReader};
 use rtvirtio_engine::net::trace::FrameEvent;
 use rtvirtio_engine::net::{NetCommand, NetHandle};
-use rtvirtio_sched::{Class, Op, Priority};
+use rtvirtio_sched::{Class, Idx, Op, Priority, VmId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Events between two drains: 10 ms at 800 000 requests per second, about 0.7 MB.
@@ -75,9 +75,9 @@ trait Traced: TraceCommand {
     /// Number of places, vacant ones included.
     fn places(engine: &EngineHandle<Self>) -> Result<usize, EngineGone>;
     /// Number and name of the member in a place; `None` for a vacant one.
-    fn member(engine: &EngineHandle<Self>, place: usize) -> Result<Option<(u32, String)>, EngineGone>;
+    fn member(engine: &EngineHandle<Self>, place: VmId) -> Result<Option<(u32, String)>, EngineGone>;
     /// Place and member number of an event.
-    fn place_of(event: &Self::Event) -> (usize, u32);
+    fn place_of(event: &Self::Event) -> (VmId, u32);
     /// An event as it is sent.
     fn event<'a>(engine: &'a str, vm: &'a str, event: &Self::Event) -> Event<'a>;
 }
@@ -87,11 +87,11 @@ impl Traced for Command {
         Ok(engine.ask(|reply| Self::Status { reply })?.places)
     }
 
-    fn member(engine: &EngineHandle, vm: usize) -> Result<Option<(u32, String)>, EngineGone> {
+    fn member(engine: &EngineHandle, vm: VmId) -> Result<Option<(u32, String)>, EngineGone> {
         engine.ask(|reply| Self::Member { vm, reply })
     }
 
-    fn place_of(event: &TraceEvent) -> (usize, u32) {
+    fn place_of(event: &TraceEvent) -> (VmId, u32) {
         (event.vm, event.member)
     }
 
@@ -130,11 +130,11 @@ impl Traced for NetCommand {
         Ok(engine.ask(|reply| Self::Status { reply })?.ports)
     }
 
-    fn member(engine: &NetHandle, port: usize) -> Result<Option<(u32, String)>, EngineGone> {
+    fn member(engine: &NetHandle, port: VmId) -> Result<Option<(u32, String)>, EngineGone> {
         engine.ask(|reply| Self::Member { port, reply })
     }
 
-    fn place_of(event: &FrameEvent) -> (usize, u32) {
+    fn place_of(event: &FrameEvent) -> (VmId, u32) {
         (event.port, event.member)
     }
 
@@ -180,7 +180,7 @@ struct Source<C: Traced> {
 impl<C: Traced> Source<C> {
     fn start(name: &str, engine: &EngineHandle<C>) -> anyhow::Result<Self> {
         let mut names = HashMap::new();
-        for place in 0..C::places(engine)? {
+        for place in (0..C::places(engine)?).map(VmId::from_usize) {
             names.extend(C::member(engine, place)?);
         }
         let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("\"{name}\""))?;

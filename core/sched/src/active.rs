@@ -1,7 +1,11 @@
 //! Set of the VMs that have requests queued, so that a search costs as much as there are of them,
 //! however many others are idle.
 
-/// A set of indices, one bit each.
+use oxc_index::Idx;
+
+use crate::id::VmId;
+
+/// A set of VMs, one bit each.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveSet {
     words: Vec<u64>,
@@ -9,14 +13,15 @@ pub struct ActiveSet {
 }
 
 impl ActiveSet {
-    /// Room for the indices below `n`.
+    /// Room for the first `n` VMs.
     pub fn reserve(&mut self, n: usize) {
         let words = n.div_ceil(64).max(self.words.len());
         self.words.resize(words, 0);
     }
 
-    /// Adds or removes an index, for which there is room.
-    pub fn set(&mut self, index: usize, is_active: bool) {
+    /// Adds or removes a VM, for which there is room.
+    pub fn set(&mut self, vm: VmId, is_active: bool) {
+        let index = vm.index();
         let Some(word) = self.words.get_mut(index / 64) else { return };
         let bit = 1 << (index % 64);
         if is_active == (*word & bit != 0) {
@@ -26,13 +31,13 @@ impl ActiveSet {
         self.len = if is_active { self.len + 1 } else { self.len - 1 };
     }
 
-    /// Number of indices in the set.
+    /// Number of VMs in the set.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// All indices, in order.
-    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+    /// All VMs, in order.
+    pub fn iter(&self) -> impl Iterator<Item = VmId> + '_ {
         self.words.iter().enumerate().flat_map(|(i, word)| {
             let mut rest = *word;
             std::iter::from_fn(move || {
@@ -41,22 +46,23 @@ impl ActiveSet {
                 }
                 let bit = rest.trailing_zeros() as usize;
                 rest &= rest - 1;
-                Some(i * 64 + bit)
+                Some(VmId((i * 64 + bit) as u16))
             })
         })
     }
 
-    /// The first index from `from` on, or the first of all where there is none; `None` when the set
+    /// The first VM from `from` on, or the first of all where there is none; `None` when the set
     /// is empty.
-    pub fn next(&self, from: usize) -> Option<usize> {
+    pub fn next(&self, from: VmId) -> Option<VmId> {
+        let from = from.index();
         let first = from / 64;
         let here = self.words.get(first).map_or(0, |word| word & (u64::MAX << (from % 64)));
         if here != 0 {
-            return Some(first * 64 + here.trailing_zeros() as usize);
+            return Some(VmId((first * 64 + here.trailing_zeros() as usize) as u16));
         }
         let later = self.words.iter().enumerate().skip(first + 1).find(|(_, word)| **word != 0);
         let found = later.or_else(|| self.words.iter().enumerate().find(|(_, word)| **word != 0));
-        found.map(|(i, word)| i * 64 + word.trailing_zeros() as usize)
+        found.map(|(i, word)| VmId((i * 64 + word.trailing_zeros() as usize) as u16))
     }
 }
 
@@ -73,13 +79,14 @@ mod tests {
             let (mut set, mut flags) = (ActiveSet::default(), vec![false; 200]);
             set.reserve(200);
             for (index, is_active) in steps {
-                set.set(index, is_active);
+                set.set(VmId::from_usize(index), is_active);
                 flags[index] = is_active;
             }
-            let all: Vec<usize> = (0..200).filter(|i| flags[*i]).collect();
+            let all: Vec<VmId> = (0..200).filter(|i| flags[*i]).map(VmId::from_usize).collect();
             prop_assert_eq!(set.iter().collect::<Vec<_>>(), &all[..]);
             prop_assert_eq!(set.len(), all.len());
-            let next = all.iter().find(|i| **i >= from).or(all.first());
+            let from = VmId::from_usize(from);
+            let next = all.iter().find(|vm| **vm >= from).or(all.first());
             prop_assert_eq!(set.next(from), next.copied());
         }
     }

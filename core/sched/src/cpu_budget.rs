@@ -15,7 +15,10 @@
 //!
 //! Slices and pool are refilled at whole multiples of P of the caller's clock.
 
+use oxc_index::{Idx, IndexVec};
 use rtvirtio_units::Nanos;
+
+use crate::id::VmId;
 
 /// Limit of a thread's CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +132,7 @@ pub struct CpuCounters {
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     limit: CpuLimit,
-    members: Vec<Member>,
+    members: IndexVec<VmId, Member>,
     there: usize,
     /// Sum of the members' weights.
     weights: u64,
@@ -140,15 +143,18 @@ impl CpuBudget {
     /// A budget for members of these weights, in the first places.
     #[must_use]
     pub fn new(limit: CpuLimit, weights: impl IntoIterator<Item = u64>) -> Self {
-        let mut budget = Self { limit, members: Vec::new(), there: 0, weights: 0, pool: Left::default() };
-        weights.into_iter().enumerate().for_each(|(place, weight)| budget.attach(place, weight));
+        let mut budget =
+            Self { limit, members: IndexVec::new(), there: 0, weights: 0, pool: Left::default() };
+        for (place, weight) in weights.into_iter().enumerate() {
+            budget.attach(VmId::from_usize(place), weight);
+        }
         budget
     }
 
     /// Adds a member in a place, replacing the present one.
-    pub fn attach(&mut self, place: usize, weight: u64) {
-        if place >= self.members.len() {
-            self.members.resize(place + 1, Member::default());
+    pub fn attach(&mut self, place: VmId, weight: u64) {
+        if place >= self.members.next_idx() {
+            self.members.resize(place.index() + 1, Member::default());
         }
         self.detach(place);
         self.there += 1;
@@ -157,7 +163,7 @@ impl CpuBudget {
     }
 
     /// Sets the weight of a member.
-    pub fn set_weight(&mut self, place: usize, weight: u64) {
+    pub fn set_weight(&mut self, place: VmId, weight: u64) {
         if let Some(member) = self.members.get_mut(place).filter(|member| member.is_there) {
             self.weights = self.weights.saturating_sub(member.weight).saturating_add(weight);
             member.weight = weight;
@@ -166,13 +172,13 @@ impl CpuBudget {
 
     /// Slice of a member in each period.
     #[must_use]
-    pub fn slice(&self, place: usize) -> Nanos {
+    pub fn slice(&self, place: VmId) -> Nanos {
         let weight = self.members.get(place).map_or(0, |member| member.weight);
         self.limit.slice(self.there, weight, self.weights)
     }
 
     /// Removes the member of a place.
-    pub fn detach(&mut self, place: usize) {
+    pub fn detach(&mut self, place: VmId) {
         let Some(member) = self.members.get_mut(place) else { return };
         self.there -= usize::from(member.is_there);
         self.weights = self.weights.saturating_sub(member.weight);
@@ -184,7 +190,7 @@ impl CpuBudget {
         now.0 / self.limit.period.0.max(1) + 1
     }
 
-    fn refill(&mut self, now: Nanos, place: usize) {
+    fn refill(&mut self, now: Nanos, place: VmId) {
         let (period, slice) = (self.period(now), self.slice(place));
         let turns = self.limit.turn.0.saturating_mul(self.there as u64);
         let divided = turns.max(self.limit.budget.0 / 2);
@@ -195,7 +201,7 @@ impl CpuBudget {
     }
 
     /// Whether a member is served at `now`; counts its throttling.
-    pub fn admits(&mut self, now: Nanos, place: usize) -> bool {
+    pub fn admits(&mut self, now: Nanos, place: VmId) -> bool {
         self.refill(now, place);
         let turn = self.limit.turn.0 as i64;
         let Some(member) = self.members.get_mut(place) else { return true };
@@ -219,7 +225,7 @@ impl CpuBudget {
     }
 
     /// Charges CPU time to a member.
-    pub fn charge(&mut self, now: Nanos, place: usize, used: Nanos) {
+    pub fn charge(&mut self, now: Nanos, place: VmId, used: Nanos) {
         self.refill(now, place);
         let most = self.slice(place).0;
         let Some(member) = self.members.get_mut(place) else { return };
@@ -231,7 +237,7 @@ impl CpuBudget {
 
     /// Counters of a member.
     #[must_use]
-    pub fn counters(&self, place: usize) -> CpuCounters {
+    pub fn counters(&self, place: VmId) -> CpuCounters {
         self.members.get(place).map_or_else(CpuCounters::default, |member| member.counters)
     }
 }
@@ -259,53 +265,53 @@ mod tests {
         assert_eq!(limit(3 * MS, 100_000).slice(30, 5, 5), Nanos(100_000));
         // A turn of each, and the rest to the one with a weight.
         let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [7, 0, 0]);
-        assert_eq!([0, 1].map(|place| budget.slice(place)), [Nanos(1_300_000), Nanos(100_000)]);
-        budget.set_weight(1, 7);
-        assert_eq!([0, 1].map(|place| budget.slice(place)), [Nanos(700_000); 2]);
+        assert_eq!([VmId(0), VmId(1)].map(|place| budget.slice(place)), [Nanos(1_300_000), Nanos(100_000)]);
+        budget.set_weight(VmId(1), 7);
+        assert_eq!([VmId(0), VmId(1)].map(|place| budget.slice(place)), [Nanos(700_000); 2]);
     }
 
     #[test]
     fn one_that_floods_is_throttled_until_the_next_period() {
         let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [0, 0]);
         let mut turns = 0;
-        while budget.admits(Nanos(5), 0) {
-            budget.charge(Nanos(5), 0, Nanos(100_000));
+        while budget.admits(Nanos(5), VmId(0)) {
+            budget.charge(Nanos(5), VmId(0), Nanos(100_000));
             turns += 1;
         }
         // Its slice of 750 us, and the pool of 1.5 ms, each down to the last whole turn.
         assert!((21..=22).contains(&turns), "{turns}");
-        assert!(budget.admits(Nanos(5), 1), "the other one has its slice");
+        assert!(budget.admits(Nanos(5), VmId(1)), "the other one has its slice");
         assert_eq!(budget.next_period(Nanos(5)), Nanos(10 * MS));
-        assert!(!budget.admits(Nanos(10 * MS - 1), 0));
-        assert!(budget.admits(Nanos(10 * MS), 0));
-        let seen = budget.counters(0);
+        assert!(!budget.admits(Nanos(10 * MS - 1), VmId(0)));
+        assert!(budget.admits(Nanos(10 * MS), VmId(0)));
+        let seen = budget.counters(VmId(0));
         assert_eq!((seen.throttled, seen.throttled_time), (1, Nanos(10 * MS - 5)));
-        assert_eq!(budget.counters(1), CpuCounters::default());
+        assert_eq!(budget.counters(VmId(1)), CpuCounters::default());
     }
 
     /// A turn that takes too long is paid back within two periods.
     #[test]
     fn a_debt_is_paid_and_has_an_end() {
         let mut budget = CpuBudget::new(limit(3 * MS, 100_000), [0, 0]);
-        assert!(budget.admits(Nanos(0), 0));
-        budget.charge(Nanos(0), 0, Nanos(60_000 * MS));
-        assert!(!budget.admits(Nanos(9 * MS), 0));
-        assert!(budget.admits(Nanos(10 * MS), 0), "the pool is there for it");
-        budget.charge(Nanos(10 * MS), 1, Nanos(3 * MS));
-        assert!(!budget.admits(Nanos(10 * MS), 0), "its slice has paid the debt");
-        assert!(budget.admits(Nanos(20 * MS), 0));
+        assert!(budget.admits(Nanos(0), VmId(0)));
+        budget.charge(Nanos(0), VmId(0), Nanos(60_000 * MS));
+        assert!(!budget.admits(Nanos(9 * MS), VmId(0)));
+        assert!(budget.admits(Nanos(10 * MS), VmId(0)), "the pool is there for it");
+        budget.charge(Nanos(10 * MS), VmId(1), Nanos(3 * MS));
+        assert!(!budget.admits(Nanos(10 * MS), VmId(0)), "its slice has paid the debt");
+        assert!(budget.admits(Nanos(20 * MS), VmId(0)));
     }
 
     #[test]
     fn places_come_and_go() {
         let mut budget = CpuBudget::new(limit(MS, 100_000), [0]);
-        budget.attach(1, 0);
-        budget.charge(Nanos(0), 1, Nanos(5 * MS));
-        assert!(!budget.admits(Nanos(0), 1));
-        budget.attach(1, 0);
-        assert_eq!((budget.there, budget.counters(1)), (2, CpuCounters::default()));
-        budget.detach(0);
-        budget.detach(7);
+        budget.attach(VmId(1), 0);
+        budget.charge(Nanos(0), VmId(1), Nanos(5 * MS));
+        assert!(!budget.admits(Nanos(0), VmId(1)));
+        budget.attach(VmId(1), 0);
+        assert_eq!((budget.there, budget.counters(VmId(1))), (2, CpuCounters::default()));
+        budget.detach(VmId(0));
+        budget.detach(VmId(7));
         assert_eq!(budget.there, 1);
     }
 
@@ -331,14 +337,14 @@ mod tests {
                 }
                 let (who, took) = (1 + who % (members - 1), took.min(turn));
                 // Greedy members ask until they are throttled.
-                while state.admits(Nanos(now), who) {
-                    state.charge(Nanos(now), who, Nanos(took));
+                while state.admits(Nanos(now), VmId::from_usize(who)) {
+                    state.charge(Nanos(now), VmId::from_usize(who), Nanos(took));
                     spent += took;
                     if took < turn { break; }
                 }
-                if modest + 2 * turn <= state.slice(0).0 {
-                    prop_assert!(state.admits(Nanos(now), 0), "{modest} of its slice are used");
-                    state.charge(Nanos(now), 0, Nanos(took));
+                if modest + 2 * turn <= state.slice(VmId(0)).0 {
+                    prop_assert!(state.admits(Nanos(now), VmId(0)), "{modest} of its slice are used");
+                    state.charge(Nanos(now), VmId(0), Nanos(took));
                     (modest, spent) = (modest + took, spent + took);
                 }
                 prop_assert!(spent <= budget, "{spent} of {budget}");
@@ -356,8 +362,8 @@ mod tests {
             let mut spent = 0;
             for (i, (who, took)) in asks.iter().enumerate() {
                 let now = i as u64 * 100_000;
-                if state.admits(Nanos(now), who % members) {
-                    state.charge(Nanos(now), who % members, Nanos(*took));
+                if state.admits(Nanos(now), VmId::from_usize(who % members)) {
+                    state.charge(Nanos(now), VmId::from_usize(who % members), Nanos(*took));
                     spent += took;
                 }
                 let periods = now / (10 * MS) + 1;

@@ -18,7 +18,10 @@
 //! - VMs take turns by virtual time, measured time over weight: the least goes next (start-time
 //!   fair queueing, Goyal, Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
 
+use oxc_index::{IndexVec, index_vec};
 use rtvirtio_units::Nanos;
+
+use crate::id::VmId;
 
 /// A VM whose last transfer completed this long ago does not use the device.
 pub const IDLE_AFTER: Nanos = Nanos(10_000_000);
@@ -56,7 +59,7 @@ pub struct DeallocationPacer {
     /// No piece can go before this, unless [`DeallocationPacer::recheck_now`] is called.
     recheck_at: Nanos,
     /// Piece sizes of each VM.
-    sizes: Vec<Size>,
+    sizes: IndexVec<VmId, Size>,
     least: u64,
     most: u64,
     /// Declared longest time of one piece, in ns.
@@ -64,7 +67,7 @@ pub struct DeallocationPacer {
     /// Percent of the device's time while other VMs use it.
     share: u32,
     /// Virtual time of each VM: measured ns over weight, in thousandths.
-    virtual_times: Vec<u64>,
+    virtual_times: IndexVec<VmId, u64>,
     /// Virtual time of the VM that was served last.
     min_virtual_time: u64,
     status: DeallocationStatus,
@@ -79,12 +82,12 @@ impl DeallocationPacer {
             submitted_at: None,
             not_before: Nanos(0),
             recheck_at: Nanos(0),
-            sizes: vec![Size { next: least, most, since: Nanos(0) }; vms],
+            sizes: index_vec![Size { next: least, most, since: Nanos(0) }; vms],
             least,
             most,
             declared,
             share: share.clamp(1, 100),
-            virtual_times: vec![0; vms],
+            virtual_times: index_vec![0; vms],
             min_virtual_time: 0,
             status: DeallocationStatus::default(),
         }
@@ -98,9 +101,9 @@ impl DeallocationPacer {
 
     /// Resets a place for another VM, one of the known places or the next: its pieces start at the
     /// smallest size.
-    pub fn replace(&mut self, vm: usize) {
+    pub fn replace(&mut self, vm: VmId) {
         let size = Size { next: self.least, most: self.most, since: Nanos(0) };
-        if vm == self.sizes.len() {
+        if vm == self.sizes.next_idx() {
             self.sizes.push(size);
             self.virtual_times.push(self.min_virtual_time);
         } else if let (Some(sizes), Some(used)) = (self.sizes.get_mut(vm), self.virtual_times.get_mut(vm)) {
@@ -135,17 +138,17 @@ impl DeallocationPacer {
     }
 
     /// Size of a VM's next piece in bytes.
-    pub fn piece_len(&self, vm: usize) -> u64 {
+    pub fn piece_len(&self, vm: VmId) -> u64 {
         self.sizes.get(vm).map_or(self.least, |size| size.next)
     }
 
     /// Virtual time of a VM; the least goes next.
-    pub fn virtual_time(&self, vm: usize) -> u64 {
+    pub fn virtual_time(&self, vm: VmId) -> u64 {
         self.virtual_times.get(vm).copied().unwrap_or(u64::MAX)
     }
 
     /// Records the first deallocation of a VM without any. An idle VM accumulates no credit.
-    pub fn activate(&mut self, vm: usize) {
+    pub fn activate(&mut self, vm: VmId) {
         self.recheck_now();
         if let Some(used) = self.virtual_times.get_mut(vm) {
             *used = (*used).max(self.min_virtual_time);
@@ -153,13 +156,13 @@ impl DeallocationPacer {
     }
 
     /// Records that a piece of this VM is submitted.
-    pub fn submit(&mut self, vm: usize, now: Nanos) {
+    pub fn submit(&mut self, vm: VmId, now: Nanos) {
         self.submitted_at = Some(now);
         self.min_virtual_time = self.min_virtual_time.max(self.virtual_time(vm).min(u64::MAX - 1));
     }
 
     /// Records the completion of this VM's piece of `len` bytes; returns its time.
-    pub fn complete(&mut self, now: Nanos, (vm, weight): (usize, u32), len: u64) -> Nanos {
+    pub fn complete(&mut self, now: Nanos, (vm, weight): (VmId, u32), len: u64) -> Nanos {
         let Some(submitted_at) = self.submitted_at.take() else { return Nanos(0) };
         let took = now.0.saturating_sub(submitted_at.0);
         let pause = u128::from(took) * u128::from(100 - self.share) / u128::from(self.share);
@@ -176,7 +179,7 @@ impl DeallocationPacer {
         Nanos(took)
     }
 
-    fn adapt_piece_len(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
+    fn adapt_piece_len(&mut self, now: Nanos, vm: VmId, took: u64, len: u64) {
         let Some(size) = self.sizes.get_mut(vm) else { return };
         if took > self.declared {
             // Sizes are the smallest one times a power of two, so that pieces end on block
@@ -205,12 +208,15 @@ impl DeallocationPacer {
 mod tests {
     use super::*;
 
+    const FIRST: VmId = VmId(0);
+    const SECOND: VmId = VmId(1);
+
     /// Submits a piece of VM 0 that takes `took` ns.
     fn piece(pacer: &mut DeallocationPacer, at: u64, took: u64) -> u64 {
-        let len = pacer.piece_len(0);
-        pacer.submit(0, Nanos(at));
-        pacer.complete(Nanos(at + took), (0, 100), len);
-        pacer.piece_len(0)
+        let len = pacer.piece_len(FIRST);
+        pacer.submit(FIRST, Nanos(at));
+        pacer.complete(Nanos(at + took), (FIRST, 100), len);
+        pacer.piece_len(FIRST)
     }
 
     #[test]
@@ -221,9 +227,9 @@ mod tests {
         }
         // The short last piece of a request is no evidence for longer pieces; each VM has sizes of
         // its own.
-        pacer.submit(0, Nanos(0));
-        pacer.complete(Nanos(100), (0, 100), 10);
-        assert_eq!((pacer.piece_len(0), pacer.piece_len(1)), (1_024, 64));
+        pacer.submit(FIRST, Nanos(0));
+        pacer.complete(Nanos(100), (FIRST, 100), 10);
+        assert_eq!((pacer.piece_len(FIRST), pacer.piece_len(SECOND)), (1_024, 64));
         assert_eq!(piece(&mut pacer, 0, 5_000), 512);
         // A guest with cheap and expensive ranges does not get long pieces back at once.
         assert_eq!(piece(&mut pacer, 10_000, 10), 512);
@@ -231,21 +237,21 @@ mod tests {
         for _ in 0..6 {
             piece(&mut pacer, 2 * RECOVERY.0, 5_000);
         }
-        assert_eq!((pacer.piece_len(0), pacer.status().overruns), (64, 7));
+        assert_eq!((pacer.piece_len(FIRST), pacer.status().overruns), (64, 7));
         // A short piece that overran counts in full.
         let mut pacer = DeallocationPacer::new(1, (64, 1_024), 1_000, 10);
         (0..4).for_each(|_| assert!(piece(&mut pacer, 0, 1) > 64));
-        pacer.submit(0, Nanos(0));
-        pacer.complete(Nanos(9_000), (0, 100), 200);
-        assert_eq!(pacer.piece_len(0), 64);
+        pacer.submit(FIRST, Nanos(0));
+        pacer.complete(Nanos(9_000), (FIRST, 100), 200);
+        assert_eq!(pacer.piece_len(FIRST), 64);
     }
 
     #[test]
     fn the_pause_leaves_the_share() {
         let mut pacer = DeallocationPacer::new(1, (64, 64), 1_000, 20);
-        pacer.submit(0, Nanos(1_000));
+        pacer.submit(FIRST, Nanos(1_000));
         assert!(pacer.is_busy());
-        pacer.complete(Nanos(2_000), (0, 100), 64);
+        pacer.complete(Nanos(2_000), (FIRST, 100), 64);
         // 1 us of 5.
         assert_eq!(pacer.ready_at(Nanos(u64::MAX)), Nanos(6_000));
         assert_eq!(pacer.ready_at(Nanos(3_000)), Nanos(3_000), "quiet before");
@@ -256,22 +262,22 @@ mod tests {
         let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         let mut time = [0u64; 2];
         for _ in 0..1_000 {
-            let vm = usize::from(pacer.virtual_time(1) < pacer.virtual_time(0));
+            let is_second = pacer.virtual_time(SECOND) < pacer.virtual_time(FIRST);
             // The pieces of VM 0 take three times as long; it has twice the weight.
-            let (took, weight) = if vm == 0 { (300, 200) } else { (100, 100) };
+            let (vm, took, weight) = if is_second { (SECOND, 100, 100) } else { (FIRST, 300, 200) };
             pacer.submit(vm, Nanos(0));
             pacer.complete(Nanos(took), (vm, weight), 64);
-            time[vm] += took;
+            time[usize::from(is_second)] += took;
         }
         let ratio = time[0] as f64 / time[1] as f64;
         assert!((1.9..2.1).contains(&ratio), "{time:?}");
         // After its idle time a VM does not monopolise the device.
         let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         for _ in 0..100 {
-            pacer.submit(0, Nanos(0));
-            pacer.complete(Nanos(100), (0, 100), 64);
+            pacer.submit(FIRST, Nanos(0));
+            pacer.complete(Nanos(100), (FIRST, 100), 64);
         }
-        pacer.activate(1);
-        assert!(pacer.virtual_time(0) - pacer.virtual_time(1) <= 1_000);
+        pacer.activate(SECOND);
+        assert!(pacer.virtual_time(FIRST) - pacer.virtual_time(SECOND) <= 1_000);
     }
 }

@@ -1,16 +1,19 @@
 //! Sharing without deadlines: round robin by pieces, or by device time in proportion to weights.
 
+use oxc_index::{Idx, IndexVec, index_vec};
+
 use crate::active::ActiveSet;
+use crate::id::VmId;
 
 /// Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). Plain round robin by data quantum
 /// (the I/O-domain paper, section III-C) is the case of one piece a turn.
 #[derive(Clone, Debug)]
 pub struct DeficitRoundRobin {
     /// Device time in ns that each VM gets in a turn.
-    quanta: Vec<u64>,
+    quanta: IndexVec<VmId, u64>,
     /// Unused device time of each VM's turns, ns.
-    deficits: Vec<u64>,
-    current: usize,
+    deficits: IndexVec<VmId, u64>,
+    current: VmId,
     /// Whether the VM at `current` has received its quantum of this turn.
     replenished: bool,
     /// Whether pieces, not time, are shared.
@@ -18,18 +21,24 @@ pub struct DeficitRoundRobin {
 }
 
 /// Result of a search for the next VM; [`DeficitRoundRobin::commit`] applies it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Round {
     /// Each VM that was visited, with its deficit afterwards.
-    visited: Vec<(usize, u64)>,
-    current: usize,
+    visited: Vec<(VmId, u64)>,
+    current: VmId,
     replenished: bool,
+}
+
+impl Default for Round {
+    fn default() -> Self {
+        Self::with_capacity(0)
+    }
 }
 
 impl Round {
     /// Room for the search among `n` VMs, so that it does not allocate.
     pub fn with_capacity(n: usize) -> Self {
-        Self { visited: Vec::with_capacity(n + 1), current: 0, replenished: false }
+        Self { visited: Vec::with_capacity(n + 1), current: VmId(0), replenished: false }
     }
 
     /// Room for the search among `n` VMs.
@@ -41,7 +50,13 @@ impl Round {
 impl DeficitRoundRobin {
     /// Round robin with one piece a turn for each of `n` VMs.
     pub fn per_piece(n: usize) -> Self {
-        Self { quanta: vec![1; n], deficits: vec![0; n], current: 0, replenished: false, per_piece: true }
+        Self {
+            quanta: index_vec![1; n],
+            deficits: index_vec![0; n],
+            current: VmId(0),
+            replenished: false,
+            per_piece: true,
+        }
     }
 
     /// Round robin of device time by weights. `max_cost` is the most that one piece costs, in ns:
@@ -66,8 +81,8 @@ impl DeficitRoundRobin {
 
     /// Resets a place for another VM, one of the known places or the next. The VM has no deficit,
     /// and no quantum until [`DeficitRoundRobin::set_weights`].
-    pub fn replace(&mut self, vm: usize) {
-        if vm == self.quanta.len() {
+    pub fn replace(&mut self, vm: VmId) {
+        if vm == self.quanta.next_idx() {
             self.quanta.push(1);
             self.deficits.push(0);
         } else if let Some(deficit) = self.deficits.get_mut(vm) {
@@ -76,14 +91,19 @@ impl DeficitRoundRobin {
     }
 
     /// Records that a VM has no more requests: it accumulates no deficit, and its turn ends.
-    pub fn on_idle(&mut self, vm: usize) {
+    pub fn on_idle(&mut self, vm: VmId) {
         if let Some(deficit) = self.deficits.get_mut(vm) {
             *deficit = 0;
         }
         if self.current == vm {
-            self.current = (vm + 1) % self.quanta.len().max(1);
+            self.current = self.after(vm);
             self.replenished = false;
         }
+    }
+
+    /// The place whose turn follows that of `vm`.
+    fn after(&self, vm: VmId) -> VmId {
+        VmId::from_usize((vm.index() + 1) % self.quanta.len().max(1))
     }
 
     /// Finds the VM that is served next, among those with requests. `cost` returns the cost of a
@@ -93,15 +113,15 @@ impl DeficitRoundRobin {
         &self,
         active: &ActiveSet,
         round: &mut Round,
-        mut cost: impl FnMut(usize) -> Option<u64>,
-    ) -> Option<usize> {
-        let (n, places) = (active.len(), self.quanta.len());
+        mut cost: impl FnMut(VmId) -> Option<u64>,
+    ) -> Option<VmId> {
+        let n = active.len();
         round.visited.clear();
         (round.current, round.replenished) = (self.current, self.replenished);
         // After n + 1 visits each VM was seen with a fresh quantum, which covers any piece.
         let visits = if n == 0 { 0 } else { n + 1 };
         for visit in 0..visits {
-            let vm = active.next(round.current).filter(|vm| *vm < places)?;
+            let vm = active.next(round.current).filter(|vm| vm.index() < self.quanta.len())?;
             if vm != round.current {
                 (round.current, round.replenished) = (vm, false);
             }
@@ -126,7 +146,7 @@ impl DeficitRoundRobin {
             if served {
                 return Some(vm);
             }
-            round.current = (vm + 1) % places;
+            round.current = self.after(vm);
             round.replenished = false;
         }
         None
@@ -146,11 +166,10 @@ mod tests {
     use super::*;
 
     /// The next VM among all, each with requests or idle.
-    fn next(drr: &mut DeficitRoundRobin, mut cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
+    fn next(drr: &mut DeficitRoundRobin, mut cost: impl FnMut(VmId) -> Option<u64>) -> Option<VmId> {
         let (mut active, mut round) = (ActiveSet::default(), Round::default());
-        let places = drr.quanta.len();
-        active.reserve(places);
-        for vm in 0..places {
+        active.reserve(drr.quanta.len());
+        for vm in drr.quanta.indices() {
             let has_requests = cost(vm).is_some();
             active.set(vm, has_requests);
             if !has_requests {
@@ -165,8 +184,8 @@ mod tests {
     fn served(drr: &mut DeficitRoundRobin, costs: &[Option<u64>], n: usize) -> Vec<u64> {
         let mut time = vec![0; costs.len()];
         for _ in 0..n {
-            let Some(i) = next(drr, |i| costs[i]) else { break };
-            time[i] += costs[i].unwrap();
+            let Some(vm) = next(drr, |vm| costs[vm.index()]) else { break };
+            time[vm.index()] += costs[vm.index()].unwrap();
         }
         time
     }
@@ -193,12 +212,12 @@ mod tests {
     fn an_idle_vm_accumulates_no_deficit() {
         let mut drr = DeficitRoundRobin::weighted(&[1, 1], 100);
         // 40 of its quantum of 100 are left after the first piece; then it is idle.
-        assert_eq!(next(&mut drr, |_| Some(60)), Some(0));
-        assert_eq!(next(&mut drr, |i| (i == 1).then_some(100)), Some(1));
-        assert_eq!(next(&mut drr, |i| (i == 1).then_some(100)), Some(1));
+        assert_eq!(next(&mut drr, |_| Some(60)), Some(VmId(0)));
+        assert_eq!(next(&mut drr, |vm| (vm == VmId(1)).then_some(100)), Some(VmId(1)));
+        assert_eq!(next(&mut drr, |vm| (vm == VmId(1)).then_some(100)), Some(VmId(1)));
         // With the 40 it could submit two pieces of 70 in its next turn.
-        assert_eq!(next(&mut drr, |_| Some(70)), Some(0));
-        assert_eq!(next(&mut drr, |_| Some(70)), Some(1));
+        assert_eq!(next(&mut drr, |_| Some(70)), Some(VmId(0)));
+        assert_eq!(next(&mut drr, |_| Some(70)), Some(VmId(1)));
     }
 
     #[test]
@@ -212,10 +231,10 @@ mod tests {
         let drr = DeficitRoundRobin::weighted(&[1, 2], 100);
         let (mut active, mut round) = (ActiveSet::default(), Round::with_capacity(2));
         active.reserve(2);
-        active.set(0, true);
-        active.set(1, true);
+        active.set(VmId(0), true);
+        active.set(VmId(1), true);
         for _ in 0..3 {
-            assert_eq!(drr.peek(&active, &mut round, |_| Some(100)), Some(0));
+            assert_eq!(drr.peek(&active, &mut round, |_| Some(100)), Some(VmId(0)));
         }
     }
 }

@@ -34,6 +34,7 @@ mod cost;
 mod cpu_budget;
 mod deallocation;
 mod drr;
+mod id;
 mod link;
 mod meter;
 mod priority;
@@ -44,12 +45,16 @@ mod split;
 mod waiting;
 mod window;
 
+/// Vectors with an index of their own type.
+pub use oxc_index::{Idx, IndexVec};
+
 pub use backoff::{Backoff, LONGEST_BACKOFF};
 pub use bucket::{Bucket, Cap, Charge, MAX_BURST, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
 pub use cpu_budget::{CpuBudget, CpuCounters, CpuLimit, CpuLimitError};
 pub use deallocation::DeallocationStatus;
+pub use id::VmId;
 pub use link::{CATCH_UP, LINK_SHARE, LINK_STALL, LINK_WINDOW, Link, VirtualLink};
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};

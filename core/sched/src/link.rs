@@ -130,11 +130,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::id::VmId;
     use crate::{Op, Priority};
 
     fn frame(cost: u64) -> Piece {
         Piece {
-            vm: 0,
+            vm: VmId(0),
             slot: 0,
             tag: 0,
             op: Op::Write,

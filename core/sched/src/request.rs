@@ -2,6 +2,7 @@
 
 use rtvirtio_units::Nanos;
 
+use crate::id::VmId;
 use crate::priority::Priority;
 
 /// The operation of a request.
@@ -86,7 +87,7 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Index of the VM.
-    pub vm: usize,
+    pub vm: VmId,
     /// Slot of the request, for [`crate::Scheduler::complete`].
     pub slot: u32,
     /// Tag of the request.

@@ -4,6 +4,7 @@ mod membership;
 mod pick;
 mod vm;
 
+use oxc_index::{Idx, IndexVec};
 use rtvirtio_units::Nanos;
 
 pub use self::membership::{MembershipError, PreparedVm};
@@ -13,6 +14,7 @@ use crate::active::ActiveSet;
 use crate::config::{Config, ConfigError, Policy, VmConfig};
 use crate::deallocation::{DeallocationPacer, DeallocationStatus};
 use crate::drr::DeficitRoundRobin;
+use crate::id::VmId;
 use crate::meter::Contract;
 use crate::priority::PriorityRule;
 use crate::request::{Direction, Op, Piece, Request};
@@ -39,7 +41,7 @@ pub enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletedRequest {
     /// Index of the VM.
-    pub vm: usize,
+    pub vm: VmId,
     /// The request as submitted.
     pub request: Request,
 }
@@ -49,13 +51,13 @@ pub struct CompletedRequest {
 pub enum SubmitError {
     /// The configuration has no such VM.
     #[error("no VM {0}")]
-    NoVm(usize),
+    NoVm(VmId),
     /// All requests of the VM's depth are outstanding.
     #[error("VM {0} has as many requests outstanding as it may")]
-    Full(usize),
+    Full(VmId),
     /// The piece is not in flight.
     #[error("VM {0}: this piece is not at the device")]
-    NotInflight(usize),
+    NotInflight(VmId),
 }
 
 /// Counters of one VM.
@@ -93,7 +95,7 @@ pub struct Scheduler {
     drr: DeficitRoundRobin,
     /// Paces discards and zeroing.
     pacer: DeallocationPacer,
-    vms: Vec<Vm>,
+    vms: IndexVec<VmId, Vm>,
     /// VMs with requests that are not completely submitted.
     active: ActiveSet,
     /// Requests that are not completely submitted to the device.
@@ -159,7 +161,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// An invalid configuration, or one of other VMs; nothing is changed then.
-    pub fn reconfigure(&mut self, config: &Config, vms: &[usize]) -> Result<(), ConfigError> {
+    pub fn reconfigure(&mut self, config: &Config, vms: &[VmId]) -> Result<(), ConfigError> {
         let count = self.vms.len() as u64;
         let same = |what: &str, value: u64, least: u64| {
             let range = ConfigError::Range { what: what.into(), value, least, most: least };
@@ -168,9 +170,9 @@ impl Scheduler {
         same("number of VMs", config.vms.len() as u64, count)?;
         same("quantum", config.quantum, self.splitter.quantum)?;
         config.check()?;
-        if let Some(vm) = vms.iter().find(|vm| **vm >= self.vms.len()) {
+        if let Some(vm) = vms.iter().find(|vm| **vm >= self.vms.next_idx()) {
             let most = count.saturating_sub(1);
-            return Err(ConfigError::Range { what: "VM".into(), value: *vm as u64, least: 0, most });
+            return Err(ConfigError::Range { what: "VM".into(), value: vm.0.into(), least: 0, most });
         }
         for &vm in vms {
             let old = &mut self.vms[vm];
@@ -178,7 +180,7 @@ impl Scheduler {
                 continue;
             }
             let hits = [old.caps[0].cap_hits(), old.caps[1].cap_hits()];
-            let fresh = Vm::new(&VmConfig { depth: 1, ..config.vms[vm].clone() }, &self.splitter);
+            let fresh = Vm::new(&VmConfig { depth: 1, ..config.vms[vm.index()].clone() }, &self.splitter);
             let [reads, writes] = fresh.caps;
             old.caps = [reads.with_cap_hits(hits[0]), writes.with_cap_hits(hits[1])];
             (old.rule, old.weight) = (fresh.rule, fresh.weight);
@@ -199,7 +201,7 @@ impl Scheduler {
 
     /// Interpretation of a VM's priorities; the default for an unknown VM.
     #[must_use]
-    pub fn rule(&self, vm: usize) -> PriorityRule {
+    pub fn rule(&self, vm: VmId) -> PriorityRule {
         self.vms.get(vm).map_or_else(PriorityRule::default, |v| v.rule)
     }
 
@@ -207,7 +209,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// An unknown VM, or one whose depth is used up.
-    pub fn submit(&mut self, vm: usize, request: Request) -> Result<(), SubmitError> {
+    pub fn submit(&mut self, vm: VmId, request: Request) -> Result<(), SubmitError> {
         let v = self.vms.get_mut(vm).ok_or(SubmitError::NoVm(vm))?;
         v.queue.push(request).ok_or(SubmitError::Full(vm))?;
         self.active.set(vm, true);
@@ -261,7 +263,7 @@ impl Scheduler {
     }
 
     /// Removes a VM without queued requests from searches.
-    fn update_active(&mut self, vm: usize, now: Nanos) {
+    fn update_active(&mut self, vm: VmId, now: Nanos) {
         let is_active = self.vms.get(vm).is_some_and(|v| v.queue.backlog() > 0);
         self.active.set(vm, is_active);
         if !is_active {
@@ -344,7 +346,7 @@ impl Scheduler {
 
     /// Cancels the queued discards of a VM, and passes each without a piece in flight to
     /// `cancelled`. Others end with that piece.
-    pub fn cancel_discards(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
+    pub fn cancel_discards(&mut self, now: Nanos, vm: VmId, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
         let (outstanding, meters, counters) = (&mut v.outstanding, &mut v.meters, &mut v.counters);
@@ -404,7 +406,7 @@ impl Scheduler {
 
     /// Cancels the backlog of a VM, and passes each request without a piece in flight to
     /// `cancelled`. Others end with their last piece.
-    pub fn cancel_backlog(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
+    pub fn cancel_backlog(&mut self, now: Nanos, vm: VmId, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.backlog -= v.queue.backlog();
         self.deallocation_backlog -= v.queue.deallocation_backlog();
@@ -442,7 +444,7 @@ impl Scheduler {
 
     /// Outstanding requests of a VM, queued and in flight.
     #[must_use]
-    pub fn outstanding(&self, vm: usize) -> usize {
+    pub fn outstanding(&self, vm: VmId) -> usize {
         self.vms.get(vm).map_or(0, |v| v.queue.outstanding())
     }
 
@@ -454,7 +456,7 @@ impl Scheduler {
 
     /// Counters of a VM.
     #[must_use]
-    pub fn counters(&self, vm: usize) -> VmCounters {
+    pub fn counters(&self, vm: VmId) -> VmCounters {
         self.vms.get(vm).map_or_else(VmCounters::default, |v| VmCounters {
             cap_hits: [v.caps[0].cap_hits(), v.caps[1].cap_hits()],
             ..v.counters
@@ -463,13 +465,13 @@ impl Scheduler {
 
     /// Waiting time of a VM by cause; `None` where it is not measured, or the VM has no own row.
     #[must_use]
-    pub fn waits(&self, vm: usize, now: Nanos) -> Option<Waits> {
+    pub fn waits(&self, vm: VmId, now: Nanos) -> Option<Waits> {
         self.waiting.as_ref()?.waits_of(vm, now)
     }
 
     /// Measured service of a VM in one direction.
     #[must_use]
-    pub fn contract(&self, vm: usize, direction: Direction, now: Nanos) -> Contract {
+    pub fn contract(&self, vm: VmId, direction: Direction, now: Nanos) -> Contract {
         self.vms.get(vm).map_or_else(Contract::default, |v| v.meters[direction.index()].contract(now))
     }
 }

@@ -5,7 +5,10 @@
 //! clocks are read; when its wait ends, their progress is added to its row. So a request that finds
 //! others queued, and a piece that finds others at the device, cost nothing but a count.
 
+use oxc_index::Idx;
 use rtvirtio_units::Nanos;
+
+use crate::id::VmId;
 
 /// Number of columns; the last one is the sum of all places from there on.
 pub const WATCHED: usize = 64;
@@ -79,8 +82,8 @@ pub struct WaitMatrix {
 }
 
 /// Column of a VM.
-fn slot(vm: usize) -> usize {
-    vm.min(WATCHED - 1)
+fn slot(vm: VmId) -> usize {
+    vm.index().min(WATCHED - 1)
 }
 
 impl WaitMatrix {
@@ -102,17 +105,17 @@ impl WaitMatrix {
     }
 
     /// Whether the place has a row and a column of its own.
-    fn has_row(&self, vm: usize) -> bool {
-        vm < self.places && (vm < WATCHED - 1 || self.places <= WATCHED)
+    fn has_row(&self, vm: VmId) -> bool {
+        vm.index() < self.places && (vm.index() < WATCHED - 1 || self.places <= WATCHED)
     }
 
     /// Records that a VM without queued requests has some now.
-    pub fn begin(&mut self, vm: usize, now: Nanos) {
+    pub fn begin(&mut self, vm: VmId, now: Nanos) {
         let now = self.seen(now);
         if !self.has_row(vm) {
             return;
         }
-        let Some(row) = self.rows.get_mut(vm).filter(|row| row.since.is_none()) else { return };
+        let Some(row) = self.rows.get_mut(vm.index()).filter(|row| row.since.is_none()) else { return };
         row.since = Some((now, self.any.read(now)));
         for (begin, clock) in row.begin.iter_mut().zip(&self.clocks).take(self.places) {
             *begin = clock.read(now);
@@ -120,9 +123,9 @@ impl WaitMatrix {
     }
 
     /// Records that a VM has no queued requests any more. Without effect where it had none.
-    pub fn end(&mut self, vm: usize, now: Nanos) {
+    pub fn end(&mut self, vm: VmId, now: Nanos) {
         let now = self.seen(now);
-        let Some(row) = self.rows.get_mut(vm) else { return };
+        let Some(row) = self.rows.get_mut(vm.index()) else { return };
         let Some((since, busy)) = row.since.take() else { return };
         row.queued += now.0 - since.0;
         row.busy += self.any.read(now) - busy;
@@ -133,14 +136,14 @@ impl WaitMatrix {
     }
 
     /// Records that a piece goes to the device.
-    pub fn on_submit(&mut self, vm: usize, now: Nanos) {
+    pub fn on_submit(&mut self, vm: VmId, now: Nanos) {
         let now = self.seen(now);
         self.any.on_submit(now);
         self.clocks[slot(vm)].on_submit(now);
     }
 
     /// Records that a piece completes.
-    pub fn on_complete(&mut self, vm: usize, now: Nanos) {
+    pub fn on_complete(&mut self, vm: VmId, now: Nanos) {
         let now = self.seen(now);
         self.any.on_complete(now);
         self.clocks[slot(vm)].on_complete(now);
@@ -148,7 +151,8 @@ impl WaitMatrix {
 
     /// Resets a place for another VM, of which nothing is queued or at the device: waits caused by
     /// the VM before it are dropped.
-    pub fn attach(&mut self, vm: usize) {
+    pub fn attach(&mut self, vm: VmId) {
+        let vm = vm.index();
         let places = self.places.max(vm + 1);
         let is_shared = vm >= WATCHED - 1 && places > WATCHED;
         self.places = places;
@@ -164,9 +168,9 @@ impl WaitMatrix {
 
     /// Waiting of a VM until now; `None` for a place without a row of its own.
     #[must_use]
-    pub fn waits_of(&self, vm: usize, now: Nanos) -> Option<Waits> {
+    pub fn waits_of(&self, vm: VmId, now: Nanos) -> Option<Waits> {
         let now = self.now.max(now);
-        let row = self.rows.get(vm).filter(|_| self.has_row(vm))?;
+        let row = self.rows.get(vm.index()).filter(|_| self.has_row(vm))?;
         let (queued, busy) =
             row.since.map_or((0, 0), |(since, busy)| (now.0 - since.0, self.any.read(now) - busy));
         let is_queued = row.since.is_some();
@@ -184,64 +188,64 @@ mod tests {
 
     use super::*;
 
-    fn by(matrix: &WaitMatrix, vm: usize, now: u64) -> (u64, u64, Vec<u64>) {
-        let waits = matrix.waits_of(vm, Nanos(now)).unwrap();
+    fn by(matrix: &WaitMatrix, vm: u16, now: u64) -> (u64, u64, Vec<u64>) {
+        let waits = matrix.waits_of(VmId(vm), Nanos(now)).unwrap();
         (waits.queued.0, waits.idle.0, waits.by.into_iter().map(|ns| ns.0).collect())
     }
 
     #[test]
     fn a_request_waits_for_those_whose_pieces_are_at_the_device() {
         let mut m = WaitMatrix::new(3);
-        m.on_submit(1, Nanos(100));
-        m.begin(0, Nanos(150));
-        m.on_submit(2, Nanos(160));
-        m.on_complete(1, Nanos(200));
+        m.on_submit(VmId(1), Nanos(100));
+        m.begin(VmId(0), Nanos(150));
+        m.on_submit(VmId(2), Nanos(160));
+        m.on_complete(VmId(1), Nanos(200));
         // Up to now, while it still waits.
         assert_eq!(by(&m, 0, 210), (60, 0, vec![0, 50, 50]));
-        m.on_complete(2, Nanos(220));
-        m.end(0, Nanos(230));
-        m.on_submit(0, Nanos(230));
+        m.on_complete(VmId(2), Nanos(220));
+        m.end(VmId(0), Nanos(230));
+        m.on_submit(VmId(0), Nanos(230));
         // From 220 on a cap delayed it: nothing was at the device.
         assert_eq!(by(&m, 0, 900), (80, 10, vec![0, 50, 60]));
         assert_eq!(by(&m, 1, 900), (0, 0, vec![0, 0, 0]));
         // Time without queued requests does not count, however busy the device is.
-        m.on_submit(2, Nanos(1_000));
-        m.begin(0, Nanos(2_000));
-        m.end(0, Nanos(2_005));
+        m.on_submit(VmId(2), Nanos(1_000));
+        m.begin(VmId(0), Nanos(2_000));
+        m.end(VmId(0), Nanos(2_005));
         assert_eq!(by(&m, 0, 3_000), (85, 10, vec![5, 50, 65]));
     }
 
     #[test]
     fn another_vm_in_a_place_has_waited_for_nobody_and_nobody_for_it() {
         let mut m = WaitMatrix::new(2);
-        m.on_submit(1, Nanos(0));
-        m.begin(0, Nanos(0));
-        m.on_complete(1, Nanos(50));
-        m.attach(1);
-        m.on_submit(1, Nanos(60));
+        m.on_submit(VmId(1), Nanos(0));
+        m.begin(VmId(0), Nanos(0));
+        m.on_complete(VmId(1), Nanos(50));
+        m.attach(VmId(1));
+        m.on_submit(VmId(1), Nanos(60));
         assert_eq!(by(&m, 0, 70), (70, 10, vec![0, 10]));
-        m.attach(2);
-        m.on_submit(2, Nanos(70));
-        m.end(0, Nanos(80));
+        m.attach(VmId(2));
+        m.on_submit(VmId(2), Nanos(70));
+        m.end(VmId(0), Nanos(80));
         assert_eq!(by(&m, 0, 80), (80, 10, vec![0, 20, 10]));
-        assert_eq!(m.waits_of(3, Nanos(80)), None);
+        assert_eq!(m.waits_of(VmId(3), Nanos(80)), None);
     }
 
     #[test]
     fn time_that_runs_backwards_and_places_beyond_the_last() {
         let mut m = WaitMatrix::new(200);
-        m.begin(5, Nanos(100));
-        m.on_submit(150, Nanos(50));
-        m.on_submit(199, Nanos(120));
-        m.on_complete(150, Nanos(130));
-        m.end(5, Nanos(0));
-        let waits = m.waits_of(5, Nanos(0)).unwrap();
+        m.begin(VmId(5), Nanos(100));
+        m.on_submit(VmId(150), Nanos(50));
+        m.on_submit(VmId(199), Nanos(120));
+        m.on_complete(VmId(150), Nanos(130));
+        m.end(VmId(5), Nanos(0));
+        let waits = m.waits_of(VmId(5), Nanos(0)).unwrap();
         assert_eq!((waits.queued, waits.by[WATCHED - 1]), (Nanos(30), Nanos(30)));
-        m.begin(150, Nanos(200));
-        m.end(150, Nanos(300));
-        assert_eq!(m.waits_of(150, Nanos(300)), None);
-        m.attach(150);
-        assert_eq!(m.waits_of(5, Nanos(400)).unwrap().by[WATCHED - 1], Nanos(30));
+        m.begin(VmId(150), Nanos(200));
+        m.end(VmId(150), Nanos(300));
+        assert_eq!(m.waits_of(VmId(150), Nanos(300)), None);
+        m.attach(VmId(150));
+        assert_eq!(m.waits_of(VmId(5), Nanos(400)).unwrap().by[WATCHED - 1], Nanos(30));
     }
 
     proptest! {
@@ -256,10 +260,10 @@ mod tests {
             let (mut queued, mut idle, mut by) = ([0; N], [0; N], [[0; N]; N]);
             for (vm, what, pause) in steps {
                 match what {
-                    0 if !waiting[vm] => { waiting[vm] = true; m.begin(vm, Nanos(now)); }
-                    1 => { waiting[vm] = false; m.end(vm, Nanos(now)); }
-                    2 => { inflight[vm] += 1; m.on_submit(vm, Nanos(now)); }
-                    3 if inflight[vm] > 0 => { inflight[vm] -= 1; m.on_complete(vm, Nanos(now)); }
+                    0 if !waiting[vm] => { waiting[vm] = true; m.begin(VmId::from_usize(vm), Nanos(now)); }
+                    1 => { waiting[vm] = false; m.end(VmId::from_usize(vm), Nanos(now)); }
+                    2 => { inflight[vm] += 1; m.on_submit(VmId::from_usize(vm), Nanos(now)); }
+                    3 if inflight[vm] > 0 => { inflight[vm] -= 1; m.on_complete(VmId::from_usize(vm), Nanos(now)); }
                     _ => {}
                 }
                 for _ in 0..pause {
@@ -273,7 +277,7 @@ mod tests {
                     }
                 }
                 for i in 0..N {
-                    let waits = m.waits_of(i, Nanos(now)).unwrap();
+                    let waits = m.waits_of(VmId::from_usize(i), Nanos(now)).unwrap();
                     prop_assert_eq!((waits.queued.0, waits.idle.0), (queued[i], idle[i]));
                     prop_assert_eq!(waits.by.iter().map(|ns| ns.0).collect::<Vec<_>>(), by[i].to_vec());
                 }

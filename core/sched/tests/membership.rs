@@ -2,7 +2,7 @@
 
 use rtvirtio_sched::{
     Config, Cost, Line, MembershipError, Next, Op, Piece, Policy, Priority, Request, Reservation, Scheduler,
-    VmConfig, WindowConfig,
+    VmConfig, VmId, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -59,21 +59,21 @@ fn others_keep_their_requests_and_order() {
         let (mut submitted, mut done, mut guests) = (0u64, Vec::new(), 0);
         for turn in 0..100u64 {
             for _ in 0..3 {
-                s.submit(0, request(submitted, now)).unwrap();
+                s.submit(VmId(0), request(submitted, now)).unwrap();
                 submitted += 1;
             }
-            let prepared = Scheduler::prepare(&config(policy, 2), 1).unwrap();
-            s.attach(1, prepared).unwrap();
+            let prepared = Scheduler::prepare(&config(policy, 2), VmId(1)).unwrap();
+            s.attach(VmId(1), prepared).unwrap();
             assert_eq!(s.places(), 2, "{policy:?}");
             if turn % 2 == 0 {
-                s.submit(1, request(1_000_000 + turn, now)).unwrap();
-                assert_eq!(s.detach(1).unwrap_err(), MembershipError::Busy(1));
+                s.submit(VmId(1), request(1_000_000 + turn, now)).unwrap();
+                assert_eq!(s.detach(VmId(1)).unwrap_err(), MembershipError::Busy(VmId(1)));
                 guests += 1;
             }
             done.extend(drain(&mut s, &mut now));
-            s.detach(1).unwrap();
-            assert_eq!(s.detach(1).unwrap_err(), MembershipError::Vacant(1));
-            s.submit(1, request(0, now)).unwrap_err();
+            s.detach(VmId(1)).unwrap();
+            assert_eq!(s.detach(VmId(1)).unwrap_err(), MembershipError::Vacant(VmId(1)));
+            s.submit(VmId(1), request(0, now)).unwrap_err();
         }
         let ours: Vec<u64> = done.iter().copied().filter(|tag| *tag < 1_000_000).collect();
         assert_eq!(ours, (0..submitted).collect::<Vec<_>>(), "{policy:?}");
@@ -87,21 +87,21 @@ fn others_keep_their_requests_and_order() {
 fn a_place_is_taken_again_without_history() {
     let mut s = Scheduler::new(&config(Policy::Drr, 2)).unwrap();
     let mut now = Nanos(1_000);
-    s.submit(1, request(7, now)).unwrap();
+    s.submit(VmId(1), request(7, now)).unwrap();
     drain(&mut s, &mut now);
-    s.submit(0, request(8, now)).unwrap();
-    let Next::Piece(piece @ Piece { vm: 0, .. }) = s.next(now) else { panic!("a piece of VM 0") };
-    s.detach(1).unwrap();
-    let prepared = Scheduler::prepare(&config(Policy::Drr, 2), 1).unwrap();
-    s.attach(1, prepared).unwrap();
-    assert_eq!(s.counters(1).completed, [0, 0]);
+    s.submit(VmId(0), request(8, now)).unwrap();
+    let Next::Piece(piece @ Piece { vm: VmId(0), .. }) = s.next(now) else { panic!("a piece of VM 0") };
+    s.detach(VmId(1)).unwrap();
+    let prepared = Scheduler::prepare(&config(Policy::Drr, 2), VmId(1)).unwrap();
+    s.attach(VmId(1), prepared).unwrap();
+    assert_eq!(s.counters(VmId(1)).completed, [0, 0]);
     let done = s.complete(Nanos(now.0 + piece.cost), &piece).unwrap().expect("its only piece");
-    assert_eq!((done.vm, done.request.tag), (0, 8));
+    assert_eq!((done.vm, done.request.tag), (VmId(0), 8));
     // A gap or a place with a VM is refused.
     let prepared = |vm| Scheduler::prepare(&config(Policy::Drr, 5), vm).unwrap();
-    assert_eq!(s.attach(0, prepared(0)).unwrap_err(), MembershipError::Taken(0));
-    assert_eq!(s.attach(3, prepared(3)).unwrap_err(), MembershipError::Taken(3));
-    s.attach(2, prepared(2)).unwrap();
+    assert_eq!(s.attach(VmId(0), prepared(VmId(0))).unwrap_err(), MembershipError::Taken(VmId(0)));
+    assert_eq!(s.attach(VmId(3), prepared(VmId(3))).unwrap_err(), MembershipError::Taken(VmId(3)));
+    s.attach(VmId(2), prepared(VmId(2))).unwrap();
 }
 
 /// A device without VMs waits for its first one; a vacant place has no part in weights.
@@ -109,11 +109,11 @@ fn a_place_is_taken_again_without_history() {
 fn the_first_vm_may_come_later() {
     let mut s = Scheduler::new(&config(Policy::Edf, 0)).unwrap();
     assert_eq!(s.next(Nanos(0)), Next::Idle);
-    s.attach(0, Scheduler::prepare(&config(Policy::Edf, 1), 0).unwrap()).unwrap();
+    s.attach(VmId(0), Scheduler::prepare(&config(Policy::Edf, 1), VmId(0)).unwrap()).unwrap();
     let mut now = Nanos(0);
-    s.submit(0, request(1, now)).unwrap();
+    s.submit(VmId(0), request(1, now)).unwrap();
     assert_eq!(drain(&mut s, &mut now), [1]);
-    s.detach(0).unwrap();
+    s.detach(VmId(0)).unwrap();
     assert_eq!(s.next(now), Next::Idle);
 }
 
@@ -122,11 +122,11 @@ fn the_first_vm_may_come_later() {
 fn promised_pieces_have_a_due_time() {
     let mut s = Scheduler::new(&config(Policy::Edf, 2)).unwrap();
     let now = Nanos(1_000_000);
-    s.submit(0, request(1, now)).unwrap();
-    s.submit(1, request(2, now)).unwrap();
+    s.submit(VmId(0), request(1, now)).unwrap();
+    s.submit(VmId(1), request(2, now)).unwrap();
     for _ in 0..2 {
         let Next::Piece(piece) = s.next(now) else { panic!("a piece") };
-        let due = if piece.vm == 0 { Nanos(now.0 + 5_000_000) } else { Nanos(u64::MAX) };
-        assert_eq!((piece.reserved, piece.due), (piece.vm == 0, due));
+        let due = if piece.vm == VmId(0) { Nanos(now.0 + 5_000_000) } else { Nanos(u64::MAX) };
+        assert_eq!((piece.reserved, piece.due), (piece.vm == VmId(0), due));
     }
 }

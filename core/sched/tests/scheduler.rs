@@ -2,7 +2,7 @@
 
 use rtvirtio_sched::{
     Cap, Class, Config, ConfigError, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request,
-    Reservation, Scheduler, Tspec, VmConfig, WindowConfig,
+    Reservation, Scheduler, Tspec, VmConfig, VmId, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -65,7 +65,7 @@ fn zeroes_count_as_written_where_bytes_are_limited() {
             let config =
                 Config { policy, cost: COST, window: WindowConfig::fixed(2), vms, ..Config::default() };
             let mut s = Scheduler::new(&config).unwrap();
-            s.submit(0, request(1, Op::WriteZeroes, 64 << 20, Nanos(0))).unwrap();
+            s.submit(VmId(0), request(1, Op::WriteZeroes, 64 << 20, Nanos(0))).unwrap();
             let (pieces, end) = drain(&mut s, Nanos(0));
             assert_eq!(pieces, 1_024);
             if write.bytes.is_some() {
@@ -89,7 +89,7 @@ fn discards_use_requests_only() {
     let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
     let mut s = Scheduler::new(&config).unwrap();
     for tag in 0..3 {
-        s.submit(0, request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
+        s.submit(VmId(0), request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
     }
     let (pieces, end) = drain(&mut s, Nanos(0));
     // Each takes as long as declared for the smallest size, so the size does not grow.
@@ -109,8 +109,8 @@ fn reads_alongside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     };
     let mut s = Scheduler::new(&config).unwrap();
     let mut now = Nanos(0);
-    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
-    s.submit(0, request(1, Op::Discard, mib << 20, now)).unwrap();
+    s.submit(VmId(1), request(7, Op::Read, 4_096, now)).unwrap();
+    s.submit(VmId(0), request(1, Op::Discard, mib << 20, now)).unwrap();
     let (mut longest, mut discards, mut asked) = (0, 0, now);
     // One server: the device's queue is served in order.
     let mut at_device = Vec::new();
@@ -137,7 +137,7 @@ fn reads_alongside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
                 if piece.op == Op::Read {
                     longest = longest.max(now.0 - asked.0);
                     asked = now;
-                    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
+                    s.submit(VmId(1), request(7, Op::Read, 4_096, now)).unwrap();
                 }
             }
             Next::Wait(at) => now = at,
@@ -166,9 +166,9 @@ fn discards_delay_a_neighbour_by_one_piece() {
 #[test]
 fn discards_of_a_vm_alone_are_not_paced() {
     let mut s = two_vms(1);
-    s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
+    s.submit(VmId(0), request(1, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
-    s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
+    s.submit(VmId(0), request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
     // With a full window the discard goes all the same; its second piece waits for the first.
     let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
     assert_eq!((discard.op, s.inflight()), (Op::Discard, 1));
@@ -178,8 +178,8 @@ fn discards_of_a_vm_alone_are_not_paced() {
     s.complete(Nanos(2_000), &read).unwrap();
     // Cancelled half-way, only the piece at the device is left.
     let mut gone = 0;
-    s.cancel_backlog(Nanos(2_000), 0, |_| gone += 1);
-    assert_eq!((gone, s.outstanding(0), s.backlog()), (0, 1, 0));
+    s.cancel_backlog(Nanos(2_000), VmId(0), |_| gone += 1);
+    assert_eq!((gone, s.outstanding(VmId(0)), s.backlog()), (0, 1, 0));
     assert_eq!(s.next(Nanos(2_000)), Next::Idle);
 }
 
@@ -190,7 +190,7 @@ fn discards_are_charged_what_they_take() {
     let vms = vec![VmConfig { caps: [Cap::default(), time], ..VmConfig::default() }];
     let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
     let mut s = Scheduler::new(&config).unwrap();
-    s.submit(0, request(1, Op::Discard, 64 << 20, Nanos(0))).unwrap();
+    s.submit(VmId(0), request(1, Op::Discard, 64 << 20, Nanos(0))).unwrap();
     let (mut now, mut used) = (Nanos(0), 0);
     while now < Nanos(5_000_000_000) {
         match s.next(now) {
@@ -215,8 +215,8 @@ fn a_cancelled_backlog_leaves_pieces_in_flight() {
     let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
     let mut s = Scheduler::new(&config).unwrap();
     for tag in 0..5 {
-        s.submit(0, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
-        s.submit(1, request(100 + tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        s.submit(VmId(0), request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        s.submit(VmId(1), request(100 + tag, Op::Read, 4_096, Nanos(0))).unwrap();
     }
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     let mut gone = Vec::new();
@@ -228,7 +228,7 @@ fn a_cancelled_backlog_leaves_pieces_in_flight() {
     assert_eq!(drain(&mut s, Nanos(4)).0, 5);
     // A request of the idle class alone is served at once.
     let idle = Priority { class: Class::Idle, level: 7 };
-    s.submit(0, Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
+    s.submit(VmId(0), Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
     assert_eq!(drain(&mut s, Nanos(5)).0, 1);
 }
 
@@ -242,14 +242,14 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
         let mut s = Scheduler::new(&config).unwrap();
         let now = Nanos(1_000);
         for tag in 0..3 {
-            s.submit(0, request(tag, Op::Flush, 0, now)).unwrap();
+            s.submit(VmId(0), request(tag, Op::Flush, 0, now)).unwrap();
         }
         let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
         assert_eq!((flush.op, s.inflight()), (Op::Flush, 0));
         // The second flush of this VM waits for the first, not for a time.
         assert_eq!(s.next(now), Next::Full, "{}", policy.name());
-        s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
-        s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
+        s.submit(VmId(1), request(9, Op::Read, 4_096, now)).unwrap();
+        s.submit(VmId(0), request(8, Op::Read, 4_096, now)).unwrap();
         let Next::Piece(first) = s.next(now) else { panic!("{}: reads go alongside", policy.name()) };
         assert_eq!(s.next(now), Next::Full);
         s.complete(now, &first).unwrap();
@@ -260,10 +260,10 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
         s.complete(now, &flush).unwrap().unwrap();
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Flush));
         // Writes behind a queued flush go; cancelling the backlog cancels flushes too.
-        s.submit(0, request(10, Op::Flush, 0, now)).unwrap();
-        s.submit(0, request(11, Op::Write, 4_096, now)).unwrap();
+        s.submit(VmId(0), request(10, Op::Flush, 0, now)).unwrap();
+        s.submit(VmId(0), request(11, Op::Write, 4_096, now)).unwrap();
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Write), "{}", policy.name());
-        s.cancel_backlog(now, 0, |r| assert_eq!(r.op, Op::Flush));
+        s.cancel_backlog(now, VmId(0), |r| assert_eq!(r.op, Op::Flush));
         assert_eq!((s.backlog(), s.next(now)), (0, Next::Idle));
     }
 }
@@ -282,24 +282,24 @@ fn a_backlog_behind_its_own_vm_gets_no_past_deadlines() {
     let mut s = Scheduler::new(&config).unwrap();
     // The device is busy for 10 ms, while a large read of the first VM is queued, and 20 small ones
     // behind it.
-    s.submit(1, request(0, Op::Read, 4_096, Nanos(0))).unwrap();
+    s.submit(VmId(1), request(0, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(slow) = s.next(Nanos(0)) else { panic!("it goes") };
-    s.submit(0, request(0, Op::Read, 65_536, Nanos(0))).unwrap();
+    s.submit(VmId(0), request(0, Op::Read, 65_536, Nanos(0))).unwrap();
     for tag in 1..=20 {
-        s.submit(0, request(tag, Op::Read, 4_096, Nanos(tag * 500_000))).unwrap();
+        s.submit(VmId(0), request(tag, Op::Read, 4_096, Nanos(tag * 500_000))).unwrap();
     }
     let late = Nanos::from_millis(10);
     s.complete(late, &slow).unwrap();
     let Next::Piece(large) = s.next(late) else { panic!("it shares") };
-    assert_eq!((large.vm, large.reserved), (0, false));
+    assert_eq!((large.vm, large.reserved), (VmId(0), false));
     let mut now = Nanos(late.0 + large.cost);
     s.complete(now, &large).unwrap();
-    s.submit(1, request(99, Op::Read, 4_096, now)).unwrap();
+    s.submit(VmId(1), request(99, Op::Read, 4_096, now)).unwrap();
     let mut before = 0;
     while let Next::Piece(p) = s.next(now) {
         now = Nanos(now.0 + p.cost);
         s.complete(now, &p).unwrap();
-        if p.vm == 1 {
+        if p.vm == VmId(1) {
             break;
         }
         before += 1;
@@ -319,7 +319,7 @@ fn reconfigured_with_requests_in_flight() {
             Config { policy: from, cost: COST, window: WindowConfig::fixed(4), vms, ..Config::default() };
         let mut s = Scheduler::new(&config).unwrap();
         for tag in 0..100 {
-            s.submit((tag % 2) as usize, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+            s.submit(VmId((tag % 2) as u16), request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
         }
         let Next::Piece(first) = s.next(Nanos(0)) else { panic!("something waits") };
         let cap = Cap { requests: Some(Tspec { rate: 100, burst: 1, peak: None }), ..Cap::default() };
@@ -327,23 +327,23 @@ fn reconfigured_with_requests_in_flight() {
         new.vms[0] = VmConfig { caps: [cap, Cap::default()], weight: 300, ..VmConfig::default() };
         // An invalid configuration changes nothing.
         let quantum = Config { quantum: 4_096, ..new.clone() };
-        let refused = s.reconfigure(&quantum, &[0]).unwrap_err();
+        let refused = s.reconfigure(&quantum, &[VmId(0)]).unwrap_err();
         assert!(matches!(&refused, ConfigError::Range { what, value: 4_096, .. } if what == "quantum"));
-        assert!(s.reconfigure(&new, &[2]).is_err());
-        assert!(s.reconfigure(&Config { vms: new.vms[..1].to_vec(), ..new.clone() }, &[0]).is_err());
+        assert!(s.reconfigure(&new, &[VmId(2)]).is_err());
+        assert!(s.reconfigure(&Config { vms: new.vms[..1].to_vec(), ..new.clone() }, &[VmId(0)]).is_err());
         assert_eq!(s.window(), 4);
-        s.reconfigure(&new, &[0]).unwrap();
+        s.reconfigure(&new, &[VmId(0)]).unwrap();
         assert_eq!(s.next(Nanos(0)), Next::Full, "one piece is at the device, and that is the window now");
         s.complete(Nanos(10), &first).unwrap();
         let (pieces, end) = drain(&mut s, Nanos(10));
         assert_eq!(pieces, 99);
-        assert_eq!([0, 1].map(|vm| s.counters(vm).completed[0]), [50, 50]);
+        assert_eq!([VmId(0), VmId(1)].map(|vm| s.counters(vm).completed[0]), [50, 50]);
         // 49 or 50 requests at 100 per second, the first of them at once.
         assert!((0.48..=0.5).contains(&end.as_secs_f64()), "{from:?} {to:?}: {end}");
         // The cap is lifted.
-        s.reconfigure(&config, &[0, 1]).unwrap();
+        s.reconfigure(&config, &[VmId(0), VmId(1)]).unwrap();
         for tag in 0..10 {
-            s.submit(0, request(tag, Op::Read, 4_096, end)).unwrap();
+            s.submit(VmId(0), request(tag, Op::Read, 4_096, end)).unwrap();
         }
         let (_, later) = drain(&mut s, end);
         assert!(later.0 - end.0 < 10_000_000);
@@ -371,8 +371,11 @@ fn urgent_requests_use_their_own_quantum() {
             ..Config::default()
         };
         let mut s = Scheduler::new(&config).unwrap();
-        s.submit(0, Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) })
-            .unwrap();
+        s.submit(
+            VmId(0),
+            Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) },
+        )
+        .unwrap();
         let mut seen = Vec::new();
         let mut now = Nanos(0);
         while let Next::Piece(piece) = s.next(now) {
@@ -400,20 +403,20 @@ fn urgent_requests_use_their_own_quantum() {
 fn discards_of_two_vms_take_turns() {
     let mut s = two_vms(4);
     let mut now = Nanos(0);
-    for vm in 0..2 {
+    for vm in [VmId(0), VmId(1)] {
         s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();
     }
     let mut took = [0u64; 2];
     let mut next_read = now;
     while now < Nanos(1_000_000_000) {
         if now >= next_read {
-            s.submit(1, request(2, Op::Read, 4_096, now)).unwrap();
+            s.submit(VmId(1), request(2, Op::Read, 4_096, now)).unwrap();
             next_read = Nanos(now.0 + 5_000_000);
         }
         match s.next(now) {
             Next::Piece(piece) => {
                 let time = if piece.op == Op::Read { 100_000 } else { 50_000 };
-                took[piece.vm] += if piece.op == Op::Read { 0 } else { time };
+                took[usize::from(piece.vm.0)] += if piece.op == Op::Read { 0 } else { time };
                 now = Nanos(now.0 + time);
                 s.complete(now, &piece).unwrap();
             }
@@ -436,8 +439,8 @@ fn the_rest_of_a_failed_request_is_cancelled() {
             ..Config::default()
         };
         let mut s = Scheduler::new(&config).unwrap();
-        s.submit(0, request(1, op, 1 << 30, Nanos(0))).unwrap();
-        s.submit(0, request(2, op, 4_096, Nanos(0))).unwrap();
+        s.submit(VmId(0), request(1, op, 1 << 30, Nanos(0))).unwrap();
+        s.submit(VmId(0), request(2, op, 4_096, Nanos(0))).unwrap();
         let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
         s.cancel_remainder(&first);
         s.cancel_remainder(&first);
@@ -446,7 +449,7 @@ fn the_rest_of_a_failed_request_is_cancelled() {
         let Next::Piece(second) = s.next(Nanos(1)) else { panic!("{op:?}: the next one goes") };
         assert_eq!(second.tag, 2);
         assert!(s.complete(Nanos(2), &second).unwrap().is_some());
-        assert_eq!((s.next(Nanos(3)), s.backlog(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
+        assert_eq!((s.next(Nanos(3)), s.backlog(), s.outstanding(VmId(0))), (Next::Idle, 0, 0), "{op:?}");
     }
 }
 
@@ -462,14 +465,14 @@ fn only_discards_can_be_cancelled() {
     let mut s = Scheduler::new(&config).unwrap();
     let ops = [Op::Discard, Op::WriteZeroes, Op::Discard, Op::Read, Op::WriteZeroes, Op::Discard];
     for (tag, op) in ops.into_iter().enumerate() {
-        s.submit(0, request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();
+        s.submit(VmId(0), request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();
     }
     // The first one is in flight in part.
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     assert_eq!((running.tag, running.op), (0, Op::Discard));
     let mut gone = Vec::new();
-    s.cancel_discards(Nanos(1), 0, |r| gone.push(r.tag));
-    assert_eq!((gone.as_slice(), s.outstanding(0), s.backlog()), (&[2, 5][..], 4, 3));
+    s.cancel_discards(Nanos(1), VmId(0), |r| gone.push(r.tag));
+    assert_eq!((gone.as_slice(), s.outstanding(VmId(0)), s.backlog()), (&[2, 5][..], 4, 3));
     assert_eq!(s.complete(Nanos(2), &running).unwrap().map(|f| f.request.tag), Some(0));
     let mut order = Vec::new();
     let mut now = Nanos(2);
@@ -484,5 +487,5 @@ fn only_discards_can_be_cancelled() {
         }
     }
     order.retain(|tag| *tag != 3);
-    assert_eq!((order, s.outstanding(0), s.backlog()), (vec![1, 4], 0, 0));
+    assert_eq!((order, s.outstanding(VmId(0)), s.backlog()), (vec![1, 4], 0, 0));
 }

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rtvirtio_sched::{
-    CompletedRequest, Config, ConfigError, Next, Op, Piece, Request, Scheduler, SubmitError,
+    CompletedRequest, Config, ConfigError, Idx, IndexVec, Next, Op, Piece, Request, Scheduler, SubmitError,
+    VmId,
 };
 use rtvirtio_stats::Latencies;
 use rtvirtio_twin::{Access, ServiceModel, TwinProfile};
@@ -53,7 +54,7 @@ impl std::error::Error for SimError {
 /// Observes a simulation; for tests and traces.
 pub trait Observer {
     /// A request was submitted to the scheduler.
-    fn on_submit(&mut self, _now: Nanos, _vm: usize, _request: &Request) {}
+    fn on_submit(&mut self, _now: Nanos, _vm: VmId, _request: &Request) {}
     /// A piece went to the device.
     fn on_dispatch(&mut self, _now: Nanos, _piece: &Piece) {}
     /// The device completed a piece.
@@ -117,7 +118,7 @@ pub struct Sim<O = NoObserver> {
     sources: Vec<Source>,
     stats: Vec<LoadStats>,
     /// Requests beyond their VM's depth, in order of arrival.
-    blocked: Vec<VecDeque<(u32, Nanos)>>,
+    blocked: IndexVec<VmId, VecDeque<(u32, Nanos)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     pending: Vec<PendingRequest>,
@@ -232,11 +233,10 @@ impl<O: Observer> Sim<O> {
             max: l.hist.max(),
             late: l.late,
         });
-        let vms = 0..self.blocked.len();
         SimResult {
             requests: self.requests,
             loads: loads.collect(),
-            vms: vms.map(|vm| self.scheduler.counters(vm)).collect(),
+            vms: self.blocked.indices().map(|vm| self.scheduler.counters(vm)).collect(),
         }
     }
 
@@ -275,7 +275,7 @@ impl<O: Observer> Sim<O> {
     /// Submits a request that was due at `due`.
     fn submit_due(&mut self, load: u32, due: Nanos) {
         let source = &mut self.sources[load as usize];
-        let vm = source.load.vm;
+        let vm = VmId::from_usize(source.load.vm);
         let (op, offset) = source.next_request(self.size);
         let slot = self.free_pending.pop().unwrap_or(self.pending.len() as u32);
         let pending = PendingRequest { load, due, offset };

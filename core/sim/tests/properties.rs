@@ -8,7 +8,7 @@ use common::{COST, SIZE, config, device};
 use proptest::prelude::*;
 use rtvirtio_sched::{
     Cap, Class, CompletedRequest, Direction, Next, Piece, Policy, Priority, Request, Scheduler, Tspec,
-    VmConfig,
+    VmConfig, VmId,
 };
 use rtvirtio_sim::{Arrival, Load, Observer, Sim};
 use rtvirtio_units::Nanos;
@@ -18,7 +18,7 @@ const SECOND: Nanos = Nanos(1_000_000_000);
 /// Accounts for requests and pieces.
 #[derive(Default)]
 struct Ledger {
-    open: HashMap<(usize, u64), u64>,
+    open: HashMap<(VmId, u64), u64>,
     /// Bytes of each request that are not completed.
     mistakes: Vec<String>,
     at_device: u32,
@@ -27,7 +27,7 @@ struct Ledger {
 }
 
 impl Observer for Ledger {
-    fn on_submit(&mut self, _: Nanos, vm: usize, r: &Request) {
+    fn on_submit(&mut self, _: Nanos, vm: VmId, r: &Request) {
         if self.open.insert((vm, r.tag), r.len).is_some() {
             self.mistakes.push(format!("{} twice", r.tag));
         }
@@ -213,7 +213,7 @@ struct PieceLog {
 
 impl Observer for PieceLog {
     fn on_dispatch(&mut self, now: Nanos, p: &Piece) {
-        self.given.push((now, [u64::from(p.offset == 0), p.len, p.cost, p.vm as u64]));
+        self.given.push((now, [u64::from(p.offset == 0), p.len, p.cost, p.vm.0.into()]));
     }
     fn on_idle(&mut self, now: Nanos, next: &Next, _: &Scheduler) {
         if let Next::Wait(at) = next {

@@ -5,6 +5,7 @@ use rtvirtio_sched::{Config, Policy};
 use rtvirtio_units::Nanos;
 
 use crate::error::FileError;
+use crate::id::DiskId;
 use crate::schema::Device;
 
 impl Device {
@@ -65,10 +66,10 @@ impl Device {
     /// Worst-case latency of requests of this disk within its reservation, on a device with stalls
     /// of `latency` at most. `None` without a reservation or a bound.
     #[must_use]
-    pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
+    pub fn bound(&self, disk: DiskId, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();
         let flows = self.demand(&sched);
-        let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
+        let flow = flows.iter().rposition(|f| f.vm == disk.0 && f.deadline.is_some())?;
         bound::bounds(sched.policy, &self.bound_device(&sched, latency), &flows)[flow]
     }
 }

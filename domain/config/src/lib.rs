@@ -4,6 +4,7 @@
 mod admission;
 pub mod edit;
 mod error;
+mod id;
 mod network;
 mod network_sched;
 mod paths;
@@ -18,6 +19,7 @@ use std::path::Path;
 use rtvirtio_kernel::trusted::CONFIG_LIMIT;
 
 pub use error::FileError;
+pub use id::{DiskId, PortId};
 pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
 pub use network_sched::{OFFLOADED_FRAME, TURN};
 pub use paths::{NamedPath, PathKind, parent_dir};

@@ -11,6 +11,7 @@ use rtvirtio_sched::{
 use rtvirtio_units::{BytesPerSec, Iops, Nanos, Ratio, SHORTEST_FRAME, WIRE_OVERHEAD};
 
 use crate::error::FileError;
+use crate::id::PortId;
 use crate::network::{FrameCap, Network, Port, RateConfig};
 use crate::rate;
 
@@ -162,12 +163,12 @@ impl Network {
     /// covers it until it is sent: of urgent frames, and of the others. `None` without a
     /// reservation or a bound.
     #[must_use]
-    pub fn bounds(&self, port: usize) -> [Option<Nanos>; 2] {
+    pub fn bounds(&self, port: PortId) -> [Option<Nanos>; 2] {
         let sched = self.tx_sched();
         let flows = self.demand(&sched);
         let bounds = bound::bounds(sched.policy, &self.bound_device(), &flows);
-        let mut own = flows.iter().zip(bounds).filter(|(f, _)| f.vm == port && f.deadline.is_some());
-        let Some(config) = sched.vms.get(port) else { return [None, None] };
+        let mut own = flows.iter().zip(bounds).filter(|(f, _)| f.vm == port.0 && f.deadline.is_some());
+        let Some(config) = sched.vms.get(port.0) else { return [None, None] };
         // In the order of `demand`.
         [config.urgent, config.normal].map(|r| r.and_then(|_| own.next()).and_then(|(_, bound)| bound))
     }
@@ -323,13 +324,13 @@ mod tests {
     #[test]
     fn each_reservation_has_its_own_bound() {
         let file = parse("link = \"100Mbit/s\"", BOTH).unwrap();
-        let [urgent, normal] = file.networks[0].bounds(0).map(Option::unwrap);
+        let [urgent, normal] = file.networks[0].bounds(PortId(0)).map(Option::unwrap);
         assert!(urgent <= Nanos::from_micros(1_500), "{urgent}");
         assert!(normal <= Nanos::from_millis(2) && normal >= urgent, "{normal}");
         let only = parse("link = \"100Mbit/s\"", BOTH.split('\n').next().unwrap()).unwrap();
-        assert_eq!(only.networks[0].bounds(0)[0], None);
-        assert!(only.networks[0].bounds(0)[1].is_some());
-        assert_eq!(only.networks[0].bounds(7), [None, None]);
+        assert_eq!(only.networks[0].bounds(PortId(0))[0], None);
+        assert!(only.networks[0].bounds(PortId(0))[1].is_some());
+        assert_eq!(only.networks[0].bounds(PortId(7)), [None, None]);
     }
 
     #[test]

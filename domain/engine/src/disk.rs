@@ -11,6 +11,7 @@ use rtvirtio_domain_resources::backing::{Backing, BackingError};
 use rtvirtio_domain_resources::disk_lock::Identity;
 use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::use_lock::UseLock;
+use rtvirtio_sched::VmId;
 
 use crate::engine::{self, EngineHandle};
 use crate::error::DomainError;
@@ -136,7 +137,7 @@ pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
 }
 
 /// A disk as its control thread sees it.
-pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize, part: &Part) -> DeviceInfo {
+pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: VmId, part: &Part) -> DeviceInfo {
     DeviceInfo {
         name: disk.name.clone(),
         vm,

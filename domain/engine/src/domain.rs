@@ -8,6 +8,7 @@ use rtvirtio_domain_resources::disk_lock::DiskLock;
 use rtvirtio_domain_resources::disks::{OpenedDisks, take_locks};
 use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::{OpenError, socket_group};
+use rtvirtio_sched::{IndexVec, VmId};
 
 use crate::confine::{Confine, Spawner};
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
@@ -78,7 +79,7 @@ impl OpenedDomain {
         let mut places = Vec::new();
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
             let mut members = Vec::new();
-            let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
+            let parts = (0..).map(VmId).zip(device.disks.iter().zip(&backings).zip(sockets));
             let mut buffers = 0;
             for (vm, ((disk, backing), socket)) in parts {
                 let part = Part::new(disk, backing)?;
@@ -105,7 +106,7 @@ impl OpenedDomain {
                 let server = serve_disk(info, socket, &handle, &front_ends)?;
                 Ok(Some(Member::new(part, server)))
             };
-            places.push(members.into_iter().map(serve).collect::<Result<Vec<_>, DomainError>>()?);
+            places.push(members.into_iter().map(serve).collect::<Result<IndexVec<_, _>, DomainError>>()?);
         }
         let handles = engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect();
         let pairs = file.networks.iter().zip(networks);

@@ -4,6 +4,7 @@
 use rtvirtio_domain_config::{Disk, File};
 use rtvirtio_domain_resources::OpenError;
 use rtvirtio_domain_resources::backing::BackingError;
+use rtvirtio_sched::VmId;
 use rtvirtio_units::Bytes;
 
 use crate::disk::Part;
@@ -16,7 +17,7 @@ use crate::running_state::State;
 #[derive(Debug)]
 pub(crate) struct Growth {
     device: usize,
-    place: usize,
+    place: VmId,
     /// The disk's part of its file, with the new size.
     pub(crate) part: Part,
 }
@@ -30,7 +31,7 @@ pub(crate) fn find(state: &State, new: &File, membership: &Membership) -> Result
     let goes = |part: &&Part| membership.detach.iter().any(|(_, gone)| *gone == part.name);
     let mut parts: Vec<Part> = state.parts().filter(|part| !goes(part)).cloned().collect();
     for (device, places) in state.places.iter().enumerate() {
-        for (place, member) in places.iter().enumerate() {
+        for (place, member) in places.iter_enumerated() {
             let Some(part) = member.as_ref().map(|member| &member.part) else { continue };
             let disk = new.devices.get(device).and_then(|d| d.disks.iter().find(|d| d.name == part.name));
             let Some(disk) = disk else { continue };

@@ -28,7 +28,7 @@ impl Running {
         let state = self.state();
         let devices = self.engines().iter().zip(&state.places).zip(&state.file.devices);
         for (((name, handle), places), device) in devices {
-            for (vm, member) in places.iter().enumerate() {
+            for (vm, member) in places.iter_enumerated() {
                 let Some(member) = member else { continue };
                 let Ok(Some(status)) = handle.ask(|reply| Command::VmStatus { vm, reply }) else { continue };
                 let disk = device.disks.iter().find(|disk| disk.name == member.name());

@@ -1,5 +1,7 @@
 //! Whether the engines answer.
 
+use rtvirtio_sched::VmId;
+
 use crate::engine::{Command, EngineGone, EngineHandle};
 use crate::net::{NetCommand, NetHandle};
 
@@ -22,10 +24,10 @@ impl Liveness {
     pub fn wait(&self) -> Result<(), EngineGone> {
         // The cheapest question: the name in one place, without counters or histograms.
         for engine in &self.devices {
-            engine.ask(|reply| Command::Member { vm: 0, reply })?;
+            engine.ask(|reply| Command::Member { vm: VmId(0), reply })?;
         }
         for engine in &self.networks {
-            engine.ask(|reply| NetCommand::Member { port: 0, reply })?;
+            engine.ask(|reply| NetCommand::Member { port: VmId(0), reply })?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use rtvirtio_domain_config::{Network, Port, Power};
 use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_domain_resources::{OpenError, socket_group};
-use rtvirtio_sched::Config;
+use rtvirtio_sched::{Config, IndexVec, VmId};
 
 use crate::confine::Confine;
 use crate::error::DomainError;
@@ -54,12 +54,12 @@ impl OpenedNetwork {
         let engine = NetEngine::start(network, self.uplinks, power, confine)
             .map_err(|source| DomainError::Network { network: network.name.clone(), source })?;
         let handle = engine.handle();
-        let serve = |(place, (port, socket)): (usize, (&Port, SocketListener))| {
+        let serve = |(place, (port, socket)): (VmId, (&Port, SocketListener))| {
             let server = serve_port(port, place, socket, &handle, front_ends)?;
             Ok(Some(PortMember { name: port.name.clone(), server }))
         };
         let pairs = network.ports.iter().zip(self.sockets);
-        let places = pairs.enumerate().map(serve).collect::<Result<_, DomainError>>()?;
+        let places = (0..).map(VmId).zip(pairs).map(serve).collect::<Result<_, DomainError>>()?;
         Ok(RunningNetwork { places, engine })
     }
 }
@@ -67,7 +67,7 @@ impl OpenedNetwork {
 /// Serves a port's socket.
 pub(crate) fn serve_port(
     port: &Port,
-    place: usize,
+    place: VmId,
     socket: SocketListener,
     handle: &NetHandle,
     front_ends: &FrontEnds,
@@ -99,14 +99,14 @@ pub(crate) struct PortMember {
 #[derive(Debug)]
 pub(crate) struct RunningNetwork {
     /// Ports by place; a removed one leaves a vacant place.
-    pub(crate) places: Vec<Option<PortMember>>,
+    pub(crate) places: IndexVec<VmId, Option<PortMember>>,
     pub(crate) engine: NetEngine,
 }
 
 impl RunningNetwork {
     /// The ports with their places.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &PortMember)> {
-        self.places.iter().enumerate().filter_map(|(place, member)| Some((place, member.as_ref()?)))
+    pub(crate) fn members(&self) -> impl Iterator<Item = (VmId, &PortMember)> {
+        self.places.iter_enumerated().filter_map(|(place, member)| Some((place, member.as_ref()?)))
     }
 
     /// Whether a QEMU is connected to a port.

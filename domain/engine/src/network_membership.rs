@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rtvirtio_domain_config::File;
+use rtvirtio_domain_config::{File, PortId};
 use rtvirtio_domain_resources::handover_port::{AdoptedPort, PassedPort};
+use rtvirtio_sched::VmId;
 
 use crate::error::DomainError;
 use crate::net::prepared::{PreparedPort, VacantPort};
@@ -75,8 +76,9 @@ impl RunningNetwork {
         };
         let index = network.ports.iter().position(|port| port.name == name).unwrap_or_default();
         let AdoptedPort { uplink, socket } = adopted;
-        let prepared = PreparedPort::new(network, index, uplink).map_err(|e| refused(e.to_string()))?;
-        let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
+        let prepared =
+            PreparedPort::new(network, PortId(index), uplink).map_err(|e| refused(e.to_string()))?;
+        let place = self.places.position(Option::is_none).unwrap_or(self.places.next_idx());
         let (handle, prepared) = (self.engine.handle(), Box::new(prepared));
         let attached = handle.ask(|reply| NetCommand::Attach { port: place, prepared, reply });
         attached.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))?;
@@ -98,7 +100,9 @@ impl RunningNetwork {
         };
         match self.places.get_mut(place) {
             Some(free) => *free = member,
-            None => self.places.push(member),
+            None => {
+                self.places.push(member);
+            }
         }
         error.map_or(Ok(()), |e| Err(e.into()))
     }
@@ -139,6 +143,6 @@ impl RunningNetwork {
     }
 }
 
-fn is_drained(handle: &NetHandle, port: usize) -> Result<bool, String> {
+fn is_drained(handle: &NetHandle, port: VmId) -> Result<bool, String> {
     handle.ask(|reply| NetCommand::Drain { port, reply }).map_err(|e| e.to_string())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_domain_config::{Port, RateConfig};
+use rtvirtio_domain_config::{Port, PortId, RateConfig};
 use rtvirtio_domain_protocol::status::{FlowStatus, LinkPromiseStatus, NetworkStatus, PortStatus};
 use rtvirtio_units::Nanos;
 
@@ -95,7 +95,7 @@ pub(crate) fn networks(running: &Running) -> (Vec<NetworkStatus>, Vec<PortStatus
                 trusted: Some(port.trust),
                 tx: flow_status(&status.tx, status.tx_counters.cap_hits[1]),
                 rx: flow_status(&status.rx, status.rx_counters.cap_hits[0]),
-                promises: promises(port, config.bounds(i), &status),
+                promises: promises(port, config.bounds(PortId(i)), &status),
                 reserved: Some(status.tx_counters.reserved),
                 shared: Some(status.tx_counters.shared),
                 drops: by_reason(status.drops),

@@ -6,7 +6,7 @@ use rtvirtio_domain_config::{Disk, ReservationConfig};
 use rtvirtio_domain_protocol::status::{
     DeviceStatus, DirectionStatus, DiskStatus, Neighbour, PromiseStatus, Status, VERSION, Waits,
 };
-use rtvirtio_sched::{self as sched, WATCHED};
+use rtvirtio_sched::{self as sched, Idx, VmId, WATCHED};
 
 use crate::blk::Refused;
 use crate::disk::Member;
@@ -16,7 +16,8 @@ use crate::running::Running;
 use crate::service_report::{last_refusal, regulators, service};
 
 /// For whom a VM has waited; `names` are those of the places.
-fn waits_of(vm: usize, waits: &sched::Waits, names: &[Option<&str>]) -> Waits {
+fn waits_of(vm: VmId, waits: &sched::Waits, names: &[Option<&str>]) -> Waits {
+    let vm = vm.index();
     let at = |place: usize| waits.by.get(place).map_or(0, |ns| ns.0);
     let is_shared = |place: usize| place + 1 == WATCHED && names.len() > WATCHED;
     let name = |place: usize| match names.get(place) {
@@ -125,7 +126,7 @@ impl Running {
             });
             let names: Vec<Option<&str>> =
                 places.iter().map(|member| member.as_ref().map(|m| m.name())).collect();
-            for (vm, member) in places.iter().enumerate() {
+            for (vm, member) in places.iter_enumerated() {
                 let Some(member) = member else { continue };
                 let asked = handle.ask(|reply| Command::VmStatus { vm, reply });
                 let Ok(Some(status)) = asked else { continue };
@@ -151,14 +152,14 @@ mod tests {
             idle: Nanos(5),
             by: [10, 0, 70, 30].into_iter().map(Nanos).collect(),
         };
-        let report = waits_of(0, &waits, &[Some("plc"), Some("hmi"), Some("bulk"), None]);
+        let report = waits_of(VmId(0), &waits, &[Some("plc"), Some("hmi"), Some("bulk"), None]);
         let bulk = Neighbour { name: "bulk".to_owned(), ns: 70 };
         let expected = Waits { queued_ns: 100, idle_ns: 5, own_ns: 10, neighbours: vec![bulk] };
         assert_eq!(report, expected);
         // Of more places than are told apart the last one stands for the rest.
         let names = vec![Some("x"); WATCHED + 1];
         let by = (0..WATCHED as u64).map(|i| Nanos(u64::from(i + 1 == WATCHED as u64))).collect();
-        let report = waits_of(0, &sched::Waits { by, ..waits }, &names);
+        let report = waits_of(VmId(0), &sched::Waits { by, ..waits }, &names);
         assert_eq!(report.neighbours, [Neighbour { name: "others".to_owned(), ns: 1 }]);
     }
 }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rtvirtio_domain_config::{Device, Disk, File, Poll};
+use rtvirtio_domain_config::{Device, Disk, DiskId, File, Poll};
 use rtvirtio_domain_protocol::{Leaving, Preview};
 use rtvirtio_domain_resources::OpenError;
 use rtvirtio_domain_resources::disk_lock::DiskLock;
 use rtvirtio_domain_resources::handover::{AdoptedDisk, Passed, PassedDisk, is_below, socket_directories};
 use rtvirtio_domain_resources::listen::AdoptedSocket;
-use rtvirtio_sched::{Config, VmConfig};
+use rtvirtio_sched::{Config, IndexVec, VmConfig, VmId};
 
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Running {
 /// A disk that is ready to be served.
 struct Ready {
     device: usize,
-    place: usize,
+    place: VmId,
     part: Part,
     info: crate::vhost_user::DeviceInfo,
     prepared: Box<PreparedDisk>,
@@ -122,7 +122,7 @@ impl Running {
         // All end at the same time; then each is waited for.
         state.places.iter().flatten().flatten().for_each(|m| m.server.close());
         state.networks.iter().for_each(RunningNetwork::close);
-        state.places.iter_mut().for_each(Vec::clear);
+        state.places.iter_mut().for_each(IndexVec::clear);
         state.networks.clear();
     }
 
@@ -276,9 +276,9 @@ impl Running {
             let on_file: Vec<&Part> = others.chain([&part]).filter(|p| p.identity == part.identity).collect();
             let locks = ready.iter().filter_map(|r: &Ready| r.lock.as_ref());
             state.require_lock(disk, &on_file, adopted.lock.as_ref(), locks)?;
-            let taken: Vec<usize> = ready.iter().filter(|r| r.device == device).map(|r| r.place).collect();
-            let free = |place: &usize| state.is_free(device, *place, membership) && !taken.contains(place);
-            let place = (0..).find(free).unwrap_or_default();
+            let taken: Vec<VmId> = ready.iter().filter(|r| r.device == device).map(|r| r.place).collect();
+            let free = |place: &VmId| state.is_free(device, *place, membership) && !taken.contains(place);
+            let place = (0..).map(VmId).find(free).unwrap_or(VmId(0));
             ready.push(self.allocate(state, new, (device, place), disk, adopted)?);
         }
         Ok(ready)
@@ -288,7 +288,7 @@ impl Running {
         &self,
         state: &State,
         new: &File,
-        (device, place): (usize, usize),
+        (device, place): (usize, VmId),
         disk: &Disk,
         adopted: AdoptedDisk,
     ) -> Result<Ready, ReloadError> {
@@ -300,18 +300,19 @@ impl Running {
             write_line(format_args!("{name}: `pin` acts from the next start of this process on"));
         }
         let sched = new.devices[device].sched();
-        let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();
+        let at = new.devices[device].disks.iter().position(|d| d.name == disk.name);
+        let disk_id = DiskId(at.unwrap_or_default());
         let started = self.0.started.devices[device].sched();
         let largest = started.vms.iter().map(|vm| started.max_piece(vm)).max().unwrap_or(started.quantum);
         // A place beyond those of this device is new, also where other disks come before this one.
         let capacity = Capacity { places: state.places[device].len(), largest };
-        let prepared = PreparedDisk::new(engine_disk(disk, backing), &sched, index, place, capacity)
+        let prepared = PreparedDisk::new(engine_disk(disk, backing), &sched, disk_id, place, capacity)
             .map_err(|source| ReloadError::Attach { disk: disk.name.clone(), source })?;
         Ok(Ready { device, place, part, info, prepared: Box::new(prepared), lock, socket })
     }
 
     fn detach(&self, state: &mut State, device: usize, name: &str) -> Result<(), ReloadError> {
-        let place = state.places[device].iter().position(|m| m.as_ref().is_some_and(|m| m.part.name == name));
+        let place = state.places[device].position(|m| m.as_ref().is_some_and(|m| m.part.name == name));
         let Some(place) = place else { return Ok(()) };
         if let Some(member) = &state.places[device][place] {
             member.server.close();
@@ -344,7 +345,7 @@ impl Running {
     }
 
     /// The configuration of a device by place.
-    fn by_place(device: &Device, members: &[Option<Member>]) -> Config {
+    fn by_place(device: &Device, members: &IndexVec<VmId, Option<Member>>) -> Config {
         let config = device.sched();
         let vm = |member: &Option<Member>| {
             let name = member.as_ref().map(|m| m.part.name.as_str());
@@ -376,7 +377,7 @@ impl Running {
                 disk_changes(old, new, changes);
                 if changes.len() > before {
                     let named = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.part.name == new.name);
-                    vms.extend(state.places[i].iter().position(named));
+                    vms.extend(state.places[i].position(named));
                 }
             }
             if changes.len() == before {
@@ -412,7 +413,7 @@ impl Running {
             Err(e) => {
                 // The disk is removed again.
                 drop(handle.ask(|reply| Command::Detach { vm: place, reply }));
-                if state.places[device].len() == place {
+                if state.places[device].next_idx() == place {
                     state.places[device].push(None);
                 }
                 return Err(e.into());
@@ -425,7 +426,9 @@ impl Running {
         let member = Some(Member::new(part, server));
         match state.places[device].get_mut(place) {
             Some(free) => *free = member,
-            None => state.places[device].push(member),
+            None => {
+                state.places[device].push(member);
+            }
         }
         Ok(())
     }

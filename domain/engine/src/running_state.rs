@@ -2,6 +2,7 @@
 
 use rtvirtio_domain_config::{Disk, File};
 use rtvirtio_domain_resources::disk_lock::{DiskLock, DiskUse};
+use rtvirtio_sched::{IndexVec, VmId};
 
 use crate::disk::{Member, Part};
 use crate::network::RunningNetwork;
@@ -14,7 +15,7 @@ pub(crate) struct State {
     /// The configuration in force.
     pub(crate) file: File,
     /// The disks of each device, by place.
-    pub(crate) places: Vec<Vec<Option<Member>>>,
+    pub(crate) places: Vec<IndexVec<VmId, Option<Member>>>,
     pub(crate) locks: Vec<DiskLock>,
     /// The networks, in the order of the file.
     pub(crate) networks: Vec<RunningNetwork>,
@@ -23,7 +24,7 @@ pub(crate) struct State {
 /// Result of a start: places, locks and networks.
 pub(crate) struct RunningParts {
     /// The disks of each device, by place.
-    pub(crate) places: Vec<Vec<Option<Member>>>,
+    pub(crate) places: Vec<IndexVec<VmId, Option<Member>>>,
     pub(crate) locks: Vec<DiskLock>,
     pub(crate) networks: Vec<RunningNetwork>,
 }
@@ -57,7 +58,7 @@ impl State {
     }
 
     /// Whether a place is vacant after `membership.detach`.
-    pub(crate) fn is_free(&self, device: usize, place: usize, membership: &Membership) -> bool {
+    pub(crate) fn is_free(&self, device: usize, place: VmId, membership: &Membership) -> bool {
         let goes = |m: &Member| membership.detach.iter().any(|(_, name)| *name == m.part.name);
         self.places[device].get(place).is_none_or(|m| m.as_ref().is_none_or(goes))
     }

@@ -4,6 +4,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rtvirtio_sched::VmId;
+
 use crate::disk::Member;
 use crate::engine::Command;
 use crate::net::NetCommand;
@@ -66,15 +68,15 @@ impl Running {
 }
 
 /// Device and place of a disk.
-fn disk(state: &State, name: &str) -> Option<(usize, usize)> {
+fn disk(state: &State, name: &str) -> Option<(usize, VmId)> {
     state.places.iter().enumerate().find_map(|(device, places)| {
         let is_it = |member: &Option<Member>| member.as_ref().is_some_and(|m| m.name() == name);
-        Some((device, places.iter().position(is_it)?))
+        Some((device, places.position(is_it)?))
     })
 }
 
 /// Network and place of a port.
-fn port(state: &State, name: &str) -> Option<(usize, usize)> {
+fn port(state: &State, name: &str) -> Option<(usize, VmId)> {
     state.networks.iter().enumerate().find_map(|(network, running)| {
         let (place, _) = running.members().find(|(_, member)| member.name == name)?;
         Some((network, place))

@@ -18,6 +18,8 @@ use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::use_lock::UseLock;
 
 pub use self::config_space::ConfigSpace;
+use rtvirtio_sched::VmId;
+
 use self::connection::Connection;
 pub use self::front_ends::FrontEnds;
 use self::socket::Socket;
@@ -31,7 +33,7 @@ pub struct DeviceInfo {
     /// Name in logs, and of the thread.
     pub name: String,
     /// Index of the VM in its engine.
-    pub vm: usize,
+    pub vm: VmId,
     /// Offered features of virtio.
     pub features: u64,
     /// The configuration space; empty where the VMM provides it, as for network devices.

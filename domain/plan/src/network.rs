@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rtvirtio_capacity::{LinkReserve, link_reserve};
-use rtvirtio_domain_config::{Network, Port, RateConfig, UplinkKind};
+use rtvirtio_domain_config::{Network, Port, PortId, RateConfig, UplinkKind};
 use rtvirtio_spec::{Direction, Flow, HostSpec, Mark, Uplink, Vm};
 use rtvirtio_units::{BytesPerSec, Nanos, Ratio};
 use serde::Serialize;
@@ -129,7 +129,7 @@ fn plan(host: &HostSpec, network: usize, sockets: &Path) -> NetworkPlan {
     let name = host.networks()[network].name().to_owned();
     let mut flows = Vec::new();
     for (port, (vm, nic)) in vms.iter().enumerate() {
-        let bounds = config.bounds(port);
+        let bounds = config.bounds(PortId(port));
         let of_port = vm.flows.iter().filter(|flow| flow.nic == *nic);
         flows.extend(of_port.map(|flow| promise(&vm.name, flow, (&name, port), (bounds, held(port)))));
     }
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!((flow.met, plan.ports[1].reserve), (Some(true), None));
         let text = network_text(&plan);
         let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-        assert_eq!(file.networks[0].bounds(0), plan.config.bounds(0));
+        assert_eq!(file.networks[0].bounds(PortId(0)), plan.config.bounds(PortId(0)));
     }
 
     #[test]

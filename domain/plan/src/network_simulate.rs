@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW};
-use rtvirtio_sched::{ConfigError, Next, Op, Priority, Request, Scheduler, VirtualLink};
+use rtvirtio_sched::{ConfigError, Idx, IndexVec, Next, Op, Priority, Request, Scheduler, VirtualLink, VmId};
 use rtvirtio_spec::Direction;
 use rtvirtio_stats::{Latencies, Random};
 use rtvirtio_units::{Iops, Nanos, Percentile};
@@ -47,7 +47,7 @@ pub struct FlowOutcome {
 
 struct Source {
     flow: usize,
-    port: usize,
+    port: VmId,
     len: u64,
     priority: Priority,
     count: u32,
@@ -72,9 +72,9 @@ pub struct NetworkSimulation<'p> {
     wire_free_at: Nanos,
     sources: Vec<Source>,
     /// Ports that send the largest frames all the time.
-    floods: Vec<usize>,
+    floods: Vec<VmId>,
     /// Frames in the VMs' queues, not yet submitted to the scheduler, by port.
-    waiting: Vec<VecDeque<Frame>>,
+    waiting: IndexVec<VmId, VecDeque<Frame>>,
     /// Frames of sources in the scheduler, by tag.
     taken: BTreeMap<u64, Frame>,
     tag: u64,
@@ -105,7 +105,7 @@ impl<'p> NetworkSimulation<'p> {
                 let period = Nanos::from_secs_f64(drift * f64::from(count) / flow.rate.0);
                 Source {
                     flow: i,
-                    port: flow.port,
+                    port: VmId::from_usize(flow.port),
                     len: flow.frame.0,
                     priority: if flow.is_urgent { Priority::URGENT } else { Priority::NORMAL },
                     count,
@@ -118,14 +118,14 @@ impl<'p> NetworkSimulation<'p> {
             .collect();
         let unreserved =
             |(_, port): &(usize, &crate::PortPlan)| port.reserve.is_none() && port.urgent.is_none();
-        let floods = plan.ports.iter().enumerate().filter(unreserved).map(|(i, _)| i);
+        let floods = plan.ports.iter().enumerate().filter(unreserved).map(|(i, _)| VmId::from_usize(i));
         Ok(Self {
             scheduler: Scheduler::new(&plan.config.tx_sched())?,
             link: VirtualLink::new(LINK_WINDOW, CATCH_UP),
             wire_free_at: Nanos(0),
             sources,
             floods: if traffic == Traffic::Worst { floods.collect() } else { Vec::new() },
-            waiting: vec![VecDeque::new(); plan.ports.len()],
+            waiting: plan.ports.iter().map(|_| VecDeque::new()).collect(),
             taken: BTreeMap::new(),
             tag: 0,
             now: Nanos(0),
@@ -175,7 +175,7 @@ impl<'p> NetworkSimulation<'p> {
 
     /// Submits frames until the scheduler accepts no more.
     fn submit(&mut self) {
-        for port in 0..self.waiting.len() {
+        for port in self.waiting.indices() {
             while let Some(frame) = self.waiting[port].front().copied() {
                 let source = &self.sources[frame.source];
                 let (len, priority) = (source.len, source.priority);
@@ -197,7 +197,7 @@ impl<'p> NetworkSimulation<'p> {
         }
     }
 
-    fn push(&mut self, port: usize, len: u64, priority: Priority) -> Option<()> {
+    fn push(&mut self, port: VmId, len: u64, priority: Priority) -> Option<()> {
         let tag = self.tag + 1;
         let request = Request { tag, op: Op::Write, len, priority, arrival: self.now };
         self.scheduler.submit(port, request).ok()?;

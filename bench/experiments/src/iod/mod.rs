@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_domain_client::load::{Stream, StreamResult};
+use rtvirtio_domain_config::DiskId;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::PLACEBO_NS;
 use rtvirtio_measure::stalls::Stalls;
@@ -416,7 +417,7 @@ fn bound_claims(data: &IodData) -> Vec<Claim> {
     let text = flood_config(&FLOOD_SCHEMES[1], Path::new("/"), 1 << 30, data.read, Path::new("/"));
     let Ok(file) = rtvirtio_domain_config::File::parse(Path::new("flood"), &text) else { return Vec::new() };
     let later = (alone as u64).saturating_sub(data.read.0);
-    let Some(bound) = file.devices.first().and_then(|d| d.bound(0, Nanos(stall + later))) else {
+    let Some(bound) = file.devices.first().and_then(|d| d.bound(DiskId(0), Nanos(stall + later))) else {
         return Vec::new();
     };
     let longest = |r: &[Run]| protected(&r[1]).map(|t| t.max_ns.0).max().unwrap_or(1) as f64;

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use anyhow::Context;
-use rtvirtio_domain_config::{CATCH_UP, File, LINK_WINDOW, Network, SHORTEST_FRAME};
-use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler, VirtualLink};
+use rtvirtio_domain_config::{CATCH_UP, File, LINK_WINDOW, Network, PortId, SHORTEST_FRAME};
+use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler, VirtualLink, VmId};
 use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ fn network(random: &mut Random) -> anyhow::Result<Network> {
     };
     // First the bound, then a deadline that admission accepts.
     let roomy = File::parse(Path::new("simulated"), &text(1e6))?;
-    let bound = roomy.networks[0].bounds(0)[1].context("no bound")?;
+    let bound = roomy.networks[0].bounds(PortId(0))[1].context("no bound")?;
     let file = File::parse(Path::new("simulated"), &text(bound.0 as f64 / 1e3 + 1.0))?;
     file.networks.into_iter().next().context("no network")
 }
@@ -80,13 +80,13 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
     let mut scheduler = Scheduler::new(&config)?;
     let mut link = VirtualLink::new(LINK_WINDOW, CATCH_UP);
     let reservation = config.vms[0].normal.context("a reservation")?;
-    let bound = network.bounds(0)[1].context("no bound")?;
+    let bound = network.bounds(PortId(0))[1].context("no bound")?;
     let largest = network.largest_frame();
     let (mut now, mut next_at, mut tag) = (Nanos(0), Nanos(0), 0u64);
     let mut sent = 0u64;
     while now < LENGTH {
         // Two ports are always backlogged.
-        for vm in 1..3 {
+        for vm in [VmId(1), VmId(2)] {
             while scheduler.outstanding(vm) < 8 {
                 let len = SHORTEST_FRAME + random.below((largest - SHORTEST_FRAME + 1) as usize) as u64;
                 tag += 1;
@@ -110,7 +110,7 @@ fn play(network: &Network, random: &mut Random, all: &mut Simulated) -> anyhow::
                 used += cost;
                 tag += 1;
                 let request = Request { tag, op: Op::Write, len, priority: Priority::NORMAL, arrival: now };
-                if scheduler.submit(0, request).is_err() {
+                if scheduler.submit(VmId(0), request).is_err() {
                     break;
                 }
             }
@@ -158,7 +158,7 @@ fn caps(random: &mut Random, all: &mut Simulated) -> anyhow::Result<()> {
     let (begin, mut last) = (now, now);
     for n in 0..300u64 {
         let request = Request { tag: n, op: Op::Write, len: 60, priority: Priority::NORMAL, arrival: now };
-        scheduler.submit(0, request)?;
+        scheduler.submit(VmId(0), request)?;
         loop {
             match scheduler.next(now) {
                 Next::Piece(piece) => {

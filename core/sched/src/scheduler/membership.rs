@@ -3,9 +3,12 @@
 //! A VM keeps its index for life, because tokens of requests at the device contain it. A VM that
 //! leaves makes its place vacant for a later one.
 
+use oxc_index::Idx;
+
 use super::Scheduler;
 use super::vm::Vm;
 use crate::config::{Config, ConfigError, Policy};
+use crate::id::VmId;
 use crate::split::Splitter;
 
 /// A VM's state, allocated before it is added: the thread that schedules allocates nothing large.
@@ -21,13 +24,13 @@ pub enum MembershipError {
     Config(#[from] ConfigError),
     /// The place has a VM, or there is a gap before it.
     #[error("place {0} is not free")]
-    Taken(usize),
+    Taken(VmId),
     /// The place has no VM.
     #[error("no VM {0}")]
-    Vacant(usize),
+    Vacant(VmId),
     /// The VM has requests outstanding.
     #[error("VM {0} has requests outstanding")]
-    Busy(usize),
+    Busy(VmId),
 }
 
 impl Scheduler {
@@ -35,10 +38,10 @@ impl Scheduler {
     ///
     /// # Errors
     /// An invalid configuration, or one without this VM.
-    pub fn prepare(config: &Config, vm: usize) -> Result<PreparedVm, MembershipError> {
+    pub fn prepare(config: &Config, vm: VmId) -> Result<PreparedVm, MembershipError> {
         config.check()?;
         let splitter = Splitter { cost: config.cost, quantum: config.quantum };
-        let vm = config.vms.get(vm).ok_or(MembershipError::Vacant(vm))?;
+        let vm = config.vms.get(vm.index()).ok_or(MembershipError::Vacant(vm))?;
         Ok(PreparedVm(Vm::new(vm, &splitter)))
     }
 
@@ -47,11 +50,13 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`MembershipError::Taken`]; nothing is changed then.
-    pub fn attach(&mut self, vm: usize, prepared: PreparedVm) -> Result<(), MembershipError> {
-        let places = self.vms.len();
+    pub fn attach(&mut self, vm: VmId, prepared: PreparedVm) -> Result<(), MembershipError> {
+        let next = self.vms.next_idx();
         match self.vms.get_mut(vm) {
             Some(place) if place.is_vacant => *place = prepared.0,
-            None if vm == places => self.vms.push(prepared.0),
+            None if vm == next => {
+                self.vms.push(prepared.0);
+            }
             _ => return Err(MembershipError::Taken(vm)),
         }
         self.active.reserve(self.vms.len());
@@ -70,7 +75,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`MembershipError::Busy`] or [`MembershipError::Vacant`]; nothing is changed then.
-    pub fn detach(&mut self, vm: usize) -> Result<PreparedVm, MembershipError> {
+    pub fn detach(&mut self, vm: VmId) -> Result<PreparedVm, MembershipError> {
         let place = self.vms.get_mut(vm).filter(|place| !place.is_vacant);
         let place = place.ok_or(MembershipError::Vacant(vm))?;
         if place.queue.outstanding() > 0 {

@@ -7,6 +7,7 @@ use super::vm::{Order, Query, Vm};
 use super::{Next, Scheduler};
 use crate::config::Policy;
 use crate::drr::Round;
+use crate::id::VmId;
 use crate::priority::Class;
 use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, TRANSFERS, class_mask};
 use crate::request::Direction;
@@ -14,7 +15,7 @@ use crate::split::Candidate;
 
 /// A piece for the device, and the rule under which it goes.
 pub(super) struct Choice {
-    pub(super) vm: usize,
+    pub(super) vm: VmId,
     pub(super) candidate: Candidate,
     pub(super) grant: Grant,
 }
@@ -42,7 +43,7 @@ pub(super) enum Decision {
 /// A queue head that a cap delays.
 #[derive(Debug)]
 pub(super) struct Capped {
-    pub(super) vm: usize,
+    pub(super) vm: VmId,
     pub(super) direction: Direction,
     /// Class of a transfer; `None` otherwise.
     pub(super) class: Option<Class>,
@@ -79,7 +80,7 @@ impl Findings {
     }
 }
 
-fn capped(vm: usize, direction: Direction, mask: Mask, class: Class) -> Capped {
+fn capped(vm: VmId, direction: Direction, mask: Mask, class: Class) -> Capped {
     Capped { vm, direction, class: (mask & TRANSFERS != 0).then_some(class) }
 }
 
@@ -131,7 +132,7 @@ impl Scheduler {
         }
         let query = Query { mask: FLUSHES, order: Order::Age, quantum: self.splitter.quantum, now };
         let pending = |vm: &Vm| !vm.flush_inflight && vm.queue.nonempty() & FLUSHES != 0;
-        self.vms.iter().enumerate().filter(|(_, vm)| pending(vm)).find_map(|(i, vm)| {
+        self.vms.iter_enumerated().filter(|(_, vm)| pending(vm)).find_map(|(i, vm)| {
             let note = |d, h: &Head| {
                 findings.capped.push(capped(i, d, FLUSHES, h.priority.class));
             };
@@ -151,10 +152,10 @@ impl Scheduler {
             return None;
         }
         let mut next = Nanos(u64::MAX);
-        let mut best: Option<(usize, Candidate)> = None;
-        for (i, vm) in self.vms.iter().enumerate() {
+        let mut best: Option<(VmId, Candidate)> = None;
+        for (i, vm) in self.vms.iter_enumerated() {
             let later =
-                |(b, _): &(usize, Candidate)| self.pacer.virtual_time(*b) <= self.pacer.virtual_time(i);
+                |(b, _): &(VmId, Candidate)| self.pacer.virtual_time(*b) <= self.pacer.virtual_time(i);
             if vm.queue.nonempty() & DEALLOCATIONS == 0 || best.as_ref().is_some_and(later) {
                 continue;
             }
@@ -169,8 +170,8 @@ impl Scheduler {
         }
         // The turn is decided first: a VM that need not pause does not overtake one that must.
         if let Some((i, candidate)) = best {
-            let others = |(j, vm): (usize, &Vm)| (j != i || vm.has_reservation()).then(|| vm.idle_from());
-            let idle_from = self.vms.iter().enumerate().filter_map(others).max().unwrap_or(Nanos(0));
+            let others = |(j, vm): (VmId, &Vm)| (j != i || vm.has_reservation()).then(|| vm.idle_from());
+            let idle_from = self.vms.iter_enumerated().filter_map(others).max().unwrap_or(Nanos(0));
             next = self.pacer.ready_at(idle_from);
             if next <= now {
                 return Some(Choice { vm: i, candidate, grant: Grant::Deallocation });

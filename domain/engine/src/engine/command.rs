@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::{Mac, Poll};
-use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, Waits};
+use rtvirtio_sched::{
+    Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters, VmId, Waits,
+};
 use rtvirtio_stats::LatencyReader;
 
 use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
@@ -68,7 +70,7 @@ pub enum QueueCommand {
     /// Starts to serve a queue.
     Start {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Queue of the VM.
         queue: QueueId,
         /// Rings and descriptors of the queue.
@@ -80,7 +82,7 @@ pub enum QueueCommand {
     /// Completes what was fetched from a queue, then stops serving it.
     Stop {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Queue of the VM.
         queue: QueueId,
         /// Whether the front end asked for it; otherwise the queue starts again at once.
@@ -91,7 +93,7 @@ pub enum QueueCommand {
     /// Replaces the call descriptor of a queue.
     Call {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Queue of the VM.
         queue: QueueId,
         /// New descriptor, as in [`VringStart::call`].
@@ -103,7 +105,7 @@ pub enum QueueCommand {
     /// Sends a frame by which switches learn where a network port is.
     Announce {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Address as the front end says it.
         mac: Mac,
         /// Result, with the reason of a refusal.
@@ -112,14 +114,14 @@ pub enum QueueCommand {
     /// Answered when every write to the VM's memory before this is made, and logged if writes are.
     Barrier {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Sent by the thread that makes them.
         reply: SyncSender<()>,
     },
     /// The VM disconnected: cancels its backlog, and completes nothing more.
     Disconnect {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Sent when no request of the VM is in flight.
         reply: SyncSender<()>,
     },
@@ -162,7 +164,7 @@ pub enum Command {
         /// start.
         config: Box<Config>,
         /// VMs whose part has changed: their buckets start full.
-        vms: Vec<usize>,
+        vms: Vec<VmId>,
         /// Polling before the thread sleeps.
         poll: Poll,
         /// Result, with the reason of a refusal.
@@ -171,7 +173,7 @@ pub enum Command {
     /// Adds a VM in a vacant place, or behind the last one, between two pieces.
     Attach {
         /// Index of the place.
-        vm: usize,
+        vm: VmId,
         /// The new disk, with all memory allocated.
         disk: Box<PreparedDisk>,
         /// Result, with the reason of a refusal and the disk.
@@ -180,14 +182,14 @@ pub enum Command {
     /// Removes a VM of which nothing is in flight, after [`QueueCommand::Disconnect`].
     Detach {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Memory and files of the VM, so that the engine's thread frees nothing.
         reply: SyncSender<Result<Box<DetachedDisk>, MembershipError>>,
     },
     /// Gives a VM's disk a new, larger size.
     Grow {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// The size, in bytes.
         size: u64,
         /// Sent when requests up to this size are accepted.
@@ -202,14 +204,14 @@ pub enum Command {
     /// Snapshot of a VM's counters.
     VmStatus {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<VmStatus>>>,
     },
     /// The VM in a place.
     Member {
         /// Index of the place.
-        vm: usize,
+        vm: VmId,
         /// [`super::TraceEvent::member`] of the VM and its disk's name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
@@ -217,7 +219,7 @@ pub enum Command {
     /// for no more.
     SignalUrgent {
         /// Index of the VM.
-        vm: usize,
+        vm: VmId,
         /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
         /// The previous eventfd, so that the engine's thread does not close it.

@@ -4,7 +4,8 @@
 use std::fmt;
 use std::io;
 
-use rtvirtio_sched::{Config, MembershipError, PreparedVm, Scheduler};
+use rtvirtio_domain_config::DiskId;
+use rtvirtio_sched::{Config, Idx, MembershipError, PreparedVm, Scheduler, VmId};
 
 use super::Disk;
 use super::table::PieceSlot;
@@ -53,26 +54,27 @@ pub enum AttachError {
 }
 
 impl PreparedDisk {
-    /// Allocates what a disk needs. `vm` is its index in the configuration, `place` its place in
-    /// the engine.
+    /// Allocates what a disk needs. `disk_id` is its index in the file, whose scheduler is `sched`;
+    /// `place` is its place in the engine.
     ///
     /// # Errors
     /// [`AttachError`].
     pub fn new(
         disk: Disk,
         sched: &Config,
-        vm: usize,
-        place: usize,
+        disk_id: DiskId,
+        place: VmId,
         capacity: Capacity,
     ) -> Result<Self, AttachError> {
+        let vm = disk_id.vm();
         let scheduler = Scheduler::prepare(sched, vm)?;
-        let config = sched.vms.get(vm).ok_or(MembershipError::Vacant(vm))?;
+        let config = sched.vms.get(disk_id.0).ok_or(MembershipError::Vacant(vm))?;
         let largest = sched.max_piece(config);
         let room = capacity.largest;
         if largest > room {
             return Err(AttachError::Piece { largest, room });
         }
-        let piece = if place < capacity.places { None } else { Some(PieceSlot::new(room)) };
+        let piece = if place.index() < capacity.places { None } else { Some(PieceSlot::new(room)) };
         let piece = piece.transpose().map_err(AttachError::Memory)?;
         Ok(Self { vm: Vm::new(disk, config.depth), scheduler, piece, largest })
     }

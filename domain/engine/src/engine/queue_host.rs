@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use rtvirtio_sched::VmId;
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
@@ -20,25 +21,25 @@ pub trait QueueHost {
     fn ring(&mut self) -> &mut Uring;
 
     /// The slot of a queue.
-    fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot>;
+    fn queue_slot(&mut self, vm: VmId, queue: QueueId) -> Option<&mut QueueSlot>;
 
     /// A number that no recent queue of the loop had.
     fn next_generation(&mut self) -> u32;
 
     /// Called when nothing of one of the VM's queues is in flight in the kernel any more.
-    fn on_drained(&mut self, vm: usize);
+    fn on_drained(&mut self, vm: VmId);
 
     /// Called when one of the VM's queues is served, with its memory.
-    fn on_started(&mut self, _vm: usize, _mem: &Arc<GuestMem>) {}
+    fn on_started(&mut self, _vm: VmId, _mem: &Arc<GuestMem>) {}
 
     /// Called when one of the VM's queues is not served any more, before the control thread learns
     /// of it.
-    fn on_retired(&mut self, _vm: usize) {}
+    fn on_retired(&mut self, _vm: VmId) {}
 
     /// Starts a queue as soon as the kernel has completed the operations of its predecessor.
     fn start(
         &mut self,
-        vm: usize,
+        vm: VmId,
         queue: QueueId,
         start: Box<VringStart>,
         reply: SyncSender<Result<u16, StartError>>,
@@ -66,7 +67,7 @@ pub trait QueueHost {
     /// of io_uring, the engine cannot go on.
     fn start_vring(
         &mut self,
-        vm: usize,
+        vm: VmId,
         queue: QueueId,
         start: VringStart,
     ) -> io::Result<Result<u16, StartError>> {
@@ -89,7 +90,7 @@ pub trait QueueHost {
     }
 
     /// Stops serving a queue: its slot drains.
-    fn retire_vring(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+    fn retire_vring(&mut self, vm: VmId, queue: QueueId) -> io::Result<()> {
         let slot = self.queue_slot(vm, queue);
         let Some(mut vring) = slot.and_then(|slot| slot.vring.take()) else { return Ok(()) };
         let token = QueueToken::new(vm, queue, vring.generation);
@@ -132,7 +133,7 @@ pub trait QueueHost {
     }
 
     /// Cancels a call write, which may wait for ever on a full eventfd.
-    fn cancel_call_write(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+    fn cancel_call_write(&mut self, vm: VmId, queue: QueueId) -> io::Result<()> {
         let slot = self.queue_slot(vm, queue);
         let Some(draining) = slot.and_then(|slot| slot.draining.as_mut()) else { return Ok(()) };
         draining.final_call = None;
@@ -144,7 +145,7 @@ pub trait QueueHost {
     }
 
     /// An operation of a draining slot has completed; the last one lets a pending start go on.
-    fn finish_draining(&mut self, vm: usize, queue: QueueId) -> io::Result<()> {
+    fn finish_draining(&mut self, vm: VmId, queue: QueueId) -> io::Result<()> {
         let Some(slot) = self.queue_slot(vm, queue) else { return Ok(()) };
         if slot.draining.as_ref().is_some_and(|d| !d.is_done()) {
             return Ok(());
@@ -205,7 +206,7 @@ pub trait QueueHost {
     }
 
     /// Replaces the call descriptor of a served queue.
-    fn set_call(&mut self, vm: usize, queue: QueueId, call: Option<std::fs::File>) -> io::Result<()> {
+    fn set_call(&mut self, vm: VmId, queue: QueueId, call: Option<std::fs::File>) -> io::Result<()> {
         let Some(vring) = self.queue_slot(vm, queue).and_then(|slot| slot.vring.as_mut()) else {
             return Ok(());
         };
@@ -219,7 +220,7 @@ pub trait QueueHost {
 }
 
 /// Signals the call descriptor of a queue, if its guest wants to be notified of completions.
-pub fn notify_guest(ring: &mut Uring, vm: usize, queue: QueueId, slot: &mut QueueSlot) -> io::Result<bool> {
+pub fn notify_guest(ring: &mut Uring, vm: VmId, queue: QueueId, slot: &mut QueueSlot) -> io::Result<bool> {
     let Some(vring) = slot.vring.as_mut() else { return Ok(false) };
     let pending = std::mem::take(&mut vring.notify_pending);
     // Checked only when the used ring has new entries: each check resets the event index.

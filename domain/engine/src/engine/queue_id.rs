@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rtvirtio_sched::{Idx, VmId};
+
 /// Index of a queue of a VM's disk or network port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(pub u16);
@@ -10,6 +12,18 @@ impl QueueId {
     /// Indices of the first `n` queues.
     pub fn first(n: usize) -> impl Iterator<Item = Self> {
         (0..n as u16).map(Self)
+    }
+}
+
+impl Idx for QueueId {
+    const MAX: usize = u16::MAX as usize;
+
+    unsafe fn from_usize_unchecked(index: usize) -> Self {
+        Self(index as u16)
+    }
+
+    fn index(self) -> usize {
+        self.0.into()
     }
 }
 
@@ -29,20 +43,20 @@ impl fmt::Display for QueueId {
 /// from those of an earlier start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueToken {
-    vm: u16,
+    vm: VmId,
     queue: QueueId,
     generation: u16,
 }
 
 impl QueueToken {
     /// Token of a queue of the VM or port at this place, with the generation of its vring.
-    pub fn new(vm: usize, queue: QueueId, generation: u32) -> Self {
-        Self { vm: vm as u16, queue, generation: generation as u16 }
+    pub fn new(vm: VmId, queue: QueueId, generation: u32) -> Self {
+        Self { vm, queue, generation: generation as u16 }
     }
 
     /// Place of the VM or port.
-    pub fn vm(self) -> usize {
-        self.vm.into()
+    pub fn vm(self) -> VmId {
+        self.vm
     }
 
     /// Index of the queue.
@@ -57,11 +71,11 @@ impl QueueToken {
 
     /// The low 48 bits of a completion token.
     pub fn to_bits(self) -> u64 {
-        u64::from(self.vm) << 32 | u64::from(self.queue.0) << 16 | u64::from(self.generation)
+        u64::from(self.vm.0) << 32 | u64::from(self.queue.0) << 16 | u64::from(self.generation)
     }
 
     /// Reads [`QueueToken::to_bits`]; higher bits are ignored.
     pub fn from_bits(bits: u64) -> Self {
-        Self { vm: (bits >> 32) as u16, queue: QueueId((bits >> 16) as u16), generation: bits as u16 }
+        Self { vm: VmId((bits >> 32) as u16), queue: QueueId((bits >> 16) as u16), generation: bits as u16 }
     }
 }

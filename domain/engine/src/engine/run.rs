@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use rtvirtio_sched::{Config, Scheduler};
+use rtvirtio_sched::{Config, IndexVec, Scheduler, VmId};
 use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
@@ -31,7 +31,7 @@ pub struct EventLoop {
     config: EngineConfig,
     scheduler: Scheduler,
     ring: Uring,
-    vms: Vec<Vm>,
+    vms: IndexVec<VmId, Vm>,
     /// VMs so far; the next `Vm::member`.
     members: u32,
     /// Largest piece for which slots have room, in bytes.
@@ -46,7 +46,7 @@ pub struct EventLoop {
     /// Pieces that failed before submission, in this round.
     failed_submissions: u32,
     /// The deferred VM that is fetched from first, and when deferred VMs were last fetched from.
-    next_deferred: usize,
+    next_deferred: VmId,
     last_deferred: Nanos,
     /// The last round had completions of any kind.
     had_work: bool,
@@ -127,7 +127,7 @@ impl EventLoop {
             generation: 0,
             commands_pending: false,
             failed_submissions: 0,
-            next_deferred: 0,
+            next_deferred: VmId(0),
             last_deferred: Nanos(0),
             had_work: false,
             had_completions: false,

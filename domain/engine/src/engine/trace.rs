@@ -11,7 +11,7 @@
 use std::fmt;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{CompletedRequest, Op, Priority};
+use rtvirtio_sched::{CompletedRequest, Op, Priority, VmId};
 use rtvirtio_units::Nanos;
 
 use super::table::InflightRequest;
@@ -20,7 +20,7 @@ use super::table::InflightRequest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
     /// Place of the VM on its device.
-    pub vm: usize,
+    pub vm: VmId,
     /// Number that no other VM on this device has or had; see [`super::Command::Member`].
     pub member: u32,
     /// Index of the queue.
@@ -73,7 +73,7 @@ impl TraceEvent {
     }
 
     pub(super) const EMPTY: Self = Self {
-        vm: 0,
+        vm: VmId(0),
         member: 0,
         queue: 0,
         op: None,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use rtvirtio_sched::VmId;
 use rtvirtio_units::Nanos;
 
 pub use self::buffers::BufferRow;
@@ -31,7 +32,7 @@ pub enum CompletionToken {
     /// The piece in this slot.
     Piece(u32),
     /// The poll of a network port's uplink.
-    Uplink(u16),
+    Uplink(VmId),
     /// An operation whose result does not matter.
     Ignored,
 }
@@ -43,7 +44,7 @@ impl CompletionToken {
             Self::Kick(token) => 2 << 56 | token.to_bits(),
             Self::Call(token) => 3 << 56 | token.to_bits(),
             Self::Piece(i) => 4 << 56 | u64::from(i),
-            Self::Uplink(port) => 5 << 56 | u64::from(port),
+            Self::Uplink(port) => 5 << 56 | u64::from(port.0),
             Self::Ignored => 0,
         }
     }
@@ -54,7 +55,7 @@ impl CompletionToken {
             2 => Self::Kick(QueueToken::from_bits(v)),
             3 => Self::Call(QueueToken::from_bits(v)),
             4 => Self::Piece(v as u32),
-            5 => Self::Uplink(v as u16),
+            5 => Self::Uplink(VmId(v as u16)),
             _ => Self::Ignored,
         }
     }
@@ -334,13 +335,13 @@ mod tests {
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
         let mut uring = Uring::new(64, 0).unwrap();
-        let call = CompletionToken::Call(QueueToken::new(0, QueueId(0), 1));
+        let call = CompletionToken::Call(QueueToken::new(VmId(0), QueueId(0), 1));
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
         uring.cancel(call).unwrap();
         assert!(wait_for_completion(&mut uring, call) < 0);
         let kick = rustix::event::eventfd(0, flags).unwrap();
-        let token = CompletionToken::Kick(QueueToken::new(0, QueueId(0), 1));
+        let token = CompletionToken::Kick(QueueToken::new(VmId(0), QueueId(0), 1));
         for _ in 0..1_000 {
             uring.arm_poll(kick.as_raw_fd(), token).unwrap();
             uring.enter(false, Nanos(0), Nanos(0)).unwrap();
@@ -404,10 +405,10 @@ mod tests {
     fn tokens_round_trip() {
         for token in [
             CompletionToken::Doorbell,
-            CompletionToken::Kick(QueueToken::new(7, QueueId(3), 65_535)),
-            CompletionToken::Call(QueueToken::new(65_535, QueueId(0), 1)),
+            CompletionToken::Kick(QueueToken::new(VmId(7), QueueId(3), 65_535)),
+            CompletionToken::Call(QueueToken::new(VmId(65_535), QueueId(0), 1)),
             CompletionToken::Piece(u32::MAX),
-            CompletionToken::Uplink(u16::MAX),
+            CompletionToken::Uplink(VmId(u16::MAX)),
             CompletionToken::Ignored,
         ] {
             assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);

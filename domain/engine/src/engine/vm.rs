@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
+use rtvirtio_sched::{Idx, IndexVec};
 use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
@@ -23,7 +24,7 @@ pub(super) struct Vm {
     /// Tells apart the VMs that had this place.
     pub(super) member: u32,
     /// Places of its queues, up to the last one that was used.
-    pub(super) slots: Vec<QueueSlot>,
+    pub(super) slots: IndexVec<QueueId, QueueSlot>,
     /// The queue that is fetched from first.
     pub(super) next_queue: usize,
     /// Fetched from after all others, because it exceeded a round's budget of work without device
@@ -62,7 +63,7 @@ impl Vm {
         Self {
             disk: None,
             member: 0,
-            slots: Vec::new(),
+            slots: IndexVec::new(),
             next_queue: 0,
             deferred: false,
             requests: RequestTable::new(depth),
@@ -81,12 +82,11 @@ impl Vm {
     /// The place of a queue, which is made when it is first used: few guests use all that a disk
     /// offers. `None` for a queue that it does not offer.
     pub(super) fn slot(&mut self, queue: QueueId) -> Option<&mut QueueSlot> {
-        let at = usize::from(queue);
-        let offered = self.disk.as_ref().map_or(0, |disk| usize::from(disk.queues));
-        if at >= self.slots.len() && at < offered {
-            self.slots.resize_with(at + 1, QueueSlot::default);
+        let offered = self.disk.as_ref().map_or(0, |disk| disk.queues);
+        if queue >= self.slots.next_idx() && queue.0 < offered {
+            self.slots.resize_with(queue.index() + 1, QueueSlot::default);
         }
-        self.slots.get_mut(at)
+        self.slots.get_mut(queue)
     }
 
     /// Whether one of its queues may hold requests.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, CpuCounters, MembershipError, VmCounters, VmId};
 use rtvirtio_stats::LatencyReader;
 
 use super::prepared::{DetachedPort, PreparedPort, VacantPort};
@@ -25,7 +25,7 @@ pub enum NetCommand {
         /// Configuration of the scheduler toward the VMs.
         rx: Box<Config>,
         /// Places of the ports whose part has changed: their buckets start full.
-        ports: Vec<usize>,
+        ports: Vec<VmId>,
         /// Further settings of each place.
         settings: Vec<PortSettings>,
         /// Result, with the reason of a refusal.
@@ -39,21 +39,21 @@ pub enum NetCommand {
     /// Snapshot of a port.
     PortStatus {
         /// Index of the port.
-        port: usize,
+        port: VmId,
         /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<PortStatus>>>,
     },
     /// The port in a place.
     Member {
         /// Index of the place.
-        port: usize,
+        port: VmId,
         /// [`FrameEvent::member`] of the port and its name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
     /// Signals this eventfd before the guest is notified of urgent frames; `None` for no more.
     SignalUrgent {
         /// Index of the port.
-        port: usize,
+        port: VmId,
         /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
         /// The previous eventfd, so that the network's thread closes nothing.
@@ -74,7 +74,7 @@ pub enum NetCommand {
     /// Adds a port in a vacant place, or behind the last one, between two rounds.
     Attach {
         /// Index of the place.
-        port: usize,
+        port: VmId,
         /// The new port, with all memory allocated.
         prepared: Box<PreparedPort>,
         /// Result, with the reason of a refusal.
@@ -83,14 +83,14 @@ pub enum NetCommand {
     /// Drops the frames of a port without a guest, after [`QueueCommand::Disconnect`].
     Drain {
         /// Index of the port.
-        port: usize,
+        port: VmId,
         /// Whether nothing of the port is in flight. The command is sent again until that is so.
         reply: SyncSender<bool>,
     },
     /// Removes a port that is drained.
     Detach {
         /// Index of the port.
-        port: usize,
+        port: VmId,
         /// Empty port that takes its place.
         vacant: Box<VacantPort>,
         /// Memory and uplink of the port, so that the network's thread frees nothing.
@@ -103,7 +103,7 @@ pub enum NetCommand {
 impl NetCommand {
     /// The port whose VM causes this command; `None` for commands of the I/O domain.
     #[must_use]
-    pub fn port(&self) -> Option<usize> {
+    pub fn port(&self) -> Option<VmId> {
         match self {
             Self::Queue(
                 QueueCommand::Start { vm, .. }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use rtvirtio_domain_config::Network;
+use rtvirtio_domain_config::{Network, PortId};
 use rtvirtio_domain_resources::uplink::Uplink;
 use rtvirtio_sched::{MembershipError, PreparedVm, Scheduler};
 
@@ -17,15 +17,16 @@ pub struct PreparedPort {
 }
 
 impl PreparedPort {
-    /// Allocates the memory of a port of a configuration. `index` is its place there.
+    /// Allocates the memory of a port of a configuration. `port_id` is its index in
+    /// the file.
     ///
     /// # Errors
     /// An invalid configuration, or one without this port.
-    pub fn new(network: &Network, index: usize, uplink: Uplink) -> Result<Self, MembershipError> {
-        let config = network.ports.get(index).ok_or(MembershipError::Vacant(index))?;
+    pub fn new(network: &Network, port_id: PortId, uplink: Uplink) -> Result<Self, MembershipError> {
+        let config = network.ports.get(port_id.0).ok_or(MembershipError::Vacant(port_id.vm()))?;
         Ok(Self {
-            tx: Scheduler::prepare(&network.tx_sched(), index)?,
-            rx: Scheduler::prepare(&network.rx_sched(), index)?,
+            tx: Scheduler::prepare(&network.tx_sched(), port_id.vm())?,
+            rx: Scheduler::prepare(&network.rx_sched(), port_id.vm())?,
             port: Port::new(network, config, uplink),
         })
     }

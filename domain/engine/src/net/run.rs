@@ -14,7 +14,7 @@ use std::sync::mpsc::Receiver;
 
 use rtvirtio_domain_config::{CATCH_UP, LINK_WINDOW, Network, Poll, UplinkKind};
 use rtvirtio_domain_resources::uplink::Uplink;
-use rtvirtio_sched::{CpuBudget, Scheduler, VirtualLink};
+use rtvirtio_sched::{CpuBudget, Idx, IndexVec, Scheduler, VirtualLink, VmId};
 use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
@@ -41,7 +41,7 @@ pub struct NetLoop {
     largest_frame: usize,
     ring: Uring,
     /// Ports by place; vacant ones included.
-    ports: Vec<Port>,
+    ports: IndexVec<VmId, Port>,
     /// Ports so far; the next `Port::member`.
     members: u32,
     /// Scheduler toward the link.
@@ -55,7 +55,7 @@ pub struct NetLoop {
     /// Whether more is pending than one round does.
     pending: bool,
     /// Index of the port that is served first in the next round.
-    first: usize,
+    first: VmId,
     /// The next moment at which a regulator admits a frame to the link.
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: LatencyRecorder,
@@ -88,7 +88,7 @@ impl NetLoop {
             port.member = member;
             port
         });
-        let members: Vec<Port> = members.collect();
+        let members: IndexVec<VmId, Port> = members.collect();
         let weights = members.iter().map(|port| port.settings.cpu_weight);
         let spending = network.cpu_limit().map(|limit| Spending::new(CpuBudget::new(limit, weights)));
         Ok(Self {
@@ -106,7 +106,7 @@ impl NetLoop {
             doorbell,
             generation: 0,
             pending: false,
-            first: 0,
+            first: VmId(0),
             regulator_wakeup: None,
             regulator_lateness: LatencyRecorder::default(),
             poll: AdaptivePoll::new(poll),
@@ -129,7 +129,7 @@ impl NetLoop {
         self.end_round(now())?;
         // Room that appeared after the turn of a queue is not notified.
         busy |= self.pending || self.ports.iter_mut().any(|port| port.needs_fetch() || port.can_receive());
-        self.first = (self.first + 1) % self.ports.len().max(1);
+        self.first = self.after(self.first, 1);
         let time = now();
         let sleeps = self.poll.sleeps(time, busy);
         self.arm_uplinks()?;
@@ -162,7 +162,7 @@ impl NetLoop {
             }
             CompletionToken::Call(token) => self.on_call(token),
             CompletionToken::Uplink(port) => {
-                if let Some(port) = self.ports.get_mut(usize::from(port)) {
+                if let Some(port) = self.ports.get_mut(port) {
                     (port.poll_armed, port.readable) = (false, true);
                 }
                 Ok(())
@@ -178,6 +178,11 @@ impl NetLoop {
                 }
             }
         }
+    }
+
+    /// The port that is `n` places after this one, in turn.
+    fn after(&self, port: VmId, n: usize) -> VmId {
+        VmId::from_usize((port.index() + n) % self.ports.len().max(1))
     }
 
     /// Writes an event into the running trace.
@@ -199,14 +204,14 @@ impl NetLoop {
 
     /// Arms the polls of uplinks that were empty.
     fn arm_uplinks(&mut self) -> io::Result<()> {
-        for (i, port) in self.ports.iter_mut().enumerate() {
+        for (i, port) in self.ports.iter_mut_enumerated() {
             let receives = port.slots[usize::from(RX)].vring.is_some();
             let waits = port.retry_at.is_some() || port.hold.until.is_some();
             if receives && !port.readable && !port.poll_armed && !waits {
                 let Some(uplink) = &port.uplink else { continue };
                 port.poll_armed = true;
                 let fd = uplink.as_fd().as_raw_fd();
-                self.ring.arm_poll_once(fd, CompletionToken::Uplink(i as u16))?;
+                self.ring.arm_poll_once(fd, CompletionToken::Uplink(i))?;
             }
         }
         Ok(())
@@ -216,7 +221,7 @@ impl NetLoop {
     /// urgent frames. Returns the moment of the next notification that is delayed.
     fn notify_guests(&mut self, now: Nanos) -> io::Result<Nanos> {
         let mut next = Nanos(u64::MAX);
-        for (i, port) in self.ports.iter_mut().enumerate() {
+        for (i, port) in self.ports.iter_mut_enumerated() {
             port.urgency.signal(&mut self.ring)?;
             notify_guest(&mut self.ring, i, TX, &mut port.slots[usize::from(TX)])?;
             let slot = &mut port.slots[usize::from(RX)];
@@ -256,7 +261,7 @@ impl QueueHost for NetLoop {
         &mut self.ring
     }
 
-    fn queue_slot(&mut self, vm: usize, queue: QueueId) -> Option<&mut QueueSlot> {
+    fn queue_slot(&mut self, vm: VmId, queue: QueueId) -> Option<&mut QueueSlot> {
         self.ports.get_mut(vm)?.slots.get_mut(usize::from(queue))
     }
 
@@ -265,7 +270,7 @@ impl QueueHost for NetLoop {
         self.generation
     }
 
-    fn on_drained(&mut self, vm: usize) {
+    fn on_drained(&mut self, vm: VmId) {
         self.reply_to_disconnect(vm);
     }
 }

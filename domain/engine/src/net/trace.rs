@@ -1,13 +1,13 @@
 //! Trace of frames: the outcome and the times of each.
 
-use rtvirtio_sched::Priority;
+use rtvirtio_sched::{Priority, VmId};
 use rtvirtio_units::Nanos;
 
 /// A frame that was passed on or dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameEvent {
     /// Place of the port on its network.
-    pub port: usize,
+    pub port: VmId,
     /// Number that no other port of this network has or had; see `NetCommand::Member`.
     pub member: u32,
     /// Whether the frame is from the VM; to the VM otherwise.
@@ -75,7 +75,7 @@ impl Fate {
 impl FrameEvent {
     /// No frame: fills the buffer of a trace.
     pub(super) const EMPTY: Self = Self {
-        port: 0,
+        port: VmId(0),
         member: 0,
         sent: false,
         fate: Fate::Passed,
@@ -88,7 +88,7 @@ impl FrameEvent {
     };
 
     /// A frame that was dropped at the moment at which it came.
-    pub(super) fn dropped(port: usize, sent: bool, fate: Fate, len: usize, time: Nanos) -> Self {
+    pub(super) fn dropped(port: VmId, sent: bool, fate: Fate, len: usize, time: Nanos) -> Self {
         let len = len as u64;
         Self { port, sent, fate, len, arrival: time, ..Self::EMPTY }
     }

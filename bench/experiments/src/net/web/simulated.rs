@@ -5,15 +5,15 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use rtvirtio_domain_config::{CATCH_UP, File, LINK_WINDOW, WIRE_OVERHEAD};
-use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler, VirtualLink};
+use rtvirtio_sched::{Idx, Next, Op, Priority, Request, Scheduler, VirtualLink, VmId};
 use rtvirtio_units::Nanos;
 
 use super::{Condition, DEADLINE, FRAME_BYTES, FRAMES, WebRun, config};
 use crate::net::probe::RoundTrips;
 
 /// Ports: the server, and its neighbour.
-const SERVER: usize = 0;
-const NEIGHBOUR: usize = 1;
+const SERVER: VmId = VmId(0);
+const NEIGHBOUR: VmId = VmId(1);
 const NEVER: Nanos = Nanos(u64::MAX);
 
 /// Due time of a request: the first one comes a period after the neighbour's begin.
@@ -29,7 +29,7 @@ pub(super) fn simulate(condition: Condition, requests: u32) -> anyhow::Result<We
     let (order, loaded) = condition;
     let file = File::parse(Path::new("simulated"), &config(order, Path::new("/")))?;
     let sched = file.networks.first().context("no network")?.tx_sched();
-    let depth = |port: usize| sched.vms[port].depth as usize;
+    let depth = |port: VmId| sched.vms[port.index()].depth as usize;
     let mut scheduler = Scheduler::new(&sched)?;
     let mut link = VirtualLink::new(LINK_WINDOW, CATCH_UP);
     // Frames of answers for which the port has no room yet, by the number of their request.

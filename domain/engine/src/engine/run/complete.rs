@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use rtvirtio_sched::{Class, CompletedRequest, Op};
+use rtvirtio_sched::{Class, CompletedRequest, Op, VmId};
 use rtvirtio_units::Nanos;
 
 use super::EventLoop;
@@ -151,14 +151,14 @@ impl EventLoop {
     /// A request leaves its queue; a stopping queue ends with its last one.
     pub(super) fn finish_chain(
         &mut self,
-        i: usize,
+        i: VmId,
         queue: QueueId,
         generation: u32,
         put_used: impl FnOnce(&mut Vring),
     ) -> io::Result<()> {
         let vm = &mut self.vms[i];
         let mut stopped = false;
-        let vring = vm.slots.get_mut(usize::from(queue)).and_then(|s| s.vring.as_mut());
+        let vring = vm.slots.get_mut(queue).and_then(|s| s.vring.as_mut());
         if let Some(vring) = vring.filter(|v| v.generation == generation) {
             put_used(vring);
             vring.outstanding -= 1;

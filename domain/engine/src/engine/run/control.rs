@@ -4,7 +4,7 @@ use std::io;
 use std::sync::mpsc::SyncSender;
 
 use rtvirtio_domain_config::Poll;
-use rtvirtio_sched::{CompletedRequest, Config, Direction};
+use rtvirtio_sched::{CompletedRequest, Config, Direction, VmId};
 use rtvirtio_stats::LatencyRecorder;
 use rtvirtio_units::Nanos;
 
@@ -116,7 +116,7 @@ impl EventLoop {
     fn stop(
         &mut self,
         time: Nanos,
-        (vm, queue): (usize, QueueId),
+        (vm, queue): (VmId, QueueId),
         for_good: bool,
         reply: SyncSender<u16>,
     ) -> io::Result<()> {
@@ -139,7 +139,7 @@ impl EventLoop {
 
     /// Discards are hints, and paced ones may take hours: those in the backlog of a stopping VM
     /// complete at once.
-    fn complete_discards(&mut self, time: Nanos, vm: usize) -> io::Result<()> {
+    fn complete_discards(&mut self, time: Nanos, vm: VmId) -> io::Result<()> {
         let mut done = Vec::new();
         self.scheduler.cancel_discards(time, vm, |request| done.push(request));
         for request in done {
@@ -149,15 +149,15 @@ impl EventLoop {
     }
 
     /// Cancels the backlog. Pieces in flight end without a completion, because the queues are gone.
-    fn disconnect(&mut self, time: Nanos, vm: usize, reply: SyncSender<()>) -> io::Result<()> {
+    fn disconnect(&mut self, time: Nanos, vm: VmId, reply: SyncSender<()>) -> io::Result<()> {
         let Some(v) = self.vms.get_mut(vm) else { return Ok(()) };
         let requests = &mut v.requests;
         self.scheduler.cancel_backlog(time, vm, |r| requests.release(r.tag as u32));
         v.room.take(|_| true).iter().for_each(|r| requests.release(r.tag as u32));
         v.room.forget();
-        for queue in QueueId::first(v.slots.len()) {
+        for queue in v.slots.indices() {
             self.retire_vring(vm, queue)?;
-            self.vms[vm].slots[usize::from(queue)].pending = None;
+            self.vms[vm].slots[queue].pending = None;
             self.cancel_call_write(vm, queue)?;
         }
         self.vms[vm].deferred = false;
@@ -166,7 +166,7 @@ impl EventLoop {
         Ok(())
     }
 
-    fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Poll) -> Result<(), ReconfigureError> {
+    fn reconfigure(&mut self, config: &Config, vms: &[VmId], poll: Poll) -> Result<(), ReconfigureError> {
         // The table of pieces has a fixed size.
         let most = config.window.most.max(config.window.start);
         let room = self.pieces.len() - max_inflight_pieces(0, self.vms.len()) as usize;
@@ -178,7 +178,7 @@ impl EventLoop {
         Ok(())
     }
 
-    fn vm_status(&self, time: Nanos, i: usize) -> Option<VmStatus> {
+    fn vm_status(&self, time: Nanos, i: VmId) -> Option<VmStatus> {
         let vm = self.vms.get(i)?;
         Some(VmStatus {
             name: vm.disk.as_ref()?.name.clone(),
@@ -197,7 +197,7 @@ impl EventLoop {
     }
 
     /// Replies to a disconnect when nothing of the VM is in flight.
-    pub(super) fn reply_to_disconnect(&mut self, i: usize) {
+    pub(super) fn reply_to_disconnect(&mut self, i: VmId) {
         let vm = &mut self.vms[i];
         if vm.disconnect_reply.is_some()
             && self.scheduler.outstanding(i) == 0

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use rtvirtio_sched::{Op, Request};
+use rtvirtio_sched::{Idx, Op, Request, VmId};
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
@@ -53,7 +53,7 @@ impl EventLoop {
     /// Fetches requests. Returns whether there was one.
     pub(super) fn fetch(&mut self) -> bool {
         let mut any = false;
-        for vm in 0..self.vms.len() {
+        for vm in self.vms.indices() {
             if !self.vms[vm].deferred && self.vms[vm].needs_fetch() {
                 any |= self.fetch_from_vm(vm, IMMEDIATE_BATCH, FETCH_BATCH_NS).chains > 0;
             }
@@ -74,7 +74,7 @@ impl EventLoop {
         let mut any = false;
         let (n, first) = (self.vms.len(), self.next_deferred);
         for i in 0..n {
-            let vm = (first + i) % n;
+            let vm = VmId::from_usize((first.index() + i) % n);
             if !self.vms[vm].deferred {
                 continue;
             }
@@ -91,19 +91,19 @@ impl EventLoop {
             }
             // A turn without immediate work ends the throttling.
             self.vms[vm].deferred = again;
-            self.next_deferred = (vm + 1) % n;
+            self.next_deferred = VmId::from_usize((vm.index() + 1) % n);
         }
         any
     }
 
     /// Fetches a batch from a VM's queues; each round starts with another queue.
-    fn fetch_from_vm(&mut self, vm: usize, immediate: u32, ns: u64) -> Fetched {
+    fn fetch_from_vm(&mut self, vm: VmId, immediate: u32, ns: u64) -> Fetched {
         let begin = now();
         let mut fetched = Fetched::default();
         let queues = self.vms[vm].slots.len();
         for i in 0..queues {
             let queue = QueueId(((self.vms[vm].next_queue + i) % queues) as u16);
-            if !self.vms[vm].slots[usize::from(queue)].vring.as_ref().is_some_and(Vring::needs_fetch) {
+            if !self.vms[vm].slots[queue].vring.as_ref().is_some_and(Vring::needs_fetch) {
                 continue;
             }
             let before = fetched;
@@ -125,7 +125,7 @@ impl EventLoop {
 
     fn fetch_from_queue(
         &mut self,
-        (vm, queue): (usize, QueueId),
+        (vm, queue): (VmId, QueueId),
         fetched: &mut Fetched,
         immediate: u32,
         until: Nanos,
@@ -133,7 +133,7 @@ impl EventLoop {
         let time = now();
         let Self { vms, scheduler, trace, .. } = self;
         let Vm { disk, slots, requests, faults, member, depth_exhausted, .. } = &mut vms[vm];
-        let (Some(disk), Some(vring)) = (disk, slots[usize::from(queue)].vring.as_mut()) else { return };
+        let (Some(disk), Some(vring)) = (disk, slots[queue].vring.as_mut()) else { return };
         let mem = Arc::clone(&vring.mem);
         if vring.queue.disable_notification(&mem.mem).is_err() {
             vring.broken = true;

@@ -1,6 +1,6 @@
 //! Attach and detach of disks.
 
-use rtvirtio_sched::MembershipError;
+use rtvirtio_sched::{MembershipError, VmId};
 
 use super::EventLoop;
 use crate::engine::prepared::{AttachError, DetachedDisk, PreparedDisk, RefusedDisk};
@@ -8,11 +8,12 @@ use crate::engine::vm::Vm;
 
 impl EventLoop {
     /// Adds a disk. Each place has a slot for a flush, which stays when the place gets vacant.
-    pub(super) fn attach(&mut self, vm: usize, disk: Box<PreparedDisk>) -> Result<(), Box<RefusedDisk>> {
+    pub(super) fn attach(&mut self, vm: VmId, disk: Box<PreparedDisk>) -> Result<(), Box<RefusedDisk>> {
         let (largest, room) = (disk.largest, self.largest);
         let refused = if largest > room {
             Some(AttachError::Piece { largest, room })
-        } else if vm >= self.vms.len() && disk.piece.as_ref().is_none_or(|p| (p.bounce.size() as u64) < room)
+        } else if vm >= self.vms.next_idx()
+            && disk.piece.as_ref().is_none_or(|p| (p.bounce.size() as u64) < room)
         {
             Some(AttachError::Slot)
         } else {
@@ -39,7 +40,7 @@ impl EventLoop {
     }
 
     /// Removes a disk of which nothing is in flight.
-    pub(super) fn detach(&mut self, vm: usize) -> Result<Box<DetachedDisk>, MembershipError> {
+    pub(super) fn detach(&mut self, vm: VmId) -> Result<Box<DetachedDisk>, MembershipError> {
         let place = self.vms.get_mut(vm).ok_or(MembershipError::Vacant(vm))?;
         if place.slots.iter().any(|slot| slot.vring.is_some() || slot.draining.is_some()) {
             return Err(MembershipError::Busy(vm));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rtvirtio_sched::{CompletedRequest, Request};
+use rtvirtio_sched::{CompletedRequest, Request, VmId};
 use rtvirtio_units::Nanos;
 
 use super::{EventLoop, now};
@@ -20,7 +20,7 @@ impl EventLoop {
         if !request.failed || !request.lacks_room {
             return Ok(false);
         }
-        let vring = vm.slots.get(usize::from(request.queue)).and_then(|s| s.vring.as_ref());
+        let vring = vm.slots.get(request.queue).and_then(|s| s.vring.as_ref());
         let Some(vring) = vring.filter(|v| v.generation == request.generation) else { return Ok(false) };
         if vring.stopping.is_some() {
             return self.leave_inflight(i, scheduled.tag);
@@ -44,7 +44,7 @@ impl EventLoop {
             return Ok(next);
         }
         let time = now();
-        for i in 0..self.vms.len() {
+        for i in self.vms.indices() {
             if let Some(request) = self.vms[i].room.next(time) {
                 self.submit_again(time, i, request)?;
             }
@@ -54,14 +54,14 @@ impl EventLoop {
         Ok(next)
     }
 
-    fn submit_again(&mut self, time: Nanos, vm: usize, request: Request) -> io::Result<()> {
+    fn submit_again(&mut self, time: Nanos, vm: VmId, request: Request) -> io::Result<()> {
         // A deadline counts from now: the time without room is not the scheduler's.
         let request = Request { arrival: time, ..request };
         self.scheduler.submit(vm, request).map_err(io::Error::other)
     }
 
     /// A request ends. Where it was one that had waited and found room, the others are tried.
-    pub(super) fn end_held(&mut self, time: Nanos, vm: usize, tag: u64, is_success: bool) -> io::Result<()> {
+    pub(super) fn end_held(&mut self, time: Nanos, vm: VmId, tag: u64, is_success: bool) -> io::Result<()> {
         let Some(waited) = self.vms[vm].room.end(time, tag, is_success) else { return Ok(()) };
         if let (Some(disk), true) = (&self.vms[vm].disk, self.vms[vm].room.is_logged()) {
             write_line(format_args!("{}: there is room again for its writes, after {waited}", disk.name));
@@ -73,7 +73,7 @@ impl EventLoop {
     }
 
     /// Ends the waiting requests of a queue that stops.
-    pub(super) fn release_held(&mut self, time: Nanos, i: usize, queue: QueueId) -> io::Result<()> {
+    pub(super) fn release_held(&mut self, time: Nanos, i: VmId, queue: QueueId) -> io::Result<()> {
         let vm = &mut self.vms[i];
         let requests = &mut vm.requests;
         let is_of = |r: &Request| requests.get(r.tag as u32).is_none_or(|request| request.queue == queue);
@@ -92,11 +92,11 @@ impl EventLoop {
     /// Ends a request without an answer, where its queue has memory of requests in flight: the next
     /// start of the queue takes it from there. `false` where there is no such memory, and in a live
     /// migration, which does not take that memory along.
-    fn leave_inflight(&mut self, i: usize, tag: u64) -> io::Result<bool> {
+    fn leave_inflight(&mut self, i: VmId, tag: u64) -> io::Result<bool> {
         let vm = &mut self.vms[i];
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
         let (queue, generation) = (request.queue, request.generation);
-        let vring = vm.slots.get(usize::from(queue)).and_then(|s| s.vring.as_ref());
+        let vring = vm.slots.get(queue).and_then(|s| s.vring.as_ref());
         let moves = |v: &Vring| v.stops_for_good && v.mem.is_logged();
         let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !moves(v);
         if !vring.is_some_and(keeps) {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use io_uring::opcode;
 use io_uring::types::{Fd, FsyncFlags};
-use rtvirtio_sched::{Next, Op, Piece};
+use rtvirtio_sched::{Next, Op, Piece, VmId};
 use rtvirtio_units::Nanos;
 
 use super::{EventLoop, now};
@@ -75,7 +75,7 @@ impl EventLoop {
     }
 
     /// Starts writes that have waited for others to their blocks.
-    pub(super) fn start_waiting(&mut self, vm: usize) -> io::Result<()> {
+    pub(super) fn start_waiting(&mut self, vm: VmId) -> io::Result<()> {
         // A piece that fails at once comes here again.
         if std::mem::replace(&mut self.vms[vm].block_writes.is_starting, true) {
             return Ok(());

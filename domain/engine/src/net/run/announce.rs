@@ -1,6 +1,7 @@
 //! The frame by which switches learn where a guest is after its migration.
 
 use rtvirtio_domain_config::Mac;
+use rtvirtio_sched::VmId;
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -38,7 +39,7 @@ fn write_request(buffer: &mut [u8], mac: Mac, vlan: u16) -> Option<usize> {
 impl NetLoop {
     /// Sends the frame of a port's own address, as if its guest had sent it: under its rules and
     /// caps, and in each of its VLANs.
-    pub(super) fn announce(&mut self, i: usize, mac: Mac, time: Nanos) -> Result<(), AnnounceError> {
+    pub(super) fn announce(&mut self, i: VmId, mac: Mac, time: Nanos) -> Result<(), AnnounceError> {
         let port = self.ports.get(i).filter(|port| port.uplink.is_some()).ok_or(AnnounceError::NoPort)?;
         if mac != port.rules.mac() {
             return Err(AnnounceError::OtherAddress { mac, own: port.rules.mac() });

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use rtvirtio_sched::{CpuBudget, CpuCounters};
+use rtvirtio_sched::{CpuBudget, CpuCounters, VmId};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -36,7 +36,7 @@ impl Spending {
         &mut self.budget
     }
 
-    pub(super) fn counters(&self, port: usize) -> CpuCounters {
+    pub(super) fn counters(&self, port: VmId) -> CpuCounters {
         self.budget.counters(port)
     }
 }
@@ -57,7 +57,7 @@ impl NetLoop {
 
     /// Releases ports whose hold has ended.
     pub(super) fn release_ports(&mut self, time: Nanos) -> io::Result<()> {
-        for i in 0..self.ports.len() {
+        for i in self.ports.indices() {
             if self.ports[i].hold.until.is_some_and(|until| until <= time) {
                 self.release(i, time)?;
             }
@@ -66,7 +66,7 @@ impl NetLoop {
     }
 
     /// Attributes the time since the last call to this port; to no port when `None`.
-    pub(super) fn lap(&mut self, port: Option<usize>) {
+    pub(super) fn lap(&mut self, port: Option<VmId>) {
         let Some(spending) = &mut self.spending else { return };
         let time = now();
         let took = time.0.saturating_sub(spending.lap.0);
@@ -91,7 +91,7 @@ impl NetLoop {
                 used = part(used, total, total + std::mem::take(&mut spending.own).0);
             }
         }
-        for i in 0..self.ports.len() {
+        for i in self.ports.indices() {
             let (mut until, work) = self.ports[i].hold.end_round(time);
             if let Some(spending) = self.spending.as_mut().filter(|_| work.0 > 0) {
                 spending.budget.charge(time, i, Nanos(part(used, work.0, total)));
@@ -112,7 +112,7 @@ impl NetLoop {
     }
 
     /// Holds a port until a moment. Its kicks wake the thread no longer.
-    fn hold(&mut self, i: usize, until: Nanos) -> io::Result<()> {
+    fn hold(&mut self, i: VmId, until: Nanos) -> io::Result<()> {
         let port = &mut self.ports[i];
         port.hold.until = Some(until);
         for queue in QueueId::first(QUEUES) {
@@ -127,7 +127,7 @@ impl NetLoop {
     }
 
     /// Releases a port, if its budget allows that.
-    fn release(&mut self, i: usize, time: Nanos) -> io::Result<()> {
+    fn release(&mut self, i: VmId, time: Nanos) -> io::Result<()> {
         let port = &mut self.ports[i];
         if let Some(spending) = &mut self.spending {
             if !spending.budget.admits(time, i) {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_sched::{Config, ConfigError};
+use rtvirtio_sched::{Config, ConfigError, VmId};
 
 use super::NetLoop;
 use crate::engine::queue_host::QueueHost;
@@ -105,7 +105,7 @@ impl NetLoop {
     }
 
     /// Stops a queue. Its frames were completed when they were fetched, so nothing is in flight.
-    fn stop(&mut self, vm: usize, queue: QueueId, reply: SyncSender<u16>) -> io::Result<()> {
+    fn stop(&mut self, vm: VmId, queue: QueueId, reply: SyncSender<u16>) -> io::Result<()> {
         match self.queue_slot(vm, queue).and_then(|slot| slot.vring.as_mut()) {
             Some(vring) => {
                 vring.stopping = Some(reply);
@@ -118,8 +118,8 @@ impl NetLoop {
         }
     }
 
-    fn disconnect(&mut self, vm: usize, reply: SyncSender<()>) -> io::Result<()> {
-        if vm >= self.ports.len() {
+    fn disconnect(&mut self, vm: VmId, reply: SyncSender<()>) -> io::Result<()> {
+        if vm >= self.ports.next_idx() {
             return Ok(());
         }
         for queue in QueueId::first(QUEUES) {
@@ -133,7 +133,7 @@ impl NetLoop {
     }
 
     /// Replies to a disconnect when nothing of the port is in flight in the kernel.
-    pub(super) fn reply_to_disconnect(&mut self, vm: usize) {
+    pub(super) fn reply_to_disconnect(&mut self, vm: VmId) {
         let Some(port) = self.ports.get_mut(vm) else { return };
         if port.slots.iter().all(|slot| slot.draining.is_none()) {
             if let Some(reply) = port.disconnect_reply.take() {
@@ -146,13 +146,13 @@ impl NetLoop {
         &mut self,
         tx: &Config,
         rx: &Config,
-        ports: &[usize],
+        ports: &[VmId],
         settings: &[PortSettings],
     ) -> Result<(), ConfigError> {
         rx.check()?;
         self.tx.reconfigure(tx, ports)?;
         self.rx.reconfigure(rx, ports)?;
-        for (i, (port, settings)) in self.ports.iter_mut().zip(settings).enumerate() {
+        for ((i, port), settings) in self.ports.iter_mut_enumerated().zip(settings) {
             port.settings = *settings;
             if let Some(spending) = &mut self.spending {
                 spending.budget().set_weight(i, settings.cpu_weight);
@@ -164,7 +164,7 @@ impl NetLoop {
         Ok(())
     }
 
-    fn port_status(&self, i: usize) -> Option<PortStatus> {
+    fn port_status(&self, i: VmId) -> Option<PortStatus> {
         let port = self.ports.get(i).filter(|port| port.uplink.is_some())?;
         let time = now();
         let flow = |meter: &FlowMeter| Flow {

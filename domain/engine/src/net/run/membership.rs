@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rtvirtio_sched::MembershipError;
+use rtvirtio_sched::{MembershipError, VmId};
 
 use super::NetLoop;
 use crate::engine::now;
@@ -14,9 +14,9 @@ use crate::net::segment::Cutter;
 impl NetLoop {
     /// Adds a port in a vacant place, or behind the last one. Other ports keep their frames,
     /// buckets and turns.
-    pub(super) fn attach(&mut self, i: usize, prepared: PreparedPort) -> Result<(), MembershipError> {
+    pub(super) fn attach(&mut self, i: VmId, prepared: PreparedPort) -> Result<(), MembershipError> {
         let PreparedPort { mut port, tx, rx } = prepared;
-        if i > self.ports.len() || self.ports.get(i).is_some_and(|port| port.uplink.is_some()) {
+        if i > self.ports.next_idx() || self.ports.get(i).is_some_and(|port| port.uplink.is_some()) {
             return Err(MembershipError::Taken(i));
         }
         self.tx.attach(i, tx)?;
@@ -32,14 +32,16 @@ impl NetLoop {
         }
         match self.ports.get_mut(i) {
             Some(place) => *place = port,
-            None => self.ports.push(port),
+            None => {
+                self.ports.push(port);
+            }
         }
         Ok(())
     }
 
     /// Drops the frames of a port without a guest, and cancels the poll of its uplink. Returns
     /// whether nothing of the port is in flight; it is called again until then.
-    pub(super) fn drain(&mut self, i: usize) -> io::Result<bool> {
+    pub(super) fn drain(&mut self, i: VmId) -> io::Result<bool> {
         let time = now();
         let Some(port) = self.ports.get_mut(i) else { return Ok(true) };
         if port.slots.iter().any(|slot| slot.vring.is_some() || slot.draining.is_some()) {
@@ -51,7 +53,7 @@ impl NetLoop {
         self.rx.cancel_backlog(time, i, |request| rx.release(request.tag as u32));
         if *poll_armed {
             // The kernel keeps the uplink until its poll has ended.
-            self.ring.cancel(CompletionToken::Uplink(i as u16))?;
+            self.ring.cancel(CompletionToken::Uplink(i))?;
             return Ok(false);
         }
         Ok(self.tx.outstanding(i) == 0 && self.rx.outstanding(i) == 0)
@@ -60,7 +62,7 @@ impl NetLoop {
     /// Removes a port that is drained.
     pub(super) fn detach(
         &mut self,
-        i: usize,
+        i: VmId,
         vacant: Box<VacantPort>,
     ) -> Result<Box<DetachedPort>, MembershipError> {
         let place = self.ports.get_mut(i).filter(|port| port.uplink.is_some());

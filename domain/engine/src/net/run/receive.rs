@@ -3,7 +3,7 @@
 use std::io;
 
 use rtvirtio_domain_resources::uplink::Uplink;
-use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
+use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request, VmId};
 use rtvirtio_units::Nanos;
 
 use super::NetLoop;
@@ -27,9 +27,8 @@ impl NetLoop {
     /// Reads frames for all VMs that can receive them. Returns whether there was one.
     pub(super) fn read_uplinks(&mut self, time: Nanos) -> bool {
         let mut any = false;
-        let ports = self.ports.len();
-        for i in 0..ports {
-            let port = (self.first + i) % ports;
+        for i in 0..self.ports.len() {
+            let port = self.after(self.first, i);
             self.resume(port, time);
             if self.read_for(port, time) {
                 any = true;
@@ -39,7 +38,7 @@ impl NetLoop {
         any
     }
 
-    fn read_for(&mut self, i: usize, time: Nanos) -> bool {
+    fn read_for(&mut self, i: VmId, time: Nanos) -> bool {
         let mut any = false;
         for _ in 0..READ_BATCH {
             let port = &mut self.ports[i];
@@ -89,7 +88,7 @@ impl NetLoop {
     }
 
     /// Queues the frame in the first free buffer of a port.
-    pub(super) fn enqueue_received(&mut self, i: usize, len: usize, time: Nanos, frame: Frame) {
+    pub(super) fn enqueue_received(&mut self, i: VmId, len: usize, time: Nanos, frame: Frame) {
         let port = &mut self.ports[i];
         let priority = port.rules.priority(&frame);
         let Some(ipv6) = port.rx.first_free().map(|buffer| segmentation(&buffer[..len])) else { return };
@@ -104,7 +103,7 @@ impl NetLoop {
     }
 
     /// Queues the next frame of a segment that is being segmented.
-    fn receive_cut(&mut self, i: usize, time: Nanos) {
+    fn receive_cut(&mut self, i: VmId, time: Nanos) {
         let Port { rx, cutters, .. } = &mut self.ports[i];
         let Some(buffer) = rx.first_free() else { return };
         if let Some((len, priority)) = cutters[usize::from(RX)].next_into(buffer) {
@@ -112,7 +111,7 @@ impl NetLoop {
         }
     }
 
-    fn enqueue_to_vm(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
+    fn enqueue_to_vm(&mut self, i: VmId, len: usize, priority: Priority, time: Nanos) {
         let port = &mut self.ports[i];
         let features = port.slots[usize::from(RX)].vring.as_ref().map_or(0, |v| v.features);
         let Some(bytes) = port.rx.first_free().map(|buffer| &mut buffer[..len]) else { return };
@@ -201,7 +200,7 @@ impl NetLoop {
     }
 
     /// Resumes what was put off until now: reads of an uplink that failed, frames to groups.
-    fn resume(&mut self, i: usize, time: Nanos) {
+    fn resume(&mut self, i: VmId, time: Nanos) {
         let port = &mut self.ports[i];
         if port.retry_at.is_some_and(|at| time >= at) {
             (port.retry_at, port.readable) = (None, true);

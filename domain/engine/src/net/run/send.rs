@@ -3,7 +3,7 @@
 use std::io;
 
 use rtvirtio_domain_config::{Mac, OFFLOADED_FRAME, SHORTEST_FRAME};
-use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request};
+use rtvirtio_sched::{Class, Next, Op, Piece, Priority, Request, VmId};
 use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
@@ -26,9 +26,8 @@ impl NetLoop {
     /// Fetches frames of all VMs. Returns whether there was one.
     pub(super) fn fetch_all(&mut self, time: Nanos) -> bool {
         let mut any = false;
-        let ports = self.ports.len();
-        for i in 0..ports {
-            let port = (self.first + i) % ports;
+        for i in 0..self.ports.len() {
+            let port = self.after(self.first, i);
             if self.ports[port].needs_fetch() {
                 any |= self.fetch_from(port, time);
                 self.lap(Some(port));
@@ -37,7 +36,7 @@ impl NetLoop {
         any
     }
 
-    fn fetch_from(&mut self, i: usize, time: Nanos) -> bool {
+    fn fetch_from(&mut self, i: VmId, time: Nanos) -> bool {
         let dropped = |trace: &mut Option<Box<TraceWriter<FrameEvent>>>, member, fate, len: usize| {
             if let Some(trace) = trace {
                 trace.record(FrameEvent { member, ..FrameEvent::dropped(i, true, fate, len - HEADER, time) });
@@ -145,7 +144,7 @@ impl NetLoop {
     }
 
     /// Queues the next frame of a segment that is being segmented.
-    fn fetch_cut(&mut self, i: usize, time: Nanos) {
+    fn fetch_cut(&mut self, i: VmId, time: Nanos) {
         let Port { tx, cutters, .. } = &mut self.ports[i];
         let Some(buffer) = tx.first_free() else { return };
         if let Some((len, priority)) = cutters[usize::from(TX)].next_into(buffer) {
@@ -154,7 +153,7 @@ impl NetLoop {
     }
 
     /// Queues the frame in the first free buffer of a port, for the link.
-    pub(super) fn enqueue_fetched(&mut self, i: usize, len: usize, priority: Priority, time: Nanos) {
+    pub(super) fn enqueue_fetched(&mut self, i: VmId, len: usize, priority: Priority, time: Nanos) {
         let port = &mut self.ports[i];
         let Some(slot) = port.tx.take(len, time) else { return };
         let len = ((len - HEADER) as u64).max(SHORTEST_FRAME);
@@ -260,9 +259,9 @@ impl NetLoop {
     }
 
     /// Copies a frame to the ports that it is for; whether no other receiver exists.
-    fn pass_inside(&mut self, from: usize, slot: u32, to: Mac, time: Nanos) -> bool {
+    fn pass_inside(&mut self, from: VmId, slot: u32, to: Mac, time: Nanos) -> bool {
         let mut is_inside = false;
-        for other in (0..self.ports.len()).filter(|other| *other != from) {
+        for other in self.ports.indices().filter(|other| *other != from) {
             let (before, after) = self.ports.split_at_mut(from.max(other));
             let (Some(low), Some(high)) = (before.get_mut(from.min(other)), after.first_mut()) else {
                 continue;
