@@ -11,8 +11,8 @@ pub struct DiskId(pub usize);
 pub struct PortId(pub usize);
 
 impl DiskId {
-    /// The disk's VM in [`crate::Device::sched`]. In an engine whose disks have come and gone the VM
-    /// has another place.
+    /// The disk's VM in [`crate::Device::sched`]. In an engine whose disks have come and gone the
+    /// VM has another place.
     #[must_use]
     pub fn vm(self) -> VmId {
         VmId::from_usize(self.0)
