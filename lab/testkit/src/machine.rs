@@ -8,10 +8,23 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use crate::HANG;
 
 /// Bytes of the firmware image.
 const FIRMWARE: usize = 64 << 10;
+
+/// A thread of a [`Machine`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadCpus {
+    /// Number of the thread.
+    pub tid: u32,
+    /// Name of the thread.
+    pub name: String,
+    /// CPUs that it may use: `0-3,6`.
+    pub cpus: String,
+}
 
 /// An emulated machine in its firmware. Killed when this is dropped.
 #[derive(Debug)]
@@ -79,6 +92,67 @@ impl Machine {
         fs::write(&path, firmware).expect("the firmware");
         let path = path.display().to_string();
         Self::start(dir, name, &[options, &["-bios", &path]].concat())
+    }
+
+    /// Sends a command to the monitor, and returns what it returns. The monitor serves one client
+    /// at a time, and waits for its end.
+    ///
+    /// # Panics
+    /// When the monitor refuses it, or does not answer.
+    pub fn execute(&self, command: &str, arguments: &Value) -> Value {
+        let mut monitor = UnixStream::connect(&self.qmp).expect("the monitor");
+        monitor.set_read_timeout(Some(HANG)).expect("a timeout");
+        let commands =
+            [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
+        commands.iter().for_each(|one| write!(monitor, "{one}").expect("the monitor"));
+        let answers = BufReader::new(monitor).lines().map(|line| line.expect("an answer of the monitor"));
+        let mut answers = answers.filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+        // The second answer; events are none.
+        let is_answer = |of: &Value| of.get("return").is_some() || of.get("error").is_some();
+        let mut answer = answers.by_ref().filter(is_answer).nth(1).expect("an answer of the monitor");
+        assert!(answer.get("error").is_none(), "{command}: {answer}");
+        answer["return"].take()
+    }
+
+    /// Plugs one more vCPU in; the machine needs `maxcpus` for it.
+    ///
+    /// # Panics
+    /// When it has no room for one.
+    pub fn plug_vcpu(&self) {
+        let all = self.execute("query-hotpluggable-cpus", &json!({}));
+        let all = all.as_array().expect("a list of CPUs");
+        let free = all.iter().find(|cpu| cpu.get("qom-path").is_none()).expect("room for a vCPU");
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        self.execute("device_add", &arguments);
+    }
+
+    /// Its threads that live, each with the CPUs that it may use as the kernel lists them.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn threads(&self) -> Vec<ThreadCpus> {
+        let dir = format!("/proc/{}/task", self.pid());
+        let one = |tid: u32| {
+            let read = |name: &str| fs::read_to_string(format!("{dir}/{tid}/{name}")).ok();
+            let status = read("status")?;
+            let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            Some(ThreadCpus { tid, name: read("comm")?.trim_end().to_owned(), cpus: cpus.trim().to_owned() })
+        };
+        let mut tids: Vec<u32> = fs::read_dir(&dir)
+            .expect("its threads")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect();
+        tids.sort_unstable();
+        tids.into_iter().filter_map(one).collect()
+    }
+
+    /// CPUs of the thread of this vCPU; `None` where it has none.
+    #[must_use]
+    pub fn vcpu_cpus(&self, vcpu: u32) -> Option<String> {
+        let name = format!("CPU {vcpu}/");
+        self.threads().into_iter().find(|thread| thread.name.starts_with(&name)).map(|thread| thread.cpus)
     }
 
     /// Process id of QEMU.
