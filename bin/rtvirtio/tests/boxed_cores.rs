@@ -1,18 +1,17 @@
 //! `cores` on a host of two sockets, each a NUMA node of four cores with two threads: a VM's whole
 //! life. In the box, because the machine that runs the tests need not be such a host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::text::cpu_list;
-use rtvirtio_kernel::{Root, task, topology};
+use rtvirtio_kernel::{Root, topology};
 use rtvirtio_testbed::boxed::{self, BoxRun};
 use rtvirtio_testbed::image::{self, Kernel};
-use rtvirtio_testkit::{HANG, Machine};
-use rtvirtio_vmm::Qmp;
+use rtvirtio_testkit::{HANG, Machine, ThreadCpus};
 
 /// A run takes about two minutes on two free cores; beyond this it hangs.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -58,29 +57,20 @@ impl Vm {
         Self { name, machine: Some(machine), dir }
     }
 
-    fn pid(&self) -> u32 {
-        self.machine.as_ref().unwrap().pid()
-    }
-
-    /// CPUs of its threads, by number; `None` where the machine has ended.
-    fn cpus(&self) -> BTreeMap<u32, (String, String)> {
-        let (root, pid) = (Root::default(), self.pid());
-        let one = |tid: u32| {
-            let name = task::stat(&root, pid, tid).ok()?.comm;
-            Some((tid, (name, task::affinity(&root, pid, tid).ok()?)))
-        };
-        task::tids(&root, pid).unwrap().into_iter().filter_map(one).collect()
+    /// Its threads with their CPUs.
+    fn cpus(&self) -> Vec<ThreadCpus> {
+        self.machine.as_ref().unwrap().threads()
     }
 
     /// The CPU of each vCPU, which has just one.
     fn vcpus(&self) -> Vec<u32> {
-        let all = self.cpus().into_values().filter(|(name, _)| name.starts_with("CPU "));
+        let all = self.cpus().into_iter().filter(|thread| thread.name.starts_with("CPU "));
         let one = |list: String| {
             let cpus = cpu_list(&list).unwrap();
             assert_eq!(cpus.len(), 1, "{list}");
             *cpus.first().unwrap()
         };
-        all.map(|(_, list)| one(list)).collect()
+        all.map(|thread| one(thread.cpus)).collect()
     }
 
     fn spec(&self, cores: &str) -> String {
@@ -97,22 +87,22 @@ impl Vm {
     }
 
     fn plug(&self) {
-        let mut qmp = Qmp::connect(&self.dir.join("qmp"), HANG).unwrap();
-        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
-        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
-        let mut arguments = free["props"].clone();
-        arguments["driver"] = free["type"].clone();
-        qmp.execute("device_add", Some(arguments)).unwrap();
-        let io = serde_json::json!({ "qom-type": "iothread", "id": "late" });
-        qmp.execute("object-add", Some(io)).unwrap();
+        let machine = self.machine.as_ref().unwrap();
+        machine.plug_vcpu();
+        machine.execute("object-add", &serde_json::json!({ "qom-type": "iothread", "id": "late" }));
     }
 }
 
 /// The program with a state directory for each VM.
-fn rtvirtio(of: &str, args: &[&str]) -> Output {
+fn command(of: &str, args: &[&str]) -> Command {
     let mut command = Command::new("rtvirtio");
     command.args(args).env("RTVIRTIO_STATE_DIR", format!("{STATE}/{of}"));
-    command.env("RTVIRTIO_RUN_DIR", format!("/run/{of}")).output().unwrap()
+    command.env("RTVIRTIO_RUN_DIR", format!("/run/{of}"));
+    command
+}
+
+fn rtvirtio(of: &str, args: &[&str]) -> Output {
+    command(of, args).output().unwrap()
 }
 
 fn ok(of: &str, args: &[&str]) -> String {
@@ -163,17 +153,31 @@ fn inside_the_box() {
     assert_eq!(third.cpus(), of_third);
     println!("refused: {text}");
 
-    // Threads that come later are on CPUs of the VM; a CPU that goes offline takes no other one
-    // away.
-    let shared = first.cpus()[&first.pid()].1.clone();
+    // A vCPU that comes later gets a CPU of its own, on a core that the VM has; the I/O thread gets those
+    // of the main loop. A CPU that goes offline takes no other one away.
+    let shared = first.cpus()[0].cpus.clone();
+    let mut keeper = command("first", &["keep", &first.spec(whole)]).spawn().unwrap();
     first.plug();
     let begin = Instant::now();
-    let later = || first.cpus().into_values().filter(|(n, _)| n == "CPU 4/TCG" || n == "IO late");
-    while later().count() < 2 {
+    let is_placed = |of: &ThreadCpus| match of.name.as_str() {
+        // One that it inherited may be a single CPU too.
+        "CPU 4/TCG" => of.cpus != shared,
+        "IO late" => of.cpus == shared,
+        _ => false,
+    };
+    while first.cpus().iter().filter(|thread| is_placed(thread)).count() < 2 {
         assert!(begin.elapsed() < HANG, "{:?}", first.cpus());
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(later().all(|(_, cpus)| cpus == shared), "{:?}", first.cpus());
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let now = first.vcpus();
+    println!("plugged in: {now:?}, the others {shared}");
+    assert_eq!((&now[..4], now.len()), (&placed[0][..], 5), "none has moved");
+    let own = cpu_list(&shared).unwrap();
+    let is_own = |cpu: u32| groups[0].contains(&cpu) || own.iter().any(|id| of(*id).core == cpu);
+    assert!(is_own(of(now[4]).core) && !own.contains(&now[4]), "{now:?}");
+    assert_eq!(now.iter().collect::<BTreeSet<_>>().len(), 5);
     let gone = *placed[1].iter().find(|cpu| **cpu > 0).unwrap();
     online(gone, false);
     let alone = second.cpus();
@@ -184,8 +188,8 @@ fn inside_the_box() {
     println!("{}", ok("second", &["revert"]));
     println!("{}", ok("first", &["revert"]));
     assert_eq!(second.cpus(), before[1]);
-    let all = &before[0][&first.pid()].1;
-    let differ: Vec<_> = first.cpus().into_values().filter(|(_, cpus)| cpus != all).collect();
+    let all = &before[0][0].cpus;
+    let differ: Vec<_> = first.cpus().into_iter().filter(|thread| thread.cpus != *all).collect();
     assert!(differ.is_empty(), "{differ:?}");
 
     // An end frees the CPUs.

@@ -5,13 +5,12 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rtvirtio_kernel::text::cpu_list;
-use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
 use rtvirtio_testkit::{HANG, Machine, Need, SmallDisk, has};
-use rtvirtio_vmm::Qmp;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -44,16 +43,6 @@ impl Plc {
         path.to_str().unwrap().to_owned()
     }
 
-    /// Plugs the second vCPU in. The monitor serves one client at a time, and `keep` asks it too.
-    fn plug(&self) {
-        let mut qmp = Qmp::connect(self.machine.qmp(), HANG).unwrap();
-        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
-        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
-        let mut arguments = free["props"].clone();
-        arguments["driver"] = free["type"].clone();
-        qmp.execute("device_add", Some(arguments)).unwrap();
-    }
-
     /// The vCPUs' policy, priority and CPU cgroup, by name.
     fn vcpus(&self, site: &Site) -> Vec<(String, String, u64)> {
         let all = site.json(&["threads", &self.machine.pid().to_string()]).1;
@@ -65,16 +54,6 @@ impl Plc {
         };
         vcpus.map(one).collect()
     }
-}
-
-/// Threads of a process by name, each with the CPUs that it may use.
-fn cpus_of(pid: u32) -> Vec<(String, String)> {
-    let root = Root::default();
-    let one = |tid: u32| {
-        let name = task::stat(&root, pid, tid).ok()?.comm;
-        Some((name, task::affinity(&root, pid, tid).ok()?))
-    };
-    task::tids(&root, pid).unwrap().into_iter().filter_map(one).collect()
 }
 
 /// `keep` in the background, and the lines that it prints.
@@ -109,7 +88,7 @@ fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
     assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG")]);
 
     let (mut keeper, lines) = keep(&site, &spec);
-    machine.plug();
+    machine.machine.plug_vcpu();
     let set = lines.recv_timeout(HANG).unwrap();
     assert_eq!(set["event"], "set", "{set}");
     wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
@@ -152,7 +131,7 @@ fn a_thread_that_cannot_be_journaled_is_tried_again() {
     let err = BufReader::new(keeper.stderr.take().unwrap());
     std::thread::spawn(move || err.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     small.fill();
-    machine.plug();
+    machine.machine.plug_vcpu();
     let warning = loop {
         let line = warnings.recv_timeout(HANG).unwrap();
         if line.contains("have no contract yet") {
@@ -177,67 +156,120 @@ fn a_thread_that_cannot_be_journaled_is_tried_again() {
 #[test]
 fn each_vcpu_has_a_cpu_and_every_thread_gets_its_cpus_back() {
     let test = "each_vcpu_has_a_cpu_and_every_thread_gets_its_cpus_back";
+    let _alone = alone();
     let site = Site::new();
     let Some(machine) = Plc::start(test, &site) else { return };
-    let pid = machine.machine.pid();
-    let before = cpus_of(pid);
-    let all = before[0].1.clone();
-    assert!(before.iter().all(|(_, cpus)| *cpus == all), "{before:?}");
+    let threads = || machine.machine.threads();
+    let before = threads();
+    let all = before[0].cpus.clone();
+    assert!(has_all(&machine, &all), "{before:?}");
     let host = cpu_list(&all).unwrap();
     let refused = machine.spec_with(&site, "cores = \"8000\"");
     let error = text(&site.output(&["apply", &refused, "--cpu-only"]).stderr);
     assert!(error.contains("no CPUs for its threads") && error.contains("online"), "{error}");
-    assert_eq!(cpus_of(pid), before);
+    assert_eq!(threads(), before);
 
     let spec = machine.spec_with(&site, "cores = \"auto\"");
     let preview = site.ok(&["apply", &spec, "--cpu-only", "--dry-run"]);
     assert!(preview.contains("/status: "), "{preview}");
-    assert_eq!(cpus_of(pid), before, "a dry run");
+    assert_eq!(threads(), before, "a dry run");
     let applied = site.output(&["apply", &spec, "--cpu-only"]);
     let applied = text(&applied.stderr);
     assert!(applied.contains("vCPU 0 on CPU "), "{applied}");
-    let of = |name: &str| cpus_of(pid).into_iter().find(|(n, _)| n == name).map(|(_, cpus)| cpus).unwrap();
-    let vcpu = of("CPU 0/TCG");
+    let of = |vcpu: u32| machine.machine.vcpu_cpus(vcpu).unwrap();
+    let vcpu = of(0);
     assert_eq!(cpu_list(&vcpu).unwrap().len(), 1, "{vcpu}");
-    let main = cpus_of(pid)[0].1.clone();
+    let main = threads()[0].cpus.clone();
     assert!(host.len() == 1 || cpu_list(&main).unwrap().is_disjoint(&cpu_list(&vcpu).unwrap()), "{main}");
 
     // A thread that starts meanwhile inherits CPUs of ours, and is in no journal.
-    machine.plug();
-    wait_for("the second vCPU", || cpus_of(pid).iter().any(|(name, _)| name == "CPU 1/TCG"));
-    assert_eq!(of("CPU 1/TCG"), main);
+    machine.machine.plug_vcpu();
+    wait_for("the second vCPU", || machine.machine.vcpu_cpus(1).is_some());
+    assert_eq!(of(1), main);
     site.ok(&["revert"]);
-    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+    assert!(has_all(&machine, &all), "{:?}", machine.machine.threads());
 
     // Or it is in the journal, by `keep`. Both vCPUs have a CPU where the host has two.
     let applied = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
     if host.len() > 1 {
         assert!(applied.contains("vCPU 1 on CPU "), "{applied}");
-        assert_ne!(of("CPU 0/TCG"), of("CPU 1/TCG"));
+        assert_ne!(of(0), of(1));
     }
     site.ok(&["revert"]);
-    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+    assert!(has_all(&machine, &all), "{:?}", machine.machine.threads());
+    drop(machine);
+    site.assert_clean();
+}
+
+/// A VM that has a CPU of the host keeps those of other tests from it.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether each thread may use these CPUs.
+fn has_all(machine: &Plc, all: &str) -> bool {
+    machine.machine.threads().iter().all(|thread| thread.cpus == all)
+}
+
+#[test]
+fn a_vcpu_plugged_in_while_cpus_are_kept_gets_one_and_later_those_from_before() {
+    let test = "a_vcpu_plugged_in_while_cpus_are_kept_gets_one_and_later_those_from_before";
+    let _alone = alone();
+    let site = Site::new();
+    let Some(machine) = Plc::start(test, &site) else { return };
+    let all = machine.machine.threads()[0].cpus.clone();
+    let spec = machine.spec_with(&site, "cores = \"auto\"");
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    let first = machine.machine.vcpu_cpus(0);
+    let (mut keeper, lines) = keep(&site, &spec);
+    machine.machine.plug_vcpu();
+    let set = lines.recv_timeout(HANG).unwrap();
+    assert_eq!(set["event"], "set", "{set}");
+    wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    if cpu_list(&all).unwrap().len() > 1 {
+        let has_one =
+            || machine.machine.vcpu_cpus(1).and_then(|cpus| cpu_list(&cpus)).is_some_and(|c| c.len() == 1);
+        wait_for("a CPU of its own", has_one);
+        let second = machine.machine.vcpu_cpus(1);
+        assert_ne!(second, first);
+        // The next keeper leaves it there.
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
+        let lines;
+        (keeper, lines) = keep(&site, &spec);
+        assert!(lines.recv_timeout(Duration::from_millis(800)).is_err());
+        assert_eq!(machine.machine.vcpu_cpus(1), second);
+        assert!(site.ok(&["status"]).contains("CPUs of vcpu 1"));
+    }
+    assert_eq!(machine.machine.vcpu_cpus(0), first);
+    wait_for("the revert", || site.output(&["revert"]).status.success());
+    assert!(keeper.wait().unwrap().success());
+    assert!(has_all(&machine, &all), "{:?}", machine.machine.threads());
     drop(machine);
     site.assert_clean();
 }
 
 #[test]
-fn a_vcpu_plugged_in_while_cpus_are_kept_gets_those_from_before_back() {
-    let test = "a_vcpu_plugged_in_while_cpus_are_kept_gets_those_from_before_back";
+fn where_no_cpu_is_left_for_a_plugged_vcpu_keep_says_so() {
+    let test = "where_no_cpu_is_left_for_a_plugged_vcpu_keep_says_so";
+    let _alone = alone();
     let site = Site::new();
     let Some(machine) = Plc::start(test, &site) else { return };
-    let pid = machine.machine.pid();
-    let all = cpus_of(pid)[0].1.clone();
-    let spec = machine.spec_with(&site, "cores = \"auto\"");
+    let all = machine.machine.threads()[0].cpus.clone();
+    let only = *cpu_list(&all).unwrap().first().unwrap();
+    let spec = machine.spec_with(&site, &format!("cores = \"{only}\""));
     site.ok(&["apply", &spec, "--cpu-only"]);
-    let (mut keeper, lines) = keep(&site, &spec);
-    machine.plug();
-    let set = lines.recv_timeout(HANG).unwrap();
-    assert_eq!(set["event"], "set", "{set}");
-    wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    let mut keeper = site.spawn(&["keep", &spec, "--every", "50ms"]);
+    let err = BufReader::new(keeper.stderr.take().unwrap());
+    machine.machine.plug_vcpu();
+    let mut lines = err.lines().map_while(Result::ok);
+    let line = lines.find(|line| line.contains("vcpu 1 was plugged in later")).unwrap();
+    assert!(line.contains("gets no CPU of its own") && line.contains(&format!("CPUs {only}")), "{line}");
+    assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")], "its contract is kept");
     wait_for("the revert", || site.output(&["revert"]).status.success());
     assert!(keeper.wait().unwrap().success());
-    assert!(cpus_of(pid).iter().all(|(_, cpus)| *cpus == all), "{:?}", cpus_of(pid));
+    assert!(has_all(&machine, &all), "{:?}", machine.machine.threads());
     drop(machine);
     site.assert_clean();
 }

@@ -7,7 +7,6 @@ use std::fs;
 
 use common::{Plc, Rig, can_run, spec_of_none};
 use rtvirtio_kernel::text::{cpu_list, cpu_ranges};
-use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
@@ -356,14 +355,6 @@ fn a_contract_that_does_not_fit_leaves_the_one_in_force_and_is_not_written() {
     wait_for("the new budget", || plc.budget().as_deref() == Some("5000"));
 }
 
-/// CPUs that a VM's first vCPU may use.
-fn cpus_of_vcpu(plc: &Plc) -> Option<String> {
-    let (root, pid) = (Root::default(), plc.machine.as_ref()?.pid());
-    let is_vcpu = |tid: &u32| task::stat(&root, pid, *tid).is_ok_and(|t| t.comm.starts_with("CPU 0"));
-    let tid = task::tids(&root, pid).ok()?.into_iter().find(is_vcpu)?;
-    task::affinity(&root, pid, tid).ok()
-}
-
 #[test]
 fn cpus_are_given_to_one_vm_until_it_ends() {
     if !can_run("cpus_are_given_to_one_vm_until_it_ends") {
@@ -377,25 +368,84 @@ fn cpus_are_given_to_one_vm_until_it_ends() {
     let mut rig = Rig::new();
     let mut first = Plc::start(&rig, "first");
     let second = Plc::start(&rig, "second");
-    let before = cpus_of_vcpu(&second);
+    let before = second.cpus_of_vcpu(0);
     first.contract(&rig, "4ms", &key);
     rig.start(&[]);
     rig.wait_state(&first.name, "in_force");
-    let cpu = cpus_of_vcpu(&first).unwrap();
+    let cpu = first.cpus_of_vcpu(0).unwrap();
     assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
     let (spec, dir) = (second.spec(&rig, "4ms", &key), rig.contracts());
     let args = ["contract", "set", &second.name, spec.to_str().unwrap(), "--contracts"];
     let out = rig.site.output(&[&args[..], &[dir.to_str().unwrap()]].concat());
     let text = common::output_text(&out);
     assert!(out.status.code() == Some(3) && text.contains("no CPUs for its threads"), "{text}");
-    assert_eq!(cpus_of_vcpu(&second), before);
-    assert_eq!(cpus_of_vcpu(&first).as_deref(), Some(&cpu[..]));
+    assert_eq!(second.cpus_of_vcpu(0), before);
+    assert_eq!(first.cpus_of_vcpu(0).as_deref(), Some(&cpu[..]));
 
     // With the VM end what it has; the next one gets it by the next attempt.
     first.machine = None;
     rig.wait_state(&second.name, "in_force");
-    let cpu = cpus_of_vcpu(&second).unwrap();
+    let cpu = second.cpus_of_vcpu(0).unwrap();
     assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
     rig.contract(&["remove", &second.name]);
-    wait_for("the CPUs from before", || cpus_of_vcpu(&second) == before);
+    wait_for("the CPUs from before", || second.cpus_of_vcpu(0) == before);
+}
+
+#[test]
+fn a_vcpu_that_is_plugged_in_gets_a_cpu_as_soon_as_one_is_free() {
+    if !can_run("a_vcpu_that_is_plugged_in_gets_a_cpu_as_soon_as_one_is_free") {
+        return;
+    }
+    let online = cpu_list(&fs::read_to_string("/sys/devices/system/cpu/online").unwrap()).unwrap();
+    let two: Vec<u32> = online.iter().rev().take(2).copied().collect();
+    let [a, b] = two[..] else {
+        return rtvirtio_testkit::skip("a_vcpu_that_is_plugged_in_gets_a_cpu", "the host has one CPU");
+    };
+    let mut rig = Rig::new();
+    let plc = Plc::start(&rig, "plc");
+    // A VM without a contract, pinned by another program.
+    let other = Plc::start(&rig, "other");
+    let pin = |cpus: &[u32]| {
+        let threads = other.machine.as_ref().unwrap().threads();
+        let vcpu = threads.iter().find(|thread| thread.name.starts_with("CPU 0/")).unwrap();
+        let mut set = rustix::thread::CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+        let tid = rustix::thread::Pid::from_raw(i32::try_from(vcpu.tid).unwrap());
+        rustix::thread::sched_setaffinity(tid, &set).unwrap();
+    };
+    let before = plc.cpus_of_vcpu(0);
+    let free: Vec<u32> = online.iter().copied().collect();
+    pin(&[a]);
+    rig.start(&[]);
+    plc.contract(&rig, "4ms", &format!("cores = \"{a},{b}\""));
+    rig.wait_state(&plc.name, "in_force");
+    assert_eq!(plc.cpus_of_vcpu(0), Some(b.to_string()));
+    plc.plug();
+    let why = || rig.vm(&plc.name)["why"].as_str().unwrap_or_default().to_owned();
+    wait_for("the reason", || why().contains("vcpu 1 was plugged in later and gets no CPU of its own"));
+    assert_eq!(rig.vm(&plc.name)["state"], "pending");
+    assert_eq!((plc.vcpus(&rig), plc.cpus_of_vcpu(1)), (fifo(2), plc.cpus_of_vcpu(0)));
+
+    // As soon as a CPU is free it gets that one, and the next service leaves both where they are.
+    pin(&free);
+    rig.wait_state(&plc.name, "in_force");
+    let is_placed =
+        || (plc.cpus_of_vcpu(0), plc.cpus_of_vcpu(1)) == (Some(b.to_string()), Some(a.to_string()));
+    assert!(is_placed(), "{:?}", plc.cpus_of_vcpu(1));
+    rig.kill();
+    rig.start(&[]);
+    rig.wait_state(&plc.name, "in_force");
+    assert!(is_placed(), "{:?}", plc.cpus_of_vcpu(1));
+    // The CPU counts for others now.
+    let key = format!("cores = {{ cpus = \"{a}\", whole = true }}");
+    let (spec, dir) = (other.spec(&rig, "4ms", &key), rig.contracts());
+    let args = ["contract", "set", &other.name, spec.to_str().unwrap(), "--contracts"];
+    let out = rig.site.output(&[&args[..], &[dir.to_str().unwrap()]].concat());
+    let text = common::output_text(&out);
+    assert!(!out.status.success() && text.contains("no CPUs for its threads"), "{text}");
+    let events = rig.events();
+    let reasons = events.iter().filter(|e| e.to_string().contains("gets no CPU of its own")).count();
+    assert_eq!(reasons, 1, "once, not with each attempt: {events:#?}");
+    rig.contract(&["remove", &plc.name]);
+    wait_for("the CPUs from before", || plc.cpus_of_vcpu(0) == before && plc.cpus_of_vcpu(1) == before);
 }

@@ -169,6 +169,8 @@ pub struct ObservedVm {
     pub new_threads: bool,
     /// Threads that could be in the contract and are not.
     pub outside: Outside,
+    /// Reason why a vCPU that was plugged in has no CPU of its own, where its contract gives it one.
+    pub without_cpu: Option<String>,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,
     /// Whether it was started again since `rtvirtio apply` has put a plan in force, so that it
@@ -188,6 +190,7 @@ impl ObservedVm {
             scope: None,
             new_threads: false,
             outside: Outside::None,
+            without_cpu: None,
             applied_by_hand: false,
             lacks_plan: false,
             lacks_held: false,

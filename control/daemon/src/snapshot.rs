@@ -341,7 +341,8 @@ fn contracted(
         _ if memory.failure(name).is_some() => (VmState::Failed, memory.failure(name).map(str::to_owned)),
         _ if waits => (VmState::Waiting, Some(format!("`rtvirtio contract accept {name}`"))),
         (_, Some(scope)) if scope.state == ScopeState::Whole && scope.contract == contract.id => {
-            let outside = vm.outside.why().filter(|_| matches!(vm.presence, Presence::Running(_)));
+            let runs = matches!(vm.presence, Presence::Running(_));
+            let outside = vm.outside.why().or_else(|| vm.without_cpu.clone()).filter(|_| runs);
             if let Some(why) = outside {
                 return VmSnapshot { why: Some(why), ..of_contract(contract, vm, VmState::Pending) };
             }

@@ -26,7 +26,7 @@ use crate::host::kernel_release;
 use crate::progress::Progress;
 use crate::started;
 
-pub(crate) use cores::give_cpus;
+pub(crate) use cores::{give_cpus, with_later_vcpus};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
@@ -118,6 +118,13 @@ pub fn in_force(state_dir: &Path) -> Result<Vec<InForce>> {
     serde_json::from_str(&text)
         .map_err(|e| Error::from_source(Kind::File, e))
         .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))
+}
+
+/// Saves a contract in force that was changed, in place of the VM's one that is saved.
+pub(crate) fn replace_in_force(of: &InForce, state_dir: &Path) -> Result<()> {
+    let mut all = in_force(state_dir)?;
+    all.iter_mut().filter(|saved| saved.vm == of.vm).for_each(|saved| saved.clone_from(of));
+    write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
 }
 
 /// Admitted contract of a VM, before its writes are known.

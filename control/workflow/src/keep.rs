@@ -1,6 +1,7 @@
 //! Keeps contracts in force also for threads that appear later.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
@@ -8,12 +9,13 @@ use rtvirtio_cpu::{Probe, probe};
 use rtvirtio_kernel::{Root, process};
 use rtvirtio_spec::Vm;
 
-use crate::contracts;
+use crate::contracts::{self, InForce};
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Error, Kind, Result, bail};
 use crate::in_force;
 use crate::managed_vm::ManagedVm;
 use crate::progress::Progress;
+use crate::started::{self, StartedVm};
 use search::{Search, SearchResult};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
@@ -107,7 +109,7 @@ pub fn keep(
         }
         sought.insert(of.vm.clone(), of);
     }
-    let is_urgent = |of: &contracts::InForce| of.urgency.is_some();
+    let is_urgent = |of: &InForce| of.urgency.is_some();
     let mut follower =
         if sought.values().any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
     let (mut failures, mut lookups) = (Failures::default(), Failures::default());
@@ -204,10 +206,7 @@ pub fn keep(
 }
 
 /// The answers that have come for VMs that are sought.
-fn arrived(
-    search: &mut Search,
-    sought: &BTreeMap<String, contracts::InForce>,
-) -> Vec<(String, SearchResult)> {
+fn arrived(search: &mut Search, sought: &BTreeMap<String, InForce>) -> Vec<(String, SearchResult)> {
     sought.keys().filter_map(|vm| Some((vm.clone(), search.take(vm)?))).collect()
 }
 
@@ -275,7 +274,9 @@ fn scan(
         }
     };
     let processes = process::pids(root)?.into_iter().collect();
-    let Some(new) = kept.scan(root, &keeper.probe, &processes, &mut look_up)? else { return Ok(Scan::Done) };
+    let Some(mut new) = kept.scan(root, &keeper.probe, &processes, &mut look_up)? else {
+        return Ok(Scan::Done);
+    };
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,
         // Another rtvirtio is at work, perhaps a revert: again at the next scan.
@@ -288,9 +289,30 @@ fn scan(
         None => return Ok(Scan::Busy),
         Some(_) => return Ok(Scan::Replaced),
     }
+    if kept.lacks_cpus(&new) {
+        let state = &keeper.dirs.state;
+        let beside = beside(&vm, state)?;
+        let reasons = kept.place_later(&mut new, root, &keeper.probe, &beside)?;
+        new.settings.notes.extend(reasons);
+        // Before the write, so that nothing else is placed on these CPUs in any case.
+        new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
+    }
     let amended = session.amend(&new.settings.writes, &Machine::new(root, &NoGuests), &mut Silent)?;
     drop(session);
     let notes = new.settings.notes.clone();
     kept.written(new);
     Ok(Scan::Written(amended, notes))
+}
+
+/// The contracts in force for the other VMs that run, each with the processes of its VM.
+fn beside(vm: &str, state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
+    let started = started::started(state_dir)?;
+    let of = |of: InForce| {
+        let start = started.iter().find(|start| start.vm == of.vm);
+        if start.is_some_and(StartedVm::has_ended) {
+            return None;
+        }
+        Some((of, start.into_iter().flat_map(|start| &start.processes).map(|p| p.pid).collect()))
+    };
+    Ok(contracts::in_force(state_dir)?.into_iter().filter(|of| of.vm != vm).filter_map(of).collect())
 }

@@ -13,6 +13,9 @@ use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 use crate::contracts::{InForce, give_cpus};
 use crate::error::Result;
 use crate::pieces::{Key, first_of, key};
+use later_cpus::LaterCpus;
+
+mod later_cpus;
 
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
 /// of unknown role is looked up again this many times.
@@ -36,6 +39,8 @@ pub struct ManagedVm {
     split: Vec<Thread>,
     split_at: Instant,
     split_every: Duration,
+    /// vCPUs that were plugged in and for which no CPU was left.
+    later: LaterCpus,
 }
 
 /// A thread without settings.
@@ -57,6 +62,8 @@ pub struct TakeIn {
     threads: Vec<Thread>,
     /// New threads among these.
     taken: BTreeSet<Key>,
+    /// Result of [`ManagedVm::place_later`]; `None` where no vCPU lacks a CPU.
+    placed: Option<later_cpus::Placed>,
     at: Instant,
 }
 
@@ -77,6 +84,7 @@ impl ManagedVm {
             of,
             split_at: Instant::now(),
             split_every,
+            later: LaterCpus::default(),
             handle,
         }
     }
@@ -107,6 +115,7 @@ impl ManagedVm {
             of,
             split_at: now,
             split_every,
+            later: LaterCpus::default(),
             handle,
         }
     }
@@ -131,7 +140,7 @@ impl ManagedVm {
     #[must_use]
     pub fn has_next(&self) -> bool {
         let now = Instant::now();
-        self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
+        self.later.is_due(now) || self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
     }
 
     /// Contract in force, with its current level.
@@ -218,6 +227,9 @@ impl ManagedVm {
         let now = Instant::now();
         let is_split = self.of.backend == Backend::Deadline;
         let is_due = |p: &Pending| now >= p.from && (again || p.lookups == 0);
+        let tried_again = self.later.take_due(now);
+        let known = Pending { lookups: 0, from: now, is_known: true };
+        self.pending.extend(tried_again.into_iter().map(|key| (key, known)));
         let has_new = self.pending.values().any(is_due);
         if !(has_new || is_split && self.is_due(now)) {
             return Ok(None);
@@ -271,7 +283,7 @@ impl ManagedVm {
             give_cpus(cores, &self.of.vm, &new, &mut settings);
         }
         let threads = if is_split { threads } else { new };
-        Ok(Some(TakeIn { settings, threads, taken, at: now }))
+        Ok(Some(TakeIn { settings, threads, taken, placed: None, at: now }))
     }
 
     /// Time for which new threads are left alone: a VM in cgroups of its own is one that libvirt
@@ -325,7 +337,11 @@ impl ManagedVm {
     }
 
     /// Notes that the writes of [`ManagedVm::scan`] have been made.
-    pub fn written(&mut self, done: TakeIn) {
+    pub fn written(&mut self, mut done: TakeIn) {
+        if let Some(placed) = done.placed.take() {
+            self.of = placed.of;
+            self.later.note(placed.without, done.at);
+        }
         self.took(&done);
         if self.of.backend == Backend::Deadline {
             self.split_at = done.at;
@@ -338,6 +354,7 @@ impl ManagedVm {
     fn took(&mut self, done: &TakeIn) {
         let there: BTreeSet<Key> = self.watcher.threads().map(key).collect();
         self.pending.retain(|key, _| there.contains(key));
+        self.later.retain(&there);
         for t in done.threads.iter().filter(|t| done.taken.contains(&key(t))) {
             let Some(of) = self.pending.get_mut(&key(t)) else { continue };
             of.lookups += 1;

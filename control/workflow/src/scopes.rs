@@ -146,6 +146,14 @@ impl<'a> Scopes<'a> {
         Ok(amended)
     }
 
+    /// Saves the contract in force for a VM anew.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, saved: &VmInForce) -> Result<()> {
+        write_state(&vm_dir(self.dirs, &saved.vm), IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)
+    }
+
     /// Restores our values of a VM's settings that another program has changed; `paths` are their
     /// files.
     ///

@@ -105,6 +105,8 @@ pub struct Host {
     closed: BTreeSet<u32>,
     /// CPUs that take no thread, by position in `cpus`.
     withheld: BTreeSet<usize>,
+    /// Cores that the VM to be placed has already: its whole vCPUs are placed there first.
+    own: BTreeSet<u32>,
     granted: u32,
     place_of: BTreeMap<u32, usize>,
 }
@@ -119,8 +121,8 @@ impl Host {
         let cpus = checked(cpus)?;
         let place_of = cpus.iter().enumerate().map(|(i, cpu)| (cpu.id, i)).collect();
         let taken = vec![0; cpus.len()];
-        let (closed, withheld) = (BTreeSet::new(), BTreeSet::new());
-        Ok(Self { taken, cpus, closed, withheld, granted: granted.min(1000), place_of })
+        let (closed, withheld, own) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        Ok(Self { taken, cpus, closed, withheld, own, granted: granted.min(1000), place_of })
     }
 
     /// The CPUs, by core and number.
@@ -177,17 +179,65 @@ impl Host {
         Ok(self.placement(request, &found))
     }
 
+    /// The placement `had`, which is taken, with so many more vCPUs: each gets a CPU in the domains
+    /// that the VM has, else on its nodes, else anywhere. What it has stays as it is.
+    ///
+    /// # Errors
+    /// When they do not fit, with what would.
+    pub fn place_more(&self, had: &Placement, vcpus: u32) -> Result<Placement, Refused> {
+        let request = Request { vcpus, service: 0, service_share: 0, ..had.request };
+        let (nodes, domains) = self.spread(had);
+        let mut host = self.clone();
+        let whole = had.request.each == Use::Whole;
+        if whole {
+            // On cores that only this VM uses there is room for a CPU that it does not use.
+            host.release(had);
+            let all = had.vcpus.iter().chain(&had.service);
+            host.own = all.filter_map(|cpu| Some(self.cpu(*cpu)?.core)).collect();
+        }
+        let uses = |cpu: &u32| had.vcpus.contains(cpu) || whole && had.service.contains(cpu);
+        let near: [&dyn Fn(&Cpu) -> bool; 3] =
+            [&|cpu| domains.contains(&cpu.domain()), &|cpu| nodes.contains(&cpu.node), &|_| true];
+        let mut refused = Refused::Request;
+        for is_near in near {
+            let out = |cpu: &Cpu| uses(&cpu.id) || !is_near(cpu);
+            let out = self.cpus.iter().enumerate().filter(|(_, cpu)| out(cpu)).map(|(at, _)| at);
+            host.withheld = self.withheld.iter().copied().chain(out).collect();
+            match host.place(&request) {
+                Ok(more) => return Ok(self.joined(had, &more)),
+                Err(e) => refused = e,
+            }
+        }
+        Err(refused)
+    }
+
+    fn joined(&self, had: &Placement, more: &Placement) -> Placement {
+        let mut all = had.clone();
+        all.request.vcpus = had.request.vcpus.saturating_add(more.request.vcpus);
+        all.vcpus.extend(&more.vcpus);
+        let (nodes, domains) = self.spread(&all);
+        (all.nodes, all.domains) = (nodes.len(), domains.len());
+        all
+    }
+
+    fn cpu(&self, id: u32) -> Option<&Cpu> {
+        self.place_of.get(&id).map(|at| &self.cpus[*at])
+    }
+
+    /// Nodes and domains that have a thread of a placement.
+    fn spread(&self, of: &Placement) -> (BTreeSet<u32>, BTreeSet<(u32, u32, u32)>) {
+        let used = || of.vcpus.iter().chain(&of.service).filter_map(|cpu| self.cpu(*cpu));
+        (used().map(|cpu| cpu.node).collect(), used().map(Cpu::domain).collect())
+    }
+
     fn placement(&self, request: &Request, found: &Choice) -> Placement {
         let ids = |all: &[usize]| all.iter().map(|at| self.cpus[*at].id).collect::<Vec<_>>();
-        let used = || found.vcpus.iter().chain(&found.service).map(|at| &self.cpus[*at]);
-        Placement {
-            request: *request,
-            vcpus: ids(&found.vcpus),
-            service: ids(&found.service),
-            nodes: used().map(|cpu| cpu.node).collect::<BTreeSet<_>>().len(),
-            domains: used().map(Cpu::domain).collect::<BTreeSet<_>>().len(),
-            beyond: found.beyond,
-        }
+        let (vcpus, service) = (ids(&found.vcpus), ids(&found.service));
+        let mut placement =
+            Placement { request: *request, vcpus, service, nodes: 0, domains: 0, beyond: found.beyond };
+        let (nodes, domains) = self.spread(&placement);
+        (placement.nodes, placement.domains) = (nodes.len(), domains.len());
+        placement
     }
 
     fn refusal(&self, asked: &Request) -> Refused {

@@ -204,6 +204,69 @@ fn small_hosts_get_what_exhaustive_search_finds() {
     assert!(placed > 300 && refused > 300);
 }
 
+/// vCPUs that come later break no rule, move nothing, and stay as near as there is room.
+#[test]
+fn later_vcpus_get_what_is_free_and_move_nothing() {
+    let mut random = Random(0x2545_F491_4F6C_DD1D);
+    let (mut placed, mut refused, mut on_siblings) = (0, 0, 0);
+    for _ in 0..5_000 {
+        let empty = host(&mut random, 32);
+        let (mut now, mut all) = (empty.clone(), Vec::<Placement>::new());
+        for _ in 0..2 + random.below(10) {
+            let at = random.below(u32::try_from(all.len()).unwrap() + 1) as usize;
+            let Some(had) = all.get(at).cloned() else {
+                let found = now.place(&request(&mut random, 5));
+                all.extend(found.ok().inspect(|placement| now.take(placement)));
+                continue;
+            };
+            match now.place_more(&had, 1) {
+                Ok(more) => {
+                    assert_eq!(more.vcpus[..had.vcpus.len()], had.vcpus);
+                    assert_eq!((&more.service, more.vcpus.len()), (&had.service, had.vcpus.len() + 1));
+                    let core = |id: &u32| now.cpus().iter().find(|cpu| cpu.id == *id).unwrap().core;
+                    let of_last = core(more.vcpus.last().unwrap());
+                    on_siblings += usize::from(had.vcpus.iter().any(|cpu| core(cpu) == of_last));
+                    now.release(&had);
+                    now.take(&more);
+                    all[at] = more;
+                    placed += 1;
+                }
+                Err(_) => {
+                    // By trying each CPU.
+                    for cpu in now.cpus() {
+                        let mut tried = all.clone();
+                        tried[at].vcpus.push(cpu.id);
+                        tried[at].request.vcpus += 1;
+                        assert!(violations(&empty, &tried) > 0, "{had:?} and CPU {} on {now:?}", cpu.id);
+                    }
+                    refused += 1;
+                }
+            }
+            assert_eq!(violations(&empty, &all), 0, "{all:?}");
+        }
+    }
+    println!("{placed} placed, {on_siblings} of them next to their own, {refused} refused");
+    assert!(placed > 3_000 && refused > 2_000 && on_siblings > 300);
+}
+
+#[test]
+fn later_vcpus_stay_on_the_node_where_there_is_room() {
+    let mut host = Host::new(regular([2, 2, 1, 2]), 950).unwrap();
+    let ask = Request { vcpus: 1, each: Use::Whole, service: 0, service_share: 0, node: None };
+    let mut one = host.place(&ask).unwrap();
+    host.take(&one);
+    for (cpu, nodes, domains) in [(1, 1, 1), (2, 1, 2), (3, 1, 2), (4, 2, 3)] {
+        let more = host.place_more(&one, 1).unwrap();
+        assert_eq!((more.vcpus.last(), more.nodes, more.domains), (Some(&cpu), nodes, domains));
+        host.release(&one);
+        host.take(&more);
+        one = more;
+    }
+    host.only(&[0, 1, 2, 3, 4].into());
+    let refused = host.place_more(&one, 1).unwrap_err();
+    assert!(matches!(refused, Refused::Room { vcpus: 0, .. }), "{refused}");
+}
+
 /// 64 VMs on 256 CPUs in 2 nodes of 8 caches. How long that takes is printed, not asserted.
 #[test]
 fn a_large_host_is_filled_by_64_vms() {

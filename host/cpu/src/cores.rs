@@ -17,6 +17,9 @@ pub struct Cores {
     /// CPUs of these, and of the other threads; without CPUs for the others these share those of
     /// the vCPUs.
     pub placement: Placement,
+    /// CPUs among which the spec lets them be chosen; all that the VM may use where `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub among: Option<BTreeSet<u32>>,
 }
 
 impl Cores {
@@ -32,15 +35,28 @@ impl Cores {
             Role::Vcpu(numbers) => {
                 let cpus: BTreeSet<u32> = numbers.iter().filter_map(|n| self.cpu_of(*n)).collect();
                 if cpus.is_empty() {
-                    return Err(format!(
-                        "{} was plugged in later and has no CPU of its own; it has those that it started with until the contract is applied again",
-                        thread.role
-                    ));
+                    return Err(format!("{} was plugged in later and has no CPU of its own", thread.role));
                 }
                 Ok(Some(cpus))
             }
             _ => Ok(Some(self.service())),
         }
+    }
+
+    /// First of the vCPUs of a thread that is to have a CPU of its own and has none yet.
+    #[must_use]
+    pub fn lacking(&self, thread: &Thread) -> Option<u32> {
+        let Role::Vcpu(numbers) = &thread.role else { return None };
+        let lacks = thread.reservation.is_none() && numbers.iter().all(|n| self.cpu_of(*n).is_none());
+        numbers.first().copied().filter(|_| lacks)
+    }
+
+    /// The same CPUs, and for one more vCPU the last one of this placement.
+    #[must_use]
+    pub fn with_later(&self, vcpu: u32, placement: Placement) -> Self {
+        let mut vcpus = self.vcpus.clone();
+        vcpus.push(vcpu);
+        Self { vcpus, placement, among: self.among.clone() }
     }
 
     fn cpu_of(&self, vcpu: u32) -> Option<u32> {
@@ -137,7 +153,7 @@ mod tests {
             domains: 1,
             beyond: 0,
         };
-        Cores { vcpus: vec![0, 2], placement }
+        Cores { vcpus: vec![0, 2], placement, among: None }
     }
 
     #[test]
@@ -156,6 +172,13 @@ mod tests {
         assert_eq!(of, ["6-7", "4", "5", "4-5", "6-7"]);
         assert_eq!(without.len(), 1);
         assert!(without[0].0 == 13 && without[0].1.contains("vcpu 1 was plugged in later"), "{without:?}");
+        let lacking: Vec<_> = threads.iter().filter_map(|thread| cores(&[]).lacking(thread)).collect();
+        assert_eq!(lacking, [1]);
+        let mut more = cores(&[6, 7]).placement;
+        more.vcpus.push(3);
+        let (writes, without) = cores(&[6, 7]).with_later(1, more).writes("plc", &threads);
+        let of: Vec<&str> = writes.iter().map(|write| write.value.as_str()).collect();
+        assert_eq!((&of[..], without.len()), (&["6-7", "4", "5", "4-5", "6-7", "3"][..], 0));
         let pinned: Vec<String> =
             cores(&[]).pinned(&threads).into_iter().map(|thread| thread.affinity).collect();
         assert_eq!(pinned, ["4-5", "4", "5", "4-5", "4-5", "0-7", "0-7"]);

@@ -13,7 +13,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rtvirtio_testkit::site::{Site, program, text, wait_for};
 use rtvirtio_testkit::{HANG, Machine, Need, has};
-use rtvirtio_vmm::Qmp;
 use serde_json::Value;
 
 /// The service's process; killed when this is dropped, as `kill -9` does.
@@ -203,14 +202,14 @@ impl Plc {
         rig.contract(&["set", &self.name, spec.to_str().unwrap()]);
     }
 
-    /// Plugs the second vCPU in. The monitor serves one client at a time, and others ask it too.
+    /// Plugs the second vCPU in.
     pub fn plug(&self) {
-        let mut qmp = Qmp::connect(&self.qmp(), HANG).unwrap();
-        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
-        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
-        let mut arguments = free["props"].clone();
-        arguments["driver"] = free["type"].clone();
-        qmp.execute("device_add", Some(arguments)).unwrap();
+        self.machine.as_ref().unwrap().plug_vcpu();
+    }
+
+    /// CPUs that a vCPU may use; `None` where the VM has none of this number.
+    pub fn cpus_of_vcpu(&self, vcpu: u32) -> Option<String> {
+        self.machine.as_ref()?.vcpu_cpus(vcpu)
     }
 
     /// Policy and priority of its vCPUs.

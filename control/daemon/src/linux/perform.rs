@@ -271,6 +271,8 @@ fn restored(reverted: &Reverted, notes: &mut Vec<String>) -> Vec<SettingChange> 
 
 /// Takes new threads in; with `relevel` all threads, at the VM's present priority level.
 fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> {
+    let has_cores = |t: &Tracked| t.kept.as_ref().is_some_and(|kept| kept.contract().cores.is_some());
+    let beside = if host.tracked.get(vm).is_some_and(has_cores) { others(host, vm) } else { Vec::new() };
     let Some((_, admission)) = &host.admission else { return Err(Stop::NotYet) };
     let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::NotYet) };
     let (Some(kept), Some(found)) = (&mut tracked.kept, &tracked.found) else { return Err(Stop::NotYet) };
@@ -296,10 +298,25 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
         false => kept.scan(&host.root, probe, &host.kernel_threads, &mut look_up),
     };
     let scanned = scanned.inspect_err(|_| tracked.threads_changed = true);
-    let Some(new) = scanned? else { return Ok(Done::default()) };
+    let Some(mut new) = scanned? else { return Ok(Done::default()) };
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
+    let mut reasons = Vec::new();
+    if kept.lacks_cpus(&new) {
+        let placed = kept.place_later(&mut new, &host.root, probe, &beside);
+        reasons = placed.inspect_err(|_| tracked.threads_changed = true)?;
+        if let (Some(of), Some(old)) = (new.changed(kept.contract()), &mut tracked.saved) {
+            // Before the write, so that nothing else is placed on these CPUs in any case.
+            old.cpu =
+                Some(InForce { level: old.cpu.as_ref().map_or(of.level, |cpu| cpu.level), ..of.clone() });
+            scopes.save(old).inspect_err(|_| tracked.threads_changed = true)?;
+            if let Some(saved) = &mut saved {
+                saved.cpu = Some(of.clone());
+            }
+        }
+    }
     let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref(), &mut tracked.journal);
-    let done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);
+    let mut done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);
+    done.1.append(&mut reasons);
     kept.written(new);
     if !kept.has_next() {
         // Thousands of settings, not needed until threads come.

@@ -121,6 +121,7 @@ impl Tracked {
             Some(Some(n)) => Outside::Threads(n),
             Some(None) => Outside::NotLookedFor,
         };
-        ObservedVm { presence, scope, new_threads, outside, ..ObservedVm::off("") }
+        let without_cpu = self.kept.as_ref().and_then(|kept| kept.without_cpu().map(str::to_owned));
+        ObservedVm { presence, scope, new_threads, outside, without_cpu, ..ObservedVm::off("") }
     }
 }

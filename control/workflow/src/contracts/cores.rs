@@ -13,6 +13,7 @@ use rtvirtio_vmm::{Role, Thread};
 
 use super::{Contracted, InForce};
 use crate::error::{Context as _, Result, bail};
+use crate::pieces::{Key, key};
 
 /// Thousandths of a CPU.
 const WHOLE: f64 = 1000.0;
@@ -90,6 +91,92 @@ impl<'a> CoresAsk<'a> {
     }
 }
 
+/// The host's CPUs, and what is taken of them.
+struct Taken {
+    host: Host,
+    /// CPUs that take whole vCPUs only.
+    isolated: BTreeSet<u32>,
+    /// CPUs to which vCPUs of other VMMs are pinned, each with the process.
+    pinned: BTreeMap<u32, u32>,
+}
+
+impl Taken {
+    /// What contracts of these mechanisms find: taken is what the contracts in force, `beside`,
+    /// have, and what vCPUs of VMMs other than the processes `own` are pinned to.
+    fn find(
+        root: &Root,
+        probe: &Probe,
+        backends: impl Iterator<Item = Backend>,
+        own: BTreeSet<u32>,
+        beside: &[(InForce, Vec<u32>)],
+    ) -> Result<Self> {
+        let limit = |backend| mechanism(probe, Some(backend), false).map(|f| f.grant.limit.0);
+        let granted = backends.filter_map(limit).fold(1.0, f64::min);
+        let cpus = topology(root).context("the host's CPUs are not known")?;
+        let isolated: BTreeSet<u32> = cpus.iter().filter(|cpu| cpu.isolated).map(|cpu| cpu.id).collect();
+        let online: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.id).collect();
+        let mut host = match Host::new(cpus, (granted * WHOLE) as u32) {
+            Ok(host) => host,
+            Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
+        };
+        let placed = || beside.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
+        placed().for_each(|(placement, _)| host.take(placement));
+        let known: BTreeSet<u32> =
+            own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
+        let mut pinned = BTreeMap::new();
+        for pid in process::pids(root)?.into_iter().filter(|pid| !known.contains(pid)) {
+            // Any program may name its threads as a VMM does.
+            if Vmm::of_process(root, pid).is_none() {
+                continue;
+            }
+            let of = pinned_cpus(root, pid, &online)?;
+            of.others.iter().for_each(|cpu| host.touch(*cpu));
+            pinned.extend(of.vcpus.into_iter().map(|cpu| (cpu, pid)));
+        }
+        pinned.keys().for_each(|cpu| host.fill(*cpu));
+        Ok(Self { host, isolated, pinned })
+    }
+}
+
+/// The CPUs `had` of a VM whose contract is in force, with one for each of these threads that runs a
+/// vCPU and has none, beside those of the contracts `beside`; and the threads for which none is
+/// left, each with the reason. `own` are the VM's processes.
+///
+/// # Errors
+/// When it is not known what is taken.
+pub(crate) fn with_later_vcpus(
+    root: &Root,
+    probe: &Probe,
+    of: (&Cores, Backend),
+    threads: &[Thread],
+    own: BTreeSet<u32>,
+    beside: &[(InForce, Vec<u32>)],
+) -> Result<(Cores, Vec<(Key, String)>)> {
+    let (mut cores, mut without) = (of.0.clone(), Vec::new());
+    let Taken { mut host, .. } = Taken::find(root, probe, std::iter::once(of.1), own, beside)?;
+    host.take(&cores.placement);
+    let mut threads: Vec<&Thread> = threads.iter().collect();
+    threads.sort_by_key(|thread| cores.lacking(thread));
+    for thread in threads {
+        let Some(vcpu) = cores.lacking(thread) else { continue };
+        let mut may_use = cpuset(root, &thread.cgroups)?;
+        may_use.retain(|cpu| cores.among.as_ref().is_none_or(|among| among.contains(cpu)));
+        host.only(&may_use);
+        match host.place_more(&cores.placement, 1) {
+            Ok(placement) => {
+                host.release(&cores.placement);
+                host.take(&placement);
+                cores = cores.with_later(vcpu, placement);
+            }
+            Err(refused) => {
+                let why = format!("{refused}; it may use CPUs {}", cpu_ranges(&may_use));
+                without.push((key(thread), why));
+            }
+        }
+    }
+    Ok((cores, without))
+}
+
 /// CPUs for each of these VMs, next to those of the contracts in force, `beside`, each with the
 /// processes of its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed
 /// first.
@@ -105,30 +192,9 @@ pub(super) fn choose(
     if asks.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let limit = |ask: &CoresAsk<'_>| mechanism(probe, Some(ask.backend), false).map(|f| f.grant.limit.0);
-    let granted = asks.iter().filter_map(limit).fold(1.0, f64::min);
-    let cpus = topology(root).context("the host's CPUs are not known")?;
-    let isolated: BTreeSet<u32> = cpus.iter().filter(|cpu| cpu.isolated).map(|cpu| cpu.id).collect();
-    let online: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.id).collect();
-    let mut host = match Host::new(cpus, (granted * WHOLE) as u32) {
-        Ok(host) => host,
-        Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
-    };
-    let placed = || beside.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
-    placed().for_each(|(placement, _)| host.take(placement));
     let own = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid);
-    let known: BTreeSet<u32> = own.chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
-    let mut pinned = BTreeMap::new();
-    for pid in process::pids(root)?.into_iter().filter(|pid| !known.contains(pid)) {
-        // Any program may name its threads as a VMM does.
-        if Vmm::of_process(root, pid).is_none() {
-            continue;
-        }
-        let of = pinned_cpus(root, pid, &online)?;
-        of.others.iter().for_each(|cpu| host.touch(*cpu));
-        pinned.extend(of.vcpus.into_iter().map(|cpu| (cpu, pid)));
-    }
-    pinned.keys().for_each(|cpu| host.fill(*cpu));
+    let Taken { mut host, isolated, pinned } =
+        Taken::find(root, probe, asks.iter().map(|ask| ask.backend), own.collect(), beside)?;
     let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();
     order.sort_by_key(|ask| (!ask.wanted.whole, Reverse(ask.vcpus().len()), Reverse(ask.share())));
     let mut chosen = BTreeMap::new();
@@ -151,7 +217,8 @@ pub(super) fn choose(
             }
         };
         host.take(&placement);
-        chosen.insert(ask.vm.to_owned(), Cores { vcpus: ask.vcpus(), placement });
+        let (vcpus, among) = (ask.vcpus(), ask.wanted.cpus.clone());
+        chosen.insert(ask.vm.to_owned(), Cores { vcpus, placement, among });
     }
     Ok(chosen)
 }

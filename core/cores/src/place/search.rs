@@ -163,9 +163,10 @@ impl<'a> Search<'a> {
         // Whole vCPUs fill up cores, which come in order; parts go where the least is free.
         let whole = self.request.each == Use::Whole;
         let order = |cpu: &&Places| {
-            let Some(beside) = cpu.beside else { return (u32::MAX, Reverse((false, 0)), 0, cpu.at) };
-            let fast = Reverse((cpu.isolated, self.host.cpus[cpu.at].capacity));
-            (cpu.service - beside, fast, if whole { 0 } else { cpu.room }, cpu.at)
+            let Some(beside) = cpu.beside else { return (u32::MAX, Reverse((false, 0)), false, 0, cpu.at) };
+            let of = &self.host.cpus[cpu.at];
+            let (fast, other) = (Reverse((cpu.isolated, of.capacity)), !self.host.own.contains(&of.core));
+            (cpu.service - beside, fast, other, if whole { 0 } else { cpu.room }, cpu.at)
         };
         cpus.sort_unstable_by_key(order);
         let on = cpus.get(..vcpus).filter(|all| all.iter().all(|cpu| cpu.beside.is_some()))?;
