@@ -375,14 +375,28 @@ fn cpus_are_given_to_one_vm_until_it_ends() {
     let cpu = first.cpus_of_vcpu(0).unwrap();
     assert!(cpu_list(&cpu).is_some_and(|one| one.len() == 1 && one.is_subset(&two)), "{cpu}");
     let (spec, dir) = (second.spec(&rig, "4ms", &key), rig.contracts());
-    let args = ["contract", "set", &second.name, spec.to_str().unwrap(), "--contracts"];
-    let out = rig.site.output(&[&args[..], &[dir.to_str().unwrap()]].concat());
-    let text = common::output_text(&out);
-    assert!(out.status.code() == Some(3) && text.contains("no CPUs for its threads"), "{text}");
+    let set = |more: &[&str]| {
+        let args =
+            ["contract", "set", &second.name, spec.to_str().unwrap(), "--contracts", dir.to_str().unwrap()];
+        let out = rig.site.output(&[&args[..], more].concat());
+        (out.status.code(), common::output_text(&out))
+    };
+    for more in [&["--dry-run"][..], &[]] {
+        let (code, text) = set(more);
+        assert!(code == Some(2) && text.contains("no CPUs for its threads"), "{code:?} {text}");
+        assert!(text.contains("would fit") && text.contains("nothing is changed"), "{text}");
+    }
+    assert!(!dir.join(format!("{}.toml", second.name)).exists());
+    // A file that is written by other means is refused, and nothing else is touched.
+    fs::copy(&spec, dir.join(format!("{}.toml", second.name))).unwrap();
+    rig.wait_state(&second.name, "refused");
+    let why = rig.vm(&second.name)["why"].to_string();
+    assert!(why.contains("no CPUs for its threads") && why.contains("it may use CPUs"), "{why}");
+    assert_eq!(rig.vm(&first.name)["state"], "in_force");
     assert_eq!(second.cpus_of_vcpu(0), before);
     assert_eq!(first.cpus_of_vcpu(0).as_deref(), Some(&cpu[..]));
 
-    // With the VM end what it has; the next one gets it by the next attempt.
+    // With the VM end what it has; the next one gets it.
     first.machine = None;
     rig.wait_state(&second.name, "in_force");
     let cpu = second.cpus_of_vcpu(0).unwrap();

@@ -169,7 +169,7 @@ pub struct ObservedVm {
     pub new_threads: bool,
     /// Threads that could be in the contract and are not.
     pub outside: Outside,
-    /// Reason why a vCPU that was plugged in has no CPU of its own, where its contract gives it one.
+    /// Reason why a vCPU that was plugged in has no CPU of its own, with `cores`.
     pub without_cpu: Option<String>,
     /// Whether `rtvirtio apply` has settings for it.
     pub applied_by_hand: bool,

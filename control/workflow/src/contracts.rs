@@ -1,6 +1,7 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
 mod cores;
+mod in_turn;
 mod ranks;
 mod shared_cpus;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use crate::progress::Progress;
 use crate::started;
 
 pub(crate) use cores::{give_cpus, with_later_vcpus};
+pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
@@ -94,6 +96,20 @@ impl InForce {
             group: v.settings.group.clone(),
             urgency: v.urgency,
             cores: v.cores.clone(),
+        }
+    }
+
+    /// Record of an admitted contract that is to get these CPUs.
+    fn planned(one: &Contracted, cores: Option<Cores>) -> Self {
+        Self {
+            vm: one.vm.clone(),
+            contract: one.contract,
+            order: one.order,
+            level: one.level,
+            backend: one.backend,
+            group: None,
+            urgency: one.urgency,
+            cores,
         }
     }
 }
@@ -332,56 +348,6 @@ pub fn of_vms(
     let needs = needs(vms, &probe, files, dirs, progress)?;
     let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;
     Ok(Some(Admitted { probe, contracts }))
-}
-
-/// Result of admitting contracts one after the other.
-pub struct AdmittedInTurn {
-    /// Admitted contracts, feasible all together.
-    pub admitted: Admitted,
-    /// VMs whose new contract is not admitted, each with the reason; `admitted` has the one in
-    /// force instead.
-    pub kept: Vec<(String, Error)>,
-    /// VMs without an admitted contract, each with the reason.
-    pub refused: Vec<(String, Error)>,
-}
-
-/// Like [`of_vms`], but VM by VM: a contract that does not fit next to those before it is refused
-/// alone. The result replaces `ours`, the contracts in force; where a VM's new contract does not
-/// fit and its contract in force does, the latter is admitted.
-///
-/// # Errors
-/// When the kernel's mechanisms cannot be read.
-pub fn of_vms_in_turn<'v>(
-    vms: impl Iterator<Item = &'v Vm> + Clone,
-    ours: &'v ActiveContracts,
-    dirs: &Dirs,
-    progress: &dyn Progress,
-) -> Result<AdmittedInTurn> {
-    let mut probe = probe(&Root::default())?;
-    let names = vms.clone().map(|vm| vm.name.as_str());
-    forget_own(&mut probe, names.chain(ours.contracts.iter().map(|of| of.vm.as_str())), ours)?;
-    let (mut taken, mut contracts) = (Vec::new(), Vec::new());
-    let mut take = |need: VmNeed<'v>| {
-        taken.push(need);
-        let all = fitting(&probe, &taken.iter().collect::<Vec<_>>());
-        if all.is_err() {
-            taken.pop();
-        }
-        all.map(|all| contracts = all)
-    };
-    let (mut kept, mut refused) = (Vec::new(), Vec::new());
-    for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
-        let asked = needs(std::slice::from_ref(vm), &probe, &[], dirs, progress);
-        let asked = asked.and_then(|need| need.into_iter().try_for_each(&mut take));
-        let Err(e) = asked else { continue };
-        let in_force = ours.contracts.iter().find(|of| of.vm == vm.name);
-        let stays = in_force.is_some_and(|of| take(VmNeed::in_force(of)).is_ok());
-        let not_had = if stays { &mut kept } else { &mut refused };
-        not_had.push((vm.name.clone(), e));
-    }
-    // Only of all together: with each one again, hundreds of VMs would take seconds.
-    rank(&mut contracts);
-    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, kept, refused })
 }
 
 /// The contracts of these VMs, all together admitted.

@@ -189,6 +189,9 @@ fn set(
         print_error(&format!("rtvirtio: {}", terminal(&error.to_string(), false)));
         return Ok(ExitCode::from(INFEASIBLE));
     }
+    if let Some(why) = &fit.uncounted {
+        ui.warn(&format!("whether CPUs are left for {vm} is decided when it runs: {why}"));
+    }
     if dry_run {
         let gives_way: Vec<&String> = fit.gives_way.iter().map(|(vm, _)| vm).collect();
         let value = json!({ "vm": vm, "fits": true, "gives_way": gives_way });

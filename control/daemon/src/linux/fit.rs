@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_workflow::scope_files;
 
-use super::{LinuxHost, Places, Waker, admission};
+use super::admitted::admission;
+use super::tasks::tids;
+use super::{FoundVm, LinuxHost, Places, Tracked, Waker, lookup};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::Host as _;
+use crate::observed::Presence;
 
 /// Timeout of reading contracts from libvirt.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,6 +27,8 @@ pub struct Fit {
     pub refused: Option<String>,
     /// VMs whose contracts give way to it, each with the reason.
     pub gives_way: Vec<(String, String)>,
+    /// Reason why the CPUs of a contract with `cores` were not counted; `None` if they were.
+    pub uncounted: Option<String>,
 }
 
 /// Whether the contract of a VM of a spec fits, by what the service counts: the contracts of files
@@ -35,7 +40,7 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     let new = Contract::of_spec(spec, std::path::Path::new("the new contract"));
     let new = new.into_iter().find(|c| c.vm.name == vm).ok_or_else(|| format!("there is no VM {vm}"))?;
     if !new.sets_something() {
-        return Ok(Fit { refused: None, gives_way: Vec::new() });
+        return Ok(Fit { refused: None, gives_way: Vec::new(), uncounted: None });
     }
     let config = Config { mode: Mode::Observe, plan: None, placement: None, ..config.clone() };
     let (sender, woken) = channel();
@@ -70,8 +75,12 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         let why = format!(
             "{vm} is the name of a VM that is about to arrive, until {until}: give one of them another `name`"
         );
-        return Ok(Fit { refused: Some(why), gives_way: Vec::new() });
+        return Ok(Fit { refused: Some(why), gives_way: Vec::new(), uncounted: None });
     }
+    let uncounted = match new.vm.cpu.cores {
+        Some(_) => host.find_now(&new.vm),
+        None => None,
+    };
     let of = |desired: &Desired| host.admit(desired).map(|of| admission(&of)).map_err(|e| format!("{e:#}"));
     let before = of(&desired)?;
     match desired.contracts.iter_mut().find(|c| c.vm.name == vm) {
@@ -84,5 +93,23 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     Ok(Fit {
         refused: why(vm),
         gives_way: others.filter_map(|other| Some((other.clone(), why(other)?))).collect(),
+        uncounted,
     })
+}
+
+impl LinuxHost {
+    /// Looks a VM up, so that its CPUs are counted; returns why it was not found.
+    fn find_now(&mut self, vm: &rtvirtio_spec::Vm) -> Option<String> {
+        let found = lookup::look_up(vm, &self.places.dirs);
+        let tracked: &mut Tracked = self.tracked.entry(vm.name.clone()).or_default();
+        match found {
+            Ok((handle, processes)) => {
+                let tids = tids(&self.root, &processes);
+                tracked.found = Some(FoundVm { handle, processes, tids });
+                None
+            }
+            Err(Presence::Off(why) | Presence::Unknown(why)) => Some(why),
+            Err(Presence::Running(_)) => None,
+        }
+    }
 }

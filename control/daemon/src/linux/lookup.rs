@@ -122,7 +122,8 @@ impl Lookups {
     }
 }
 
-fn look_up(vm: &Vm, dirs: &Dirs) -> LookupResult {
+/// Looks a VM up; that may take as long as its monitor does.
+pub(super) fn look_up(vm: &Vm, dirs: &Dirs) -> LookupResult {
     let found = find::one_of_host(std::slice::from_ref(vm), &vm.name, dirs)
         .and_then(|host_vm| host_vm.handle(&Quiet::default()));
     match found {

@@ -1,5 +1,6 @@
 //! The Linux host that the service runs on.
 
+mod admitted;
 mod arriving;
 mod domains;
 mod fit;
@@ -24,12 +25,12 @@ use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{Observations, Policy, Request};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
-use rtvirtio_workflow::contracts::{ActiveContracts, AdmittedInTurn, InForce, of_vms_in_turn};
+use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce};
 use rtvirtio_workflow::{Dirs, renew, scope_files, scopes, started};
 
-use crate::arrivals::{Arrival, Arrivals, BootTime};
+use crate::arrivals::{Arrivals, BootTime};
 use crate::config::{Config, Mode};
-use crate::desired::{Contract, Desired};
+use crate::desired::Desired;
 use crate::host::{Host, Millis, Outcome, ScanDepth};
 use crate::observe::Observation;
 use crate::observed::{Admission, Drift, Observed, ObservedVm, Presence};
@@ -43,6 +44,7 @@ use status::{drift, state_of};
 use tasks::{Listed, tids};
 use tracked::{SPLIT_EVERY, Tracked};
 
+use admitted::admission;
 pub(crate) use arriving::EndedArrival;
 pub use fit::{Fit, fit};
 pub use lookup::Waker;
@@ -191,6 +193,9 @@ impl LinuxHost {
         for result in self.lookups.take(name, in_force) {
             match result {
                 Ok((handle, processes)) => {
+                    // Its CPUs are counted from now on.
+                    let counts = vm.is_some_and(|vm| vm.cpu.cores.is_some()) && tracked.found.is_none();
+                    self.admission.take_if(|_| counts);
                     let tids = tids(&self.root, &processes);
                     let is_same = |f: &FoundVm| f.handle == handle && f.tids == tids;
                     tracked.threads_changed |= !tracked.found.as_ref().is_some_and(is_same);
@@ -306,37 +311,6 @@ impl LinuxHost {
             Ok(admitted) => self.admission = Some((now, admitted)),
             Err(e) => self.problem(format!("what can be promised is not known: {e:#}")),
         }
-    }
-
-    /// Admits the contracts in turn. Of equally critical ones those in force come first, then
-    /// changed ones, then new ones: so none takes anything from an earlier one.
-    fn admit(&self, desired: &Desired) -> rtvirtio_workflow::Result<AdmittedInTurn> {
-        self.admit_with(desired, self.arrivals.all())
-    }
-
-    /// Admits the contracts with these reservations, which count like contracts in force.
-    fn admit_with(
-        &self,
-        desired: &Desired,
-        arrivals: &[Arrival],
-    ) -> rtvirtio_workflow::Result<AdmittedInTurn> {
-        let scope = |vm: &str| self.tracked.get(vm).and_then(|t| t.scope.as_ref());
-        let arriving = self.counted_arrivals(desired, arrivals);
-        let mut ordered = desired.by_criticality(|vm| scope(vm).is_some());
-        // Metadata of an earlier start here give way to what the VM brings along.
-        ordered.retain(|c| !arriving.iter().any(|of| of.is_of(c)));
-        ordered.extend(arriving.iter().map(|of| &of.contract));
-        let is_changed = |c: &Contract| scope(&c.vm.name).is_some_and(|scope| scope.contract != c.id);
-        let arrives = |c: &Contract| arriving.iter().any(|of| std::ptr::eq(&of.contract, c));
-        let is_new = |c: &Contract| scope(&c.vm.name).is_none() && !arrives(c);
-        ordered.sort_by_key(|c| (std::cmp::Reverse(c.criticality()), is_new(c), is_changed(c)));
-        // A contract in force whose file cannot be read stays, so its share is still taken.
-        let is_replaced = |vm: &str| desired.contract_of(vm).is_some() || !desired.holds(vm);
-        let replaced = self.tracked.iter().filter(|(vm, _)| is_replaced(vm));
-        let saved = replaced.filter_map(|(_, t)| t.saved.as_ref());
-        let ours: ActiveContracts =
-            saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
-        of_vms_in_turn(ordered.iter().map(|c| &c.vm), &ours, &self.places.dirs, &Quiet::default())
     }
 
     fn admission(&self) -> Admission {
@@ -481,17 +455,6 @@ impl Host for LinuxHost {
         let outside = kept.outside().filter(|_| kept.has_next())?;
         let reason = format!("{outside} threads are still outside of it");
         Some(Step { vm: step.vm.clone(), action: Action::TakeIn, reason })
-    }
-}
-
-fn admission(of: &AdmittedInTurn) -> Admission {
-    let words = |all: &[(String, rtvirtio_workflow::Error)]| {
-        all.iter().map(|(vm, e)| (vm.clone(), format!("{e:#}"))).collect()
-    };
-    Admission {
-        admitted: of.admitted.contracts.iter().map(|c| (c.vm.clone(), c.level)).collect(),
-        kept: words(&of.kept),
-        refused: words(&of.refused),
     }
 }
 

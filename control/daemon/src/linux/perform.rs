@@ -130,12 +130,7 @@ impl LinuxHost {
 
 /// The CPU contracts in force for all VMs but one, each with the processes of its VM.
 fn others(host: &LinuxHost, vm: &str) -> Vec<(InForce, Vec<u32>)> {
-    let others = host.tracked.iter().filter(|(name, _)| name.as_str() != vm);
-    let of = |t: &Tracked| {
-        let saved = t.saved.as_ref()?;
-        Some((saved.cpu.clone()?, saved.processes.iter().map(|process| process.pid).collect()))
-    };
-    others.filter_map(|(_, t)| of(t)).collect()
+    host.in_force_with_processes(|name| name != vm)
 }
 
 fn in_force_of(others: Vec<(InForce, Vec<u32>)>) -> Vec<InForce> {
@@ -229,10 +224,12 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
         }
     }
     let changes = restored(&reverted, &mut notes);
-    if let Some(tracked) = host.tracked.get_mut(vm) {
+    let had = host.tracked.get_mut(vm).and_then(|tracked| {
         tracked.kept = None;
-        tracked.saved = None;
-    }
+        tracked.saved.take()?.cpu?.cores
+    });
+    // Its CPUs are free for others.
+    host.admission.take_if(|_| had.is_some());
     // The contract in force that was admitted instead is gone.
     if host.admission.as_ref().is_some_and(|(_, of)| of.kept.iter().any(|(kept, _)| kept == vm)) {
         host.admission = None;

@@ -66,7 +66,8 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
     };
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
         let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };
-        let all = of_vms_in_turn(vms.iter(), &ours, &dirs, &Quiet::default()).unwrap();
+        let now = VmsNow { running: &|_| None, in_force: &[] };
+        let all = of_vms_in_turn(vms.iter(), &ours, &now, &dirs, &Quiet::default()).unwrap();
         let names = |all: &[(String, Error)]| all.iter().map(|(vm, _)| vm.clone()).collect::<Vec<_>>();
         let contracts: Vec<_> = all.admitted.contracts.iter().map(|c| (c.vm.clone(), c.contract)).collect();
         (contracts, names(&all.kept), names(&all.refused))

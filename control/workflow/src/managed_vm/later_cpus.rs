@@ -13,8 +13,8 @@ use crate::contracts::{InForce, give_cpus, with_later_vcpus};
 use crate::error::Result;
 use crate::pieces::{Key, key};
 
-/// Time after which CPUs are looked for again where none was left: other VMs end or are put back.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Interval at which CPUs are looked for again where none was left: other VMs end or are put back.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A contract in force with the CPUs that were chosen for vCPUs that were plugged in.
 pub(super) struct Placed {
@@ -40,14 +40,14 @@ impl LaterCpus {
         if !self.is_due(now) {
             return Vec::new();
         }
-        self.again_at = Some(now + AGAIN);
+        self.again_at = Some(now + RETRY_INTERVAL);
         self.without.keys().copied().collect()
     }
 
     /// Replaces the threads for which no CPU is left.
     pub(super) fn note(&mut self, without: BTreeMap<Key, String>, now: Instant) {
         self.without = without;
-        self.again_at = Some(now + AGAIN);
+        self.again_at = Some(now + RETRY_INTERVAL);
     }
 
     pub(super) fn retain(&mut self, there: &BTreeSet<Key>) {
