@@ -7,7 +7,7 @@ use rtvirtio_apply::append;
 use rtvirtio_cores::{Host, Placement, Refused, Request, Use};
 use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
 use rtvirtio_kernel::text::cpu_ranges;
-use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology};
+use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology, unless_gone};
 use rtvirtio_vmm::machines::Vmm;
 use rtvirtio_vmm::{Role, Thread};
 
@@ -17,6 +17,8 @@ use crate::pieces::{Key, key};
 
 /// Thousandths of a CPU.
 const WHOLE: f64 = 1000.0;
+/// User id of root.
+const ROOT: u32 = 0;
 
 /// A VM whose threads are to have CPUs.
 pub(super) struct CoresAsk<'a> {
@@ -101,8 +103,9 @@ struct Taken {
 }
 
 impl Taken {
-    /// What contracts of these mechanisms find: taken is what the contracts in force, `beside`,
-    /// have, and what vCPUs of VMMs other than the processes `own` are pinned to.
+    /// The host as contracts of these mechanisms find it: taken are the CPUs of the contracts in
+    /// force, `beside`, and those to which vCPUs of VMMs other than the processes `own` are pinned,
+    /// where these VMMs belong to root or to the user of a VM with CPUs.
     fn find(
         root: &Root,
         probe: &Probe,
@@ -123,10 +126,17 @@ impl Taken {
         placed().for_each(|(placement, _)| host.take(placement));
         let known: BTreeSet<u32> =
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
+        // Any user may start a program of a VMM's name and pin its threads.
+        let mut users = BTreeSet::from([ROOT]);
+        for pid in &known {
+            users.extend(unless_gone(process::user(root, *pid))?);
+        }
         let mut pinned = BTreeMap::new();
         for pid in process::pids(root)?.into_iter().filter(|pid| !known.contains(pid)) {
             // Any program may name its threads as a VMM does.
-            if Vmm::of_process(root, pid).is_none() {
+            let is_vmm = Vmm::of_process(root, pid).is_some();
+            let counts = |user: u32| users.contains(&user);
+            if !is_vmm || !unless_gone(process::user(root, pid))?.is_some_and(counts) {
                 continue;
             }
             let of = pinned_cpus(root, pid, &online)?;
@@ -138,8 +148,8 @@ impl Taken {
     }
 }
 
-/// The CPUs `had` of a VM whose contract is in force, with one for each of these threads that runs a
-/// vCPU and has none, beside those of the contracts `beside`; and the threads for which none is
+/// The CPUs of a VM whose contract is in force, with one more for each of these threads that runs
+/// a vCPU and has none, beside those of the contracts `beside`; and the threads for which none is
 /// left, each with the reason. `own` are the VM's processes.
 ///
 /// # Errors

@@ -77,16 +77,7 @@ fn one(vm: &str, budget_ms: u64, cores: rtvirtio_spec::Cores) -> Contracted {
 }
 
 fn in_force(one: &Contracted, cores: Cores) -> InForce {
-    InForce {
-        vm: one.vm.clone(),
-        contract: one.contract,
-        order: one.order,
-        level: one.level,
-        backend: one.backend,
-        group: None,
-        urgency: None,
-        cores: Some(cores),
-    }
+    InForce::planned(one, Some(cores))
 }
 
 fn auto() -> rtvirtio_spec::Cores {
@@ -145,6 +136,7 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
         put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
         put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
     }
+    put(&root, "/proc/900/status", "Name:\tqemu\nUid:\t0\t0\t0\t0\n");
     // No program of that name has it.
     choose_one(&root, &b, &threads(200, 3), &beside).unwrap();
     std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", root.at("/proc/900/exe")).unwrap();
@@ -200,4 +192,65 @@ fn where_no_cpu_is_left_for_other_threads_they_use_those_of_the_vcpus() {
     let cores = choose_one(&root, &one("a", 19, auto()), &threads(100, 8), &[]).unwrap();
     assert_eq!((cores.placement.vcpus.len(), cores.placement.service.len()), (8, 0));
     assert_eq!(cpu_ranges(&cores.service()), "0-7");
+}
+
+#[test]
+fn later_vcpus_are_placed_beside_all_others_and_within_the_list() {
+    let (_dir, root) = host();
+    let listed = rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("0-2,6"), whole: false };
+    let (a, b) = (
+        one("a", 15, listed),
+        one("b", 15, rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("2"), ..auto() }),
+    );
+    let first = choose_one(&root, &a, &threads(100, 1), &[]).unwrap();
+    let of_b = choose_one(&root, &b, &threads(200, 1), &[]).unwrap();
+    let beside = [(in_force(&b, of_b), vec![200])];
+    let later = |cores: &Cores, threads: &[Thread]| {
+        with_later_vcpus(&root, &probe(), (cores, Backend::RtGroup), threads, [100].into(), &beside).unwrap()
+    };
+    // Three more at once find one CPU: of the list one is another VM's, and one has its main loop.
+    let all = threads(100, 4);
+    let (cores, without) = later(&first, &all);
+    assert_eq!((&cores.vcpus[..], &cores.placement.vcpus[..]), (&[0, 1][..], &[0, 6][..]));
+    assert_eq!(cores.placement.service, first.placement.service);
+    let tids: Vec<u32> = without.iter().map(|(of, _)| of.0).collect();
+    assert!(tids == [103, 104] && without[0].1.contains("it may use CPUs 0-2,6"), "{without:?}");
+    // Nothing is chosen again for what has a CPU.
+    assert_eq!(later(&cores, &all), (cores.clone(), without));
+    assert_eq!(later(&cores, &threads(100, 2)), (cores, Vec::new()));
+}
+
+#[test]
+fn cpus_that_a_user_of_the_host_pins_to_are_not_taken() {
+    let (_dir, root) = host();
+    let a = one("a", 15, whole());
+    let pin = |pid: u32, user: u32| {
+        for (tid, name, list) in [(pid, "qemu", "0-7"), (pid + 1, "CPU 0/KVM", "5")] {
+            let dir = format!("/proc/{pid}/task/{tid}");
+            put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
+            put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
+        }
+        put(
+            &root,
+            &format!("/proc/{pid}/status"),
+            &format!("Name:\tq\nUid:\t{user}\t{user}\t{user}\t{user}\n"),
+        );
+        let exe = root.at(format!("/proc/{pid}/exe"));
+        let _ = fs::remove_file(&exe);
+        std::os::unix::fs::symlink("/home/mallory/qemu-system-x86_64", exe).unwrap();
+    };
+    let chosen = |of: &[Thread]| choose_one(&root, &a, of, &[]);
+    pin(900, 1000);
+    chosen(&threads(100, 8)).unwrap();
+    // The user of our VM's own process may pin others of its own.
+    put(&root, "/proc/100/status", "Name:\tq\nUid:\t1000\t1000\t1000\t1000\n");
+    assert!(
+        format!("{:#}", chosen(&threads(100, 8)).unwrap_err()).contains("CPU 5 has a vCPU of process 900")
+    );
+    put(&root, "/proc/100/status", "Name:\tq\nUid:\t64055\t64055\t64055\t64055\n");
+    chosen(&threads(100, 8)).unwrap();
+    pin(900, 0);
+    assert!(chosen(&threads(100, 8)).is_err());
+    fs::remove_file(root.at("/proc/900/status")).unwrap();
+    chosen(&threads(100, 8)).unwrap();
 }
