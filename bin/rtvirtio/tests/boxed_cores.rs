@@ -153,8 +153,8 @@ fn inside_the_box() {
     assert_eq!(third.cpus(), of_third);
     println!("refused: {text}");
 
-    // A vCPU that comes later gets a CPU of its own, on a core that the VM has; the I/O thread gets those
-    // of the main loop. A CPU that goes offline takes no other one away.
+    // A vCPU that comes later gets a CPU of its own, on a core that the VM has; the I/O thread gets
+    // those of the main loop. A CPU that goes offline takes no other one away.
     let shared = first.cpus()[0].cpus.clone();
     let mut keeper = command("first", &["keep", &first.spec(whole)]).spawn().unwrap();
     first.plug();

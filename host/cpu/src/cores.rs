@@ -51,7 +51,7 @@ impl Cores {
         numbers.first().copied().filter(|_| lacks)
     }
 
-    /// The same CPUs, and for one more vCPU the last one of this placement.
+    /// CPUs of the VM with one more vCPU, which has the last one of this placement.
     #[must_use]
     pub fn with_later(&self, vcpu: u32, placement: Placement) -> Self {
         let mut vcpus = self.vcpus.clone();

@@ -74,13 +74,8 @@ impl Spinner {
 
     /// Hot-plugs a second vCPU; returns its thread, once the monitor reports it.
     fn plug(&self) -> u32 {
+        self.machine.plug_vcpu();
         let mut qmp = self.monitor();
-        let free = qmp.execute("query-hotpluggable-cpus", None).unwrap();
-        let free = free.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap().clone();
-        let mut arguments = free["props"].clone();
-        arguments["driver"] = free["type"].clone();
-        arguments["id"] = "late".into();
-        qmp.execute("device_add", Some(arguments)).unwrap();
         let start = Instant::now();
         loop {
             let named = Named::ask(&mut qmp).unwrap();

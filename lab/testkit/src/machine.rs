@@ -127,7 +127,7 @@ impl Machine {
         self.execute("device_add", &arguments);
     }
 
-    /// Its threads that live, each with the CPUs that it may use as the kernel lists them.
+    /// Threads of QEMU that live, each with the CPUs that it may use as the kernel lists them.
     ///
     /// # Panics
     /// When it has ended.
