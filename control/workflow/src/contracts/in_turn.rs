@@ -35,9 +35,9 @@ pub struct AdmittedInTurn {
     pub refused: Vec<(String, Error)>,
 }
 
-/// Like [`of_vms`], but VM by VM: a contract that does not fit next to those before it is refused
-/// alone. The result replaces `ours`, the contracts in force; where a VM's new contract does not
-/// fit and its contract in force does, the latter is admitted.
+/// Like [`super::of_vms`], but VM by VM: a contract that does not fit next to those before it is
+/// refused alone. The result replaces `ours`, the contracts in force; where a VM's new contract
+/// does not fit and its contract in force does, the latter is admitted.
 ///
 /// CPUs are counted for VMs that run: beside all that have some, and beside those of the VMs before
 /// it. Nothing gives way for them.
