@@ -291,8 +291,8 @@ fn scan(
     }
     if kept.lacks_cpus(&new) {
         let state = &keeper.dirs.state;
-        let beside = beside(&vm, state)?;
-        let reasons = kept.place_later(&mut new, root, &keeper.probe, &beside)?;
+        let others = contracts_of_others(&vm, state)?;
+        let reasons = kept.place_later(&mut new, root, &keeper.probe, &others)?;
         new.settings.notes.extend(reasons);
         // Before the write, so that nothing else is placed on these CPUs in any case.
         new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
@@ -305,7 +305,7 @@ fn scan(
 }
 
 /// The contracts in force for the other VMs that run, each with the processes of its VM.
-fn beside(vm: &str, state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
+fn contracts_of_others(vm: &str, state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
     let started = started::started(state_dir)?;
     let of = |of: InForce| {
         let start = started.iter().find(|start| start.vm == of.vm);
