@@ -12,7 +12,9 @@ use rtvirtio_daemon::api::{Client, ClientError};
 use rtvirtio_daemon::contract_files::ContractFileError;
 use rtvirtio_daemon::linux::{Fit, Places, fit, look_once};
 use rtvirtio_daemon::observe::{ObservedTargets, WaitsObservation};
-use rtvirtio_daemon::{ArrivalAnswer, CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files};
+use rtvirtio_daemon::{
+    ArrivalAnswer, CONFIG_FILE, Config, PlanSnapshot, Snapshot, VmSnapshot, VmState, contract_files,
+};
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_report::terminal;
 use rtvirtio_units::Nanos;
@@ -153,7 +155,9 @@ fn reserve(
         answer => answer?,
     };
     show(ui, &answer, || match &answer {
-        ArrivalAnswer::NoContract => "the VM has no contract: it may come, and nothing is reserved\n".to_owned(),
+        ArrivalAnswer::NoContract => {
+            "the VM has no contract: it may come, and nothing is reserved\n".to_owned()
+        }
         ArrivalAnswer::Reserved { vm, until } => format!("{}: reserved until {until}\n", terminal(vm, false)),
         ArrivalAnswer::Counted { vm, contract } => {
             let [vm, contract] = [vm, contract].map(|text| terminal(text, false));

@@ -312,7 +312,8 @@ impl Client {
         let failed = |source| ClientError::Io { socket: self.socket.clone(), source };
         let stream = self.connect(until, patience)?;
         let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
-        let request = request.header(CONNECTION, "close").body(Full::new(body)).map_err(|e| self.wrong(&e))?;
+        let request =
+            request.header(CONNECTION, "close").body(Full::new(body)).map_err(|e| self.wrong(&e))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let answer = async {
             let stream = tokio::net::UnixStream::from_std(stream).map_err(failed)?;
