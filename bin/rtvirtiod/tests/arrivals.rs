@@ -315,6 +315,8 @@ fn a_reservation_ends_with_its_time_and_no_name_is_taken_twice() {
     assert!(code == 2 && answer["why"].as_str().unwrap().contains("does not fit"), "{answer}");
     let out = target.rig.site.output(&["contract", "reserve", path, "--for", "2h"]);
     assert!(out.status.code() == Some(1) && output_text(&out).contains("at most"), "{}", output_text(&out));
+    let (code, text) = target.post("?vm=mover", &xml);
+    assert!(code == 400 && text.contains("one domain"), "{code} {text}");
     let (code, text) = target.post("?vm=none", &file);
     assert!(code == 400 && text.contains(&mover), "{code} {text}");
     let (code, text) = target.post("", &xml);

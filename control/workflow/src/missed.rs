@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
@@ -169,24 +169,25 @@ fn bytes(site: &Site, vm: &str) -> Option<f64> {
 /// programs that start and end use CPUs as well.
 pub(crate) struct Readings<'a> {
     site: &'a Site,
-    warm_up: Duration,
     first: Counters,
+    start: Option<Counters>,
     begin: Option<Counters>,
     end: Option<Counters>,
 }
 
 impl<'a> Readings<'a> {
     /// Reads the values before a run.
-    pub fn begin(site: &'a Site, warm_up: Duration, progress: &dyn Progress) -> Self {
-        Self { site, warm_up, first: Counters::before(site, progress), begin: None, end: None }
+    pub fn begin(site: &'a Site, progress: &dyn Progress) -> Self {
+        Self { site, first: Counters::before(site, progress), start: None, begin: None, end: None }
     }
 
     /// Reads the values at a moment of the run.
     pub fn take(&mut self, moment: Moment, progress: &dyn Progress) {
-        let now = Some(Counters::after(self.site, &self.first, progress));
+        let now = || Some(Counters::after(self.site, &self.first, progress));
         match moment {
-            Moment::Begin => self.begin = now,
-            Moment::End => self.end = now,
+            Moment::Start => self.start = Some(Counters::of_kernel(self.site, progress)),
+            Moment::Begin => self.begin = now(),
+            Moment::End => self.end = now(),
         }
     }
 
@@ -198,9 +199,10 @@ impl<'a> Readings<'a> {
         results: &mut [TaskResult],
         progress: &dyn Progress,
     ) {
-        let Self { site, warm_up, first, begin, end } = self;
+        let Self { site, first, start, begin, end } = self;
         let end = end.unwrap_or_else(|| Counters::after(site, &first, progress));
-        explain(site, loads, &Window::new(&first, begin.as_ref(), &end, warm_up), watched, results);
+        let window = Window::new(&first, start.as_ref(), begin.as_ref(), &end);
+        explain(site, loads, &window, watched, results);
     }
 }
 
@@ -218,7 +220,7 @@ fn explain(
     watched: &Watched<'_>,
     results: &mut [TaskResult],
 ) {
-    let Window { first, before, after, seconds, .. } = *window;
+    let Window { first, start, before, after, seconds } = *window;
     // A page cache or another process takes the requests, so that the VM's counters miss some.
     let elsewhere = site.lab.as_ref().is_some_and(|lab| lab.domain.is_some());
     let is_covered = |vm: &str| {
@@ -255,7 +257,7 @@ fn explain(
             disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),
             // What the warm-up left over is sent later, and no more than is declared.
-            load: load_of(site, name, after.bytes_since(first, name), window.with_warm_up())
+            load: load_of(site, name, after.bytes_since(start, name), window.with_warm_up())
                 .filter(|_| is_covered),
             ..Facts::default()
         };
@@ -333,32 +335,37 @@ fn load_of(site: &Site, vm: &str, moved: Option<f64>, seconds: f64) -> Option<Lo
 /// Readings before and after a window of so many seconds.
 #[derive(Clone, Copy)]
 struct Window<'a> {
-    /// Reading before the run, and thus before the warm-up.
+    /// Reading before the run, and thus before its VMs were prepared.
     first: &'a Counters,
+    /// Reading at the begin of the warm-up.
+    start: &'a Counters,
     before: &'a Counters,
     after: &'a Counters,
     seconds: f64,
-    /// Seconds of I/O between the first reading and the window.
-    warm_up: f64,
 }
 
 impl<'a> Window<'a> {
-    /// Window from the begin of the measured part, or from before the run where that was not read.
-    fn new(first: &'a Counters, begin: Option<&'a Counters>, after: &'a Counters, warm_up: Duration) -> Self {
+    /// Window from the begin of the measured part, or from the last reading before it.
+    fn new(
+        first: &'a Counters,
+        start: Option<&'a Counters>,
+        begin: Option<&'a Counters>,
+        after: &'a Counters,
+    ) -> Self {
+        let start = start.unwrap_or(first);
         let before = begin.unwrap_or(first);
-        let length = before.at.zip(after.at).map(|(then, now)| now.saturating_duration_since(then));
-        let warm_up = begin.map_or(0.0, |_| warm_up.as_secs_f64());
-        Self { first, before, after, seconds: length.unwrap_or_default().as_secs_f64(), warm_up }
+        Self { first, start, before, after, seconds: seconds(before, after) }
     }
 
     fn with_warm_up(&self) -> f64 {
-        self.seconds + self.warm_up
+        seconds(self.start, self.after)
     }
 
     /// Standstills of the window: its part of those of the run, of which only the sum is known.
     fn of_disk(&self, disk: &Standstills) -> Stops {
-        let part = self.seconds / self.with_warm_up().max(f64::MIN_POSITIVE);
-        Stops { count: disk.count, total: Nanos::from_secs_f64(disk.total_ns.0 as f64 / 1e9 * part) }
+        let part = (self.seconds / self.with_warm_up().max(f64::MIN_POSITIVE)).min(1.0);
+        let count = (disk.count as f64 * part).ceil() as u64;
+        Stops { count, total: Nanos::from_secs_f64(disk.total_ns.0 as f64 / 1e9 * part) }
     }
 
     /// Amount per second that a cgroup moved.
@@ -366,6 +373,11 @@ impl<'a> Window<'a> {
         let io = self.after.groups.get(group)?.since(self.before.groups.get(group)?)?;
         Some(dimension.of_counters(&io) / self.seconds.max(f64::MIN_POSITIVE))
     }
+}
+
+fn seconds(then: &Counters, now: &Counters) -> f64 {
+    let length = then.at.zip(now.at).map(|(then, now)| now.saturating_duration_since(then));
+    length.unwrap_or_default().as_secs_f64()
 }
 
 /// Limits of cgroups and of QEMU that act on a VM, with what was completed of them and is asked
@@ -417,6 +429,8 @@ fn completed(load: &VmLoad, results: &[TaskResult], dimension: Dimension) -> Opt
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -443,15 +457,16 @@ mod tests {
             vms: [("plc".to_owned(), VmCounters { bytes: Some(bytes), ..VmCounters::default() })].into(),
             ..Counters::default()
         };
-        let (first, begin, end) = (at(0, 0.0), at(4, 100.0), at(12, 1_000.0));
-        let window = Window::new(&first, Some(&begin), &end, Duration::from_secs(2));
+        let (first, start, begin, end) = (at(0, 0.0), at(9, 50.0), at(11, 100.0), at(19, 1_000.0));
+        let window = Window::new(&first, Some(&start), Some(&begin), &end);
         assert_eq!((window.seconds, window.with_warm_up()), (8.0, 10.0));
-        let disk = Standstills { count: 5, total_ns: Nanos::from_millis(5_000), ..Standstills::default() };
+        assert_eq!(window.after.bytes_since(window.start, "plc"), Some(950.0));
+        let disk = Standstills { count: 6, total_ns: Nanos::from_millis(5_000), ..Standstills::default() };
         assert_eq!(window.of_disk(&disk), Stops { count: 5, total: Nanos::from_millis(4_000) });
-        // Without the reading at its begin the window is all of the run.
-        let window = Window::new(&first, None, &end, Duration::from_secs(2));
-        assert_eq!((window.seconds, window.with_warm_up()), (12.0, 12.0));
-        assert_eq!(window.of_disk(&disk).total, Nanos::from_millis(5_000));
+        // Without these readings the window is all of the run.
+        let window = Window::new(&first, None, None, &end);
+        assert_eq!((window.seconds, window.with_warm_up()), (19.0, 19.0));
+        assert_eq!(window.of_disk(&disk), Stops { count: 6, total: Nanos::from_millis(5_000) });
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn run(
         [one] => Some(*one),
         _ => None,
     };
-    let mut readings = alone.map(|site| missed::Readings::begin(site, workload::WARM_UP, progress));
+    let mut readings = alone.map(|site| missed::Readings::begin(site, progress));
     let mut options = RunOptions {
         length,
         warm_up: workload::WARM_UP,

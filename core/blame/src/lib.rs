@@ -304,6 +304,13 @@ impl Facts {
             })
     }
 
+    /// Whether more came in the window than is declared, and not with the time before it: after a
+    /// rest that is load above the declaration, after a stop what was due meanwhile.
+    fn may_catch_up(&self) -> bool {
+        let is_over = |load: &Load| !load.bytes && self.rate >= OVER * load.declared;
+        self.load.as_ref().is_some_and(|load| is_over(load) && !load.is_above())
+    }
+
     /// Whether the late requests waited below the guest, and not for CPUs: what is left is the
     /// device, where nothing holds them.
     fn is_below_guest(&self) -> bool {
@@ -416,7 +423,12 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     let is_stopped = facts.delayed_by(facts.quota, 1).is_some();
     if is_at_device && !may_be_limited && !is_stopped && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
-        found.extend(shares.map(|shares| users(facts, shares)).unwrap_or_default());
+        let mut users = shares.map(|shares| users(facts, shares)).unwrap_or_default();
+        // Other tasks' requests may be the long ones, next to which the task's own are quick.
+        if !facts.is_at_device() && facts.below.is_some_and(|below| below.is_mixed) {
+            users.retain(|user| user.kind == CauseKind::Load);
+        }
+        found.extend(users);
     }
     let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
     found.sort_by(|a, b| of(b).total_cmp(&of(a)));
@@ -451,9 +463,10 @@ fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
             remedy: "end that program, or limit it".to_owned(),
         });
     }
-    let load = facts.load.filter(|load| own < ALONE && own * load.excess() >= SHARED);
+    // A share of bytes and an excess of requests of one direction are no part of each other.
+    let load = facts.load.filter(|load| load.bytes && own < ALONE && own * load.excess() >= SHARED);
     found.extend(load.and_then(|load| load.cause()));
-    if own >= ALONE {
+    if own >= ALONE && !facts.may_catch_up() {
         found.push(facts.load.and_then(|load| load.cause()).unwrap_or_else(|| Cause {
             kind: CauseKind::Device,
             share: None,

@@ -362,7 +362,29 @@ fn a_load_of_another_program_in_the_vm_is_seen_where_many_requests_wait_at_once(
     let limited = Facts { limits: Some(vec![limit]), ..own_load(15.0, 0.99) };
     assert_eq!(kinds(&limited), [], "it may hold bursts back");
     let declared = Some(Load { sent: 0.41e6, declared: 0.41e6, bytes: true });
-    assert_eq!(kinds(&Facts { load: declared, ..own_load(15.0, 0.99) }), [CauseKind::Device]);
+    assert_eq!(kinds(&Facts { load: declared, ..own_load(15.0, 0.99) }), [], "nor that the device is slow");
+    assert_eq!(kinds(&own_load(15.0, 0.3)), [], "nor that another one fills it");
+}
+
+#[test]
+fn what_may_be_load_or_what_was_due_meanwhile_is_neither_named_nor_the_devices() {
+    let alone = |sent, rate, bytes| Facts {
+        rate,
+        load: Some(Load { sent, declared: 100.0, bytes }),
+        below: None,
+        ..Facts { late: 795, ..own_load(15.0, 0.99) }
+    };
+    assert_eq!(kinds(&alone(100.0, 100.0, false)), [CauseKind::Device]);
+    assert_eq!(kinds(&alone(200.0, 200.0, false)), [CauseKind::Load]);
+    // At rest in the interval before, or stopped there.
+    assert_eq!(kinds(&alone(100.0, 200.0, false)), []);
+    // Requests of a direction are no share of the device's bytes.
+    let shared = |bytes| Facts {
+        load: Some(Load { sent: 300.0, declared: 100.0, bytes }),
+        ..Facts { late: 795, n: 0, ..own_load(60.0, 0.72) }
+    };
+    assert_eq!(kinds(&shared(true)), [CauseKind::Load]);
+    assert_eq!(kinds(&shared(false)), []);
 }
 
 #[test]

@@ -39,6 +39,8 @@ const WATCH: Duration = Duration::from_secs(30);
 const TERM_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which cancellation is checked.
 const TICK: Duration = Duration::from_millis(100);
+/// Time before the end of the warm-up at which [`Moment::Begin`] is reported.
+const EARLY: Duration = Duration::from_millis(300);
 /// Directory in a guest for a run's files: a RAM disk in the lab's and on all systemd guests.
 const GUEST_DIR: &str = "/run/rtvirtio-fio";
 /// Largest file of a guest that is read, in bytes. A log line has about 30: two million requests.
@@ -160,10 +162,12 @@ impl WorkloadError {
     }
 }
 
-/// Begin or end of a run's measured part.
+/// Moment of a run at which its caller may read counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The warm-up is over.
+    /// All VMs are prepared, and the warm-up begins.
+    Start,
+    /// The warm-up is almost over: readings that take a while end before the measured part.
     Begin,
     /// The measured part is over; requests may still be in flight.
     End,
@@ -189,8 +193,8 @@ pub struct RunOptions<'a> {
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
-    /// Called at the begin and at the end of the measured part by the host's clock, up to a tick
-    /// late: fio in a guest takes a moment to start. A run that ends earlier leaves calls out.
+    /// Called at each moment by the host's clock, up to a tick late: fio in a guest takes a moment
+    /// to start. A run that ends earlier leaves calls out.
     pub on_moment: &'a mut dyn FnMut(Moment),
 }
 
@@ -268,7 +272,12 @@ fn measure_tasks(
                 })
             })
             .collect();
-        let mut moments = [(warm_up, Moment::Begin), (warm_up + length, Moment::End)].into_iter().peekable();
+        let moments = [
+            (Duration::ZERO, Moment::Start),
+            (warm_up.saturating_sub(EARLY), Moment::Begin),
+            (warm_up + length, Moment::End),
+        ];
+        let mut moments = moments.into_iter().peekable();
         while !threads.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             if let Some((_, moment)) = moments.next_if(|(time, _)| ready.is_past(*time)) {
                 (options.on_moment)(moment);

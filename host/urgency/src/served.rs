@@ -90,8 +90,8 @@ pub struct ServedVm {
     /// like one that rings all the time.
     completions: Option<(OwnedFd, Doorbell)>,
     interrupts: Option<KvmInterrupts>,
-    /// Source of the tracer that starts meanwhile.
-    starting: Option<Receiver<KvmInterrupts>>,
+    /// Source of the tracer that starts meanwhile, and since when.
+    starting: Option<(Receiver<KvmInterrupts>, Nanos)>,
     share: FairShare,
     /// Time by which vCPUs are raised before announced timers.
     lead: Lead,

@@ -214,7 +214,13 @@ impl Removal {
             return Self { thread: None, latest };
         }
         // Without a thread they are dropped with the closure, here.
-        let remove = move || drop(all);
+        let remove = move || {
+            for (started, starting) in all {
+                drop(started);
+                // A tracer that is being attached is removed where it arrives.
+                drop(starting.map(|starting| starting.recv()));
+            }
+        };
         let thread = std::thread::Builder::new().name("removal".to_owned()).spawn(remove).ok();
         Self { thread, latest }
     }

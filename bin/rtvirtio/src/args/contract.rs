@@ -80,7 +80,7 @@ EXAMPLES
   virsh dumpxml plc | ssh TARGET sudo rtvirtio contract reserve -      a VM whose contract is in its metadata
   sudo rtvirtio contract reserve plant.toml --vm plc --for 2min
 
-Exit code 2, and nothing reserved, when the contract does not fit.")]
+Exit code 2, and nothing changed, when the VM may not come: the reason says why.")]
     /// Reserve room on this host for a VM that is about to arrive by live migration
     Reserve {
         /// A contract file, or the XML of libvirt's domain; `-` is standard input
@@ -98,7 +98,7 @@ EXAMPLES
   sudo rtvirtio contract release plc")]
     /// Give back the room reserved for a VM that does not arrive after all
     Release {
-        /// The VM's name in its contract or in libvirt, or its UUID
+        /// The VM's UUID or its name in libvirt; for a contract file its name there
         vm: String,
     },
     #[command(after_help = "\

@@ -168,8 +168,10 @@ pub fn text(status: &Snapshot) -> String {
     }
     for of in &status.arrivals {
         let state = of.why.as_ref().map_or_else(|| "reserved".to_owned(), |why| format!("refused: {why}"));
-        let _ =
-            writeln!(out, "  {} is about to arrive, until {}: {}", of.vm, of.until, terminal(&state, false));
+        let in_libvirt = of.domain.as_ref().filter(|name| **name != of.vm);
+        let in_libvirt = in_libvirt.map_or_else(String::new, |name| format!(" (domain {name})"));
+        let [vm, state] = [of.vm.clone() + &in_libvirt, state].map(|text| terminal(&text, false));
+        let _ = writeln!(out, "  {vm} is about to arrive, until {}: {state}", of.until);
     }
     for fault in &status.faults {
         let _ = writeln!(out, "  {} is not used: {}", fault.file, terminal(&fault.why, true));

@@ -37,7 +37,11 @@ impl ArrivingVm {
     /// # Errors
     /// Description of the mistake.
     pub fn of_body(body: &str, vm: Option<&str>) -> Result<Self, String> {
-        if body.trim_start().starts_with('<') { Self::of_xml(body) } else { Self::of_file(body, vm) }
+        match (body.trim_start().starts_with('<'), vm) {
+            (true, None) => Self::of_xml(body),
+            (true, Some(vm)) => Err(format!("`{vm}` cannot be chosen: the XML describes one domain")),
+            (false, vm) => Self::of_file(body, vm),
+        }
     }
 
     /// VM of Proxmox VE.

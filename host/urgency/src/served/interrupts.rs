@@ -12,6 +12,9 @@ use crate::kvm::Slot;
 /// Time after an interrupt from which on a report is no answer to it.
 const ANSWER_WINDOW: Nanos = Nanos::from_millis(10);
 
+/// Time after which a tracer that has not started is reported.
+const LONGEST_START: Nanos = Nanos::from_millis(10_000);
+
 /// Tracer of KVM's interrupts, started or starting, whose end may wait for the kernel.
 pub(crate) type StoppedTracer = (Option<KvmInterrupts>, Option<Receiver<KvmInterrupts>>);
 
@@ -69,13 +72,13 @@ impl ServedVm {
     /// attaching it, so its VM is followed before. A sender that is gone has no tracer.
     #[must_use]
     pub fn with_interrupts_of(mut self, tracer: Receiver<KvmInterrupts>) -> Self {
-        self.starting = Some(tracer);
+        self.starting = Some((tracer, crate::thread::now()));
         self
     }
 
     /// Takes the tracer that has started meanwhile.
     pub(super) fn take_tracer(&mut self) {
-        let Some(starting) = &self.starting else { return };
+        let Some((starting, _)) = &self.starting else { return };
         match starting.try_recv() {
             Ok(tracer) => self.interrupts = Some(tracer),
             Err(TryRecvError::Empty) => return,
@@ -89,10 +92,18 @@ impl ServedVm {
         }
     }
 
+    /// Reason why no interrupt raises its vCPUs yet, where the kernel takes long to attach the
+    /// tracer.
+    pub(super) fn lacks_tracer(&self) -> Option<&'static str> {
+        let (_, since) = self.starting.as_ref()?;
+        let is_late = crate::thread::now().0.saturating_sub(since.0) > LONGEST_START.0;
+        is_late.then_some("KVM's interrupts do not raise it yet: the kernel has not attached their tracer")
+    }
+
     /// Returns the tracer of KVM's interrupts, which no longer raise vCPUs.
     pub(crate) fn stop_interrupts(&mut self) -> Option<StoppedTracer> {
         self.vcpus.iter_mut().for_each(|v| v.slot = None);
-        let stopped = (self.interrupts.take(), self.starting.take());
+        let stopped = (self.interrupts.take(), self.starting.take().map(|(starting, _)| starting));
         (stopped.0.is_some() || stopped.1.is_some()).then_some(stopped)
     }
 

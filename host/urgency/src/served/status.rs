@@ -101,9 +101,10 @@ impl ServedVm {
             lead: self.lead.get(),
             answer: self.interrupts.is_some().then(|| self.answer.get()),
             unreadable: self.unreadable,
-            refused: match (&self.untaken.why, &self.refused) {
-                (Some(one), Some(other)) => Some(format!("{one}; {other}")),
-                (one, other) => one.clone().or_else(|| other.clone()),
+            refused: {
+                let all = [self.untaken.why.as_deref(), self.refused.as_deref(), self.lacks_tracer()];
+                let all: Vec<&str> = all.into_iter().flatten().collect();
+                (!all.is_empty()).then(|| all.join("; "))
             },
         }
     }
