@@ -234,9 +234,14 @@ fn what_waited_in_one_interval_is_no_load_above_the_declaration_in_the_next() {
         let moved = BTreeMap::from([("plc".to_owned(), Some(40_960_000.0))]);
         IntervalFacts { device: Some(Arc::new(device(io, moved))), ..calm() }
     };
-    // 100/s are declared: 70/s, then 130/s.
-    let later = judged(&[(700, 0, calm()), (300, 1_000, alone())]);
-    assert_eq!(kinds(&later), [CauseKind::Device]);
+    // 100/s are declared: 70/s, then 130/s; and a rest before 200/s, which the guest may have taken.
+    for counts in [[(700, 0), (300, 1_000)], [(0, 0), (0, 2_000)]] {
+        let [(then, _), (n, late)] = counts;
+        let later = judged(&[(then, 0, calm()), (n, late, alone())]);
+        assert_eq!(kinds(&later), [], "{counts:?}");
+    }
+    let kept = judged(&[(700, 0, calm()), (0, 1_000, alone())]);
+    assert_eq!(kinds(&kept), [CauseKind::Device]);
     let more = judged(&[(1_000, 0, calm()), (1_000, 2_000, alone())]);
     assert_eq!(kinds(&more), [CauseKind::Load]);
 }
