@@ -69,6 +69,13 @@ fn keep(site: &Site, spec: &str) -> (Child, Receiver<Value>) {
     (child, lines)
 }
 
+fn stderr_lines(keeper: &mut Child) -> Receiver<String> {
+    let (sender, lines) = channel();
+    let err = BufReader::new(keeper.stderr.take().unwrap());
+    std::thread::spawn(move || err.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    lines
+}
+
 fn fifo(name: &str) -> (String, String, u64) {
     (name.to_owned(), "fifo".to_owned(), 97)
 }
@@ -127,9 +134,7 @@ fn a_thread_that_cannot_be_journaled_is_tried_again() {
     let small = SmallDisk::mount(&site.state_dir());
     site.ok(&["apply", &spec, "--cpu-only"]);
     let (mut keeper, lines) = keep(&site, &spec);
-    let (sender, warnings) = channel();
-    let err = BufReader::new(keeper.stderr.take().unwrap());
-    std::thread::spawn(move || err.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    let warnings = stderr_lines(&mut keeper);
     small.fill();
     machine.machine.plug_vcpu();
     let warning = loop {
@@ -260,11 +265,15 @@ fn where_no_cpu_is_left_for_a_plugged_vcpu_keep_says_so() {
     let only = *cpu_list(&all).unwrap().first().unwrap();
     let spec = machine.spec_with(&site, &format!("cores = \"{only}\""));
     site.ok(&["apply", &spec, "--cpu-only"]);
-    let mut keeper = site.spawn(&["keep", &spec, "--every", "50ms"]);
-    let err = BufReader::new(keeper.stderr.take().unwrap());
+    let mut keeper = site.spawn(&["keep", &spec, "--every", "50ms", "--quiet"]);
+    let warnings = stderr_lines(&mut keeper);
     machine.machine.plug_vcpu();
-    let mut lines = err.lines().map_while(Result::ok);
-    let line = lines.find(|line| line.contains("vcpu 1 was plugged in later")).unwrap();
+    let line = loop {
+        let line = warnings.recv_timeout(HANG).unwrap();
+        if line.contains("vcpu 1 was plugged in later") {
+            break line;
+        }
+    };
     assert!(line.contains("gets no CPU of its own") && line.contains(&format!("CPUs {only}")), "{line}");
     assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")], "its contract is kept");
     wait_for("the revert", || site.output(&["revert"]).status.success());

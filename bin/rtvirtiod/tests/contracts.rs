@@ -367,7 +367,8 @@ fn cpus_are_given_to_one_vm_until_it_ends() {
     let key = format!("cores = {{ cpus = \"{}\", whole = true }}", cpu_ranges(&two));
     let mut rig = Rig::new();
     let mut first = Plc::start(&rig, "first");
-    let second = Plc::start(&rig, "second");
+    // Of two new contracts the one of this name would be first.
+    let second = Plc::start(&rig, "a-second");
     let before = second.cpus_of_vcpu(0);
     first.contract(&rig, "4ms", &key);
     rig.start(&[]);
@@ -395,6 +396,12 @@ fn cpus_are_given_to_one_vm_until_it_ends() {
     assert_eq!(rig.vm(&first.name)["state"], "in_force");
     assert_eq!(second.cpus_of_vcpu(0), before);
     assert_eq!(first.cpus_of_vcpu(0).as_deref(), Some(&cpu[..]));
+    // A changed contract of the VM that has them is put back and applied anew, and keeps them.
+    first.contract(&rig, "5ms", &key);
+    wait_for("the new budget", || first.budget().as_deref() == Some("5000"));
+    rig.wait_state(&first.name, "in_force");
+    assert_eq!(rig.vm(&second.name)["state"], "refused");
+    assert!(first.cpus_of_vcpu(0).is_some_and(|cpu| cpu_list(&cpu).unwrap().is_subset(&two)));
 
     // With the VM end what it has; the next one gets it.
     first.machine = None;
@@ -440,6 +447,8 @@ fn a_vcpu_that_is_plugged_in_gets_a_cpu_as_soon_as_one_is_free() {
     assert_eq!(rig.vm(&plc.name)["state"], "pending");
     assert_eq!((plc.vcpus(&rig), plc.cpus_of_vcpu(1)), (fifo(2), plc.cpus_of_vcpu(0)));
 
+    // It is tried again meanwhile, every 5 s.
+    std::thread::sleep(std::time::Duration::from_secs(11));
     // As soon as a CPU is free it gets that one, and the next service leaves both where they are.
     pin(&free);
     rig.wait_state(&plc.name, "in_force");

@@ -115,7 +115,9 @@ fn kept(
     if is_changed && accepted && (admission.takes(name) || !contract.sets_something()) {
         return put_back("its contract was changed".to_owned());
     }
-    if let Some(why) = admission.refused.get(name).filter(|_| !is_changed || accepted) {
+    // Where a contract is refused for its CPUs alone, settings without a CPU contract take nothing.
+    let gives_way = if is_changed { accepted && scope.level.is_some() } else { true };
+    if let Some(why) = admission.refused.get(name).filter(|_| gives_way) {
         return put_back(format!("it gives way: {why}"));
     }
     let level = admission.admitted.get(name).copied();

@@ -2,7 +2,7 @@
 //! resource. Each has its own journals and leaves the settings of the others alone.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{JOURNAL_FILE, Machine, Status};
 use rtvirtio_kernel::{ProcessId, Root};
@@ -131,6 +131,45 @@ pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
         }
     }
     Ok(all)
+}
+
+/// CPU contracts in force in the journal of a directory, each with the processes of its VM, of VMs
+/// that run.
+///
+/// # Errors
+/// When they cannot be read.
+pub(crate) fn cpu_in(state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
+    let started = started::started(state_dir)?;
+    let of = |of: InForce| match started.iter().find(|start| start.vm == of.vm) {
+        Some(start) => running(of, &start.processes),
+        None => Some((of, Vec::new())),
+    };
+    Ok(contracts::in_force(state_dir)?.into_iter().filter_map(of).collect())
+}
+
+/// CPU contracts of the service and of agents of a cluster's resources, each with the processes of
+/// its VM, of VMs that run.
+///
+/// # Errors
+/// When they cannot be read.
+pub(crate) fn cpu_of_others(dirs: &Dirs) -> Result<Vec<(InForce, Vec<u32>)>> {
+    let mut all = Vec::new();
+    for vm in scope_files::vms(dirs)? {
+        let Some(of) = scope_files::in_force(dirs, &vm)? else { continue };
+        all.extend(of.cpu.and_then(|cpu| running(cpu, &of.processes)));
+    }
+    for (_, path) in journals(dirs)? {
+        if is_there(&path.join(contracts::IN_FORCE_FILE))? {
+            all.extend(cpu_in(&path)?);
+        }
+    }
+    Ok(all)
+}
+
+/// A contract with the processes of its VM that live; `None` where all have ended.
+fn running(of: InForce, processes: &[ProcessId]) -> Option<(InForce, Vec<u32>)> {
+    let alive: Vec<u32> = processes.iter().filter(|p| p.is_alive()).map(|p| p.pid).collect();
+    (processes.is_empty() || !alive.is_empty()).then_some((of, alive))
 }
 
 /// Fails where another program than this one holds settings of one of these VMs, found by name or

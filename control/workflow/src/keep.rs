@@ -1,7 +1,6 @@
 //! Keeps contracts in force also for threads that appear later.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
@@ -12,10 +11,10 @@ use rtvirtio_spec::Vm;
 use crate::contracts::{self, InForce};
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Error, Kind, Result, bail};
+use crate::holders;
 use crate::in_force;
 use crate::managed_vm::ManagedVm;
 use crate::progress::Progress;
-use crate::started::{self, StartedVm};
 use search::{Search, SearchResult};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
@@ -63,6 +62,8 @@ pub struct Amendment<'a> {
     pub amended: &'a Amended,
     /// Limits of the contract.
     pub notes: &'a [String],
+    /// Reasons why vCPUs that were plugged in have no CPU of their own, each once.
+    pub without_cpus: &'a [String],
 }
 
 /// The constant parts of every scan.
@@ -151,9 +152,12 @@ pub fn keep(
             match scan(vm, &keeper, &mut lookups, &mut search) {
                 Ok(Scan::Busy) => continue,
                 Ok(Scan::Done) => {}
-                Ok(Scan::Written(amended, notes)) => {
-                    report(&Amendment { vm: &vm.contract().vm, amended: &amended, notes: &notes })?;
-                }
+                Ok(Scan::Written { amended, notes, without_cpus }) => report(&Amendment {
+                    vm: &vm.contract().vm,
+                    amended: &amended,
+                    notes: &notes,
+                    without_cpus: &without_cpus,
+                })?,
                 Ok(Scan::Replaced) => return Err(replaced()),
                 Err(e) if is_of_all(&e) => return Err(e),
                 Err(e) => {
@@ -233,8 +237,9 @@ enum Scan {
     Busy,
     /// Nothing was to be written.
     Done,
-    /// New threads have settings; with the limits of the contract.
-    Written(Amended, Vec<String>),
+    /// New threads have settings; with the limits of the contract, and the reasons why vCPUs have
+    /// no CPU.
+    Written { amended: Amended, notes: Vec<String>, without_cpus: Vec<String> },
     /// Other contracts are in force.
     Replaced,
 }
@@ -289,11 +294,11 @@ fn scan(
         None => return Ok(Scan::Busy),
         Some(_) => return Ok(Scan::Replaced),
     }
+    let mut without_cpus = Vec::new();
     if kept.lacks_cpus(&new) {
         let state = &keeper.dirs.state;
-        let others = contracts_of_others(&vm, state)?;
-        let reasons = kept.place_later(&mut new, root, &keeper.probe, &others)?;
-        new.settings.notes.extend(reasons);
+        let others = contracts_of_others(&vm, keeper.dirs)?;
+        without_cpus = kept.place_later(&mut new, root, &keeper.probe, &others)?;
         // Before the write, so that nothing else is placed on these CPUs in any case.
         new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
     }
@@ -301,18 +306,14 @@ fn scan(
     drop(session);
     let notes = new.settings.notes.clone();
     kept.written(new);
-    Ok(Scan::Written(amended, notes))
+    Ok(Scan::Written { amended, notes, without_cpus })
 }
 
-/// The contracts in force for the other VMs that run, each with the processes of its VM.
-fn contracts_of_others(vm: &str, state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
-    let started = started::started(state_dir)?;
-    let of = |of: InForce| {
-        let start = started.iter().find(|start| start.vm == of.vm);
-        if start.is_some_and(StartedVm::has_ended) {
-            return None;
-        }
-        Some((of, start.into_iter().flat_map(|start| &start.processes).map(|p| p.pid).collect()))
-    };
-    Ok(contracts::in_force(state_dir)?.into_iter().filter(|of| of.vm != vm).filter_map(of).collect())
+/// The contracts in force for the other VMs that run, those of the service and of agents among
+/// them, each with the processes of its VM.
+fn contracts_of_others(vm: &str, dirs: &Dirs) -> Result<Vec<(InForce, Vec<u32>)>> {
+    let mut all = holders::cpu_in(&dirs.state)?;
+    all.retain(|(of, _)| of.vm != vm);
+    all.extend(holders::cpu_of_others(dirs)?);
+    Ok(all)
 }

@@ -36,7 +36,8 @@ EXAMPLES
         /// Write it into the metadata of libvirt's VM of this name instead of a file
         #[arg(long)]
         libvirt: bool,
-        /// Say whether it fits beside the others, and write nothing
+        /// Say whether it fits beside the others, and write nothing; with `--json`, `uncounted` is
+        /// the reason why CPUs for `cores` were not counted, or null
         #[arg(long)]
         dry_run: bool,
     },

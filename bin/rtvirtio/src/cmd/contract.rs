@@ -194,11 +194,11 @@ fn set(
         return Ok(ExitCode::from(INFEASIBLE));
     }
     if let Some(why) = &fit.uncounted {
-        ui.warn(&format!("whether CPUs are left for {vm} is decided when it runs: {why}"));
+        ui.warn(why);
     }
     if dry_run {
         let gives_way: Vec<&String> = fit.gives_way.iter().map(|(vm, _)| vm).collect();
-        let value = json!({ "vm": vm, "fits": true, "gives_way": gives_way });
+        let value = json!({ "vm": vm, "fits": true, "gives_way": gives_way, "uncounted": fit.uncounted });
         show(ui, &value, || format!("the contract of {vm} fits; nothing was written\n"))?;
         return Ok(ExitCode::SUCCESS);
     }

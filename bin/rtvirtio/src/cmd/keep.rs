@@ -64,6 +64,9 @@ fn report(amendment: &Amendment<'_>, ui: &Ui) -> rtvirtio_workflow::Result<()> {
         };
         result.and_then(|()| out.flush())?;
     }
+    for reason in amendment.without_cpus {
+        ui.warn(&format!("{vm}: {reason}"));
+    }
     for note in amendment.notes {
         ui.step(&format!("{vm}: {note}"));
     }

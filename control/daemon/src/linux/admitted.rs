@@ -1,6 +1,7 @@
 //! Admission of contracts, by the host as the service sees it.
 
 use rtvirtio_workflow::contracts::{ActiveContracts, AdmittedInTurn, InForce, VmsNow, of_vms_in_turn};
+use rtvirtio_workflow::scope_files::VmInForce;
 
 use super::{LinuxHost, Quiet};
 use crate::arrivals::Arrival;
@@ -11,8 +12,8 @@ impl LinuxHost {
     /// The CPU contracts in force for these VMs, each with the processes of its VM.
     pub(super) fn in_force_with_processes(&self, of: impl Fn(&str) -> bool) -> Vec<(InForce, Vec<u32>)> {
         let saved = self.tracked.iter().filter(|(vm, _)| of(vm)).filter_map(|(_, t)| t.saved.as_ref());
-        let pids =
-            |of: &rtvirtio_workflow::scope_files::VmInForce| of.processes.iter().map(|p| p.pid).collect();
+        // Another process may have the number of one that has ended.
+        let pids = |of: &VmInForce| of.processes.iter().filter(|p| p.is_alive()).map(|p| p.pid).collect();
         saved.filter_map(|saved| Some((saved.cpu.clone()?, pids(saved)))).collect()
     }
 
@@ -45,10 +46,17 @@ impl LinuxHost {
         let ours: ActiveContracts =
             saved.filter_map(|saved| Some((saved.cpu.clone()?, saved.processes.clone()))).collect();
         let running = |vm: &str| Some(self.tracked.get(vm)?.found.as_ref()?.handle.clone());
+        let replaces = |vm: &str| desired.contract_of(vm).is_some_and(is_changed);
         let in_force = self.in_force_with_processes(|_| true);
-        let now = VmsNow { running: &running, in_force: &in_force };
+        let now = VmsNow { running: &running, replaces: &replaces, in_force: &in_force };
         of_vms_in_turn(ordered.iter().map(|c| &c.vm), &ours, &now, &self.places.dirs, &Quiet::default())
     }
+}
+
+/// Whether a contract with `cores` is not admitted, perhaps for its CPUs, or admitted without them.
+pub(super) fn lacks_cpus(of: &AdmittedInTurn, desired: &Desired) -> bool {
+    let has_cores = |vm: &str| desired.contract_of(vm).is_some_and(|c| c.vm.cpu.cores.is_some());
+    of.refused.iter().chain(&of.kept).chain(&of.uncounted).any(|(vm, _)| has_cores(vm))
 }
 
 pub(super) fn admission(of: &AdmittedInTurn) -> Admission {

@@ -1,7 +1,7 @@
 //! Whether a contract that is to be written fits together with the existing ones.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_spec::HostSpec;
@@ -13,7 +13,7 @@ use super::{FoundVm, LinuxHost, Places, Tracked, Waker, lookup};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::host::Host as _;
-use crate::observed::Presence;
+use crate::observed::{LOOKED_FOR, Presence};
 
 /// Timeout of reading contracts from libvirt.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,7 +27,8 @@ pub struct Fit {
     pub refused: Option<String>,
     /// VMs whose contracts give way to it, each with the reason.
     pub gives_way: Vec<(String, String)>,
-    /// Reason why the CPUs of a contract with `cores` were not counted; `None` if they were.
+    /// For a contract with `cores`, what was not counted of the CPUs, each VM with the reason;
+    /// `None` if all were.
     pub uncounted: Option<String>,
 }
 
@@ -77,28 +78,38 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
         );
         return Ok(Fit { refused: Some(why), gives_way: Vec::new(), uncounted: None });
     }
-    let uncounted = match new.vm.cpu.cores {
-        Some(_) => host.find_now(&new.vm),
-        None => None,
-    };
-    let of = |desired: &Desired| host.admit(desired).map(|of| admission(&of)).map_err(|e| format!("{e:#}"));
-    let before = of(&desired)?;
+    let has_cores = new.vm.cpu.cores.is_some();
+    let mut uncounted = Vec::new();
+    if has_cores {
+        uncounted.extend(host.find_now(&new.vm));
+        uncounted.extend(host.find_others(&desired, vm, &woken));
+    }
+    let of = |desired: &Desired| host.admit(desired).map_err(|e| format!("{e:#}"));
+    let before = admission(&of(&desired)?);
     match desired.contracts.iter_mut().find(|c| c.vm.name == vm) {
         Some(old) => *old = new,
         None => desired.contracts.push(new),
     }
-    let after = of(&desired)?;
+    let admitted = of(&desired)?;
+    if has_cores {
+        uncounted.extend(admitted.uncounted.iter().map(|(vm, e)| not_counted(vm, &format!("{e:#}"))));
+    }
+    let after = admission(&admitted);
     let why = |vm: &str| after.refused.get(vm).or_else(|| after.kept.get(vm)).cloned();
     let others = before.admitted.keys().filter(|other| *other != vm && before.takes(other));
     Ok(Fit {
         refused: why(vm),
         gives_way: others.filter_map(|other| Some((other.clone(), why(other)?))).collect(),
-        uncounted,
+        uncounted: (!uncounted.is_empty()).then(|| uncounted.join("; ")),
     })
 }
 
+fn not_counted(vm: &str, why: &str) -> String {
+    format!("the CPUs of {vm} could not be counted: {why}")
+}
+
 impl LinuxHost {
-    /// Looks a VM up, so that its CPUs are counted; returns why it was not found.
+    /// Looks a VM up, so that its CPUs are counted; returns why they are not.
     fn find_now(&mut self, vm: &rtvirtio_spec::Vm) -> Option<String> {
         let found = lookup::look_up(vm, &self.places.dirs);
         let tracked: &mut Tracked = self.tracked.entry(vm.name.clone()).or_default();
@@ -108,8 +119,45 @@ impl LinuxHost {
                 tracked.found = Some(FoundVm { handle, processes, tids });
                 None
             }
-            Err(Presence::Off(why) | Presence::Unknown(why)) => Some(why),
+            Err(Presence::Off(why)) => {
+                Some(format!("whether CPUs are left for {} is decided when it runs: {why}", vm.name))
+            }
+            Err(Presence::Unknown(why)) => Some(not_counted(&vm.name, &why)),
             Err(Presence::Running(_)) => None,
         }
+    }
+
+    /// Looks up the VMs whose contracts have `cores` and none in force, so that their CPUs are
+    /// counted; returns why those of some are not.
+    fn find_others(&mut self, desired: &Desired, new: &str, woken: &Receiver<()>) -> Vec<String> {
+        let has_some =
+            |vm: &str| self.tracked.get(vm).and_then(|t| t.saved.as_ref()?.cpu.as_ref()?.cores.as_ref());
+        let others = desired.contracts.iter().map(|c| &c.vm).filter(|vm| vm.name != new);
+        let mut sought: Vec<_> =
+            others.filter(|vm| vm.cpu.cores.is_some() && has_some(&vm.name).is_none()).collect();
+        sought.iter().for_each(|vm| self.lookups.start(vm));
+        let (end, mut uncounted) = (Instant::now() + READ_TIMEOUT, Vec::new());
+        loop {
+            sought.retain(|vm| {
+                let Some(result) = self.lookups.take(&vm.name, &[]).pop() else { return true };
+                match result {
+                    Ok((handle, processes)) => {
+                        let tids = tids(&self.root, &processes);
+                        let tracked = self.tracked.entry(vm.name.clone()).or_default();
+                        tracked.found = Some(FoundVm { handle, processes, tids });
+                    }
+                    Err(Presence::Unknown(why)) => uncounted.push(not_counted(&vm.name, &why)),
+                    // One that does not run has none.
+                    Err(Presence::Off(_) | Presence::Running(_)) => {}
+                }
+                false
+            });
+            if sought.is_empty() || Instant::now() >= end {
+                break;
+            }
+            let _ = woken.recv_timeout(PAUSE);
+        }
+        uncounted.extend(sought.iter().map(|vm| not_counted(&vm.name, LOOKED_FOR)));
+        uncounted
     }
 }

@@ -44,7 +44,7 @@ use status::{drift, state_of};
 use tasks::{Listed, tids};
 use tracked::{SPLIT_EVERY, Tracked};
 
-use admitted::admission;
+use admitted::{admission, lacks_cpus};
 pub(crate) use arriving::EndedArrival;
 pub use fit::{Fit, fit};
 pub use lookup::Waker;
@@ -53,6 +53,8 @@ pub use running::RunningVm;
 
 /// Maximum age of the admission, which depends on what the kernel grants.
 const ADMISSION_AGE: Duration = Duration::from_secs(60);
+/// Maximum age while a VM lacks CPUs: programs other than the service give them up unseen.
+const AGE_WITHOUT_CPUS: Duration = Duration::from_secs(5);
 /// Interval of lookups of a VM that does not run, unless a new process shows sooner that it may
 /// have been started.
 const LOOKUP_EVERY: Duration = Duration::from_secs(1);
@@ -303,7 +305,11 @@ impl LinuxHost {
     }
 
     fn refresh_admission(&mut self, desired: &Desired, now: Instant) {
-        if self.admission.as_ref().is_some_and(|(at, _)| now.duration_since(*at) < ADMISSION_AGE) {
+        let is_fresh = |(at, of): &(Instant, AdmittedInTurn)| {
+            let age = if lacks_cpus(of, desired) { AGE_WITHOUT_CPUS } else { ADMISSION_AGE };
+            now.duration_since(*at) < age
+        };
+        if self.admission.as_ref().is_some_and(is_fresh) {
             return;
         }
         self.arrivals.find_namesakes(desired);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rtvirtio_apply::{Amended, ApplyError, Fate, KnownJournal, OnConflict, Reverted};
 use rtvirtio_cpu::Backend;
 use rtvirtio_workflow::Error;
-use rtvirtio_workflow::contracts::{InForce, writes_of_one};
+use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, writes_of_one};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
 use rtvirtio_workflow::scope_files::VmInForce;
@@ -228,13 +228,18 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
         tracked.kept = None;
         tracked.saved.take()?.cpu?.cores
     });
-    // Its CPUs are free for others.
-    host.admission.take_if(|_| had.is_some());
+    // Its CPUs are free for others, unless its changed contract is applied next.
+    let runs = host.tracked.get(vm).is_some_and(|tracked| tracked.found.is_some());
+    host.admission.take_if(|(_, of)| had.is_some() && !(runs && is_admitted(of, vm)));
     // The contract in force that was admitted instead is gone.
     if host.admission.as_ref().is_some_and(|(_, of)| of.kept.iter().any(|(kept, _)| kept == vm)) {
         host.admission = None;
     }
     Ok((changes, notes))
+}
+
+fn is_admitted(admission: &AdmittedInTurn, vm: &str) -> bool {
+    admission.admitted.contracts.iter().any(|of| of.vm == vm)
 }
 
 fn put_plan_back(host: &LinuxHost, force: bool) -> Result<Done, Stop> {

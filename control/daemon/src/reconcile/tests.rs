@@ -301,4 +301,7 @@ fn a_changed_contract_of_which_it_is_not_known_whether_it_fits_leaves_the_one_in
     // Where what is in force does not fit any more either, it gives way.
     case.observed.admission.refused.insert("plc".to_owned(), "too much".to_owned());
     assert_eq!(case.steps(), one(BACK));
+    // Settings without a CPU contract take nothing that others could have.
+    case.vm("plc").scope.as_mut().unwrap().level = None;
+    assert_eq!(case.steps(), []);
 }

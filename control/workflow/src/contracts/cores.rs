@@ -105,7 +105,7 @@ struct Taken {
 impl Taken {
     /// The host as contracts of these mechanisms find it: taken are the CPUs of the contracts in
     /// force, `beside`, and those to which vCPUs of VMMs other than the processes `own` are pinned,
-    /// where these VMMs belong to root or to the user of a VM with CPUs.
+    /// where these VMMs belong to root or to the user of a VMM with CPUs.
     fn find(
         root: &Root,
         probe: &Probe,
@@ -128,7 +128,7 @@ impl Taken {
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
         // Any user may start a program of a VMM's name and pin its threads.
         let mut users = BTreeSet::from([ROOT]);
-        for pid in &known {
+        for pid in known.iter().filter(|pid| Vmm::of_process(root, **pid).is_some()) {
             users.extend(unless_gone(process::user(root, *pid))?);
         }
         let mut pinned = BTreeMap::new();

@@ -13,13 +13,15 @@ use super::cores::{self, CoresAsk};
 use super::ranks::rank;
 use super::{ActiveContracts, Admitted, Contracted, InForce, VmNeed, fitting, forget_own, needs};
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Error, Result};
+use crate::error::{Context as _, Error, Kind, Result};
 use crate::progress::Progress;
 
 /// VMs as they are while contracts are admitted, for the CPUs of those with `cores`.
 pub struct VmsNow<'a> {
     /// A VM that runs and was found; its CPUs cannot be counted otherwise.
     pub running: &'a dyn Fn(&str) -> Option<VmHandle>,
+    /// A VM with other settings in force, which are put back before its contract is applied.
+    pub replaces: &'a dyn Fn(&str) -> bool,
     /// All contracts in force, each with the processes of its VM.
     pub in_force: &'a [(InForce, Vec<u32>)],
 }
@@ -33,6 +35,9 @@ pub struct AdmittedInTurn {
     pub kept: Vec<(String, Error)>,
     /// VMs without an admitted contract, each with the reason.
     pub refused: Vec<(String, Error)>,
+    /// VMs with `cores` that are admitted although their CPUs could not be counted, each with the
+    /// reason.
+    pub uncounted: Vec<(String, Error)>,
 }
 
 /// Like [`super::of_vms`], but VM by VM: a contract that does not fit next to those before it is
@@ -40,7 +45,8 @@ pub struct AdmittedInTurn {
 /// does not fit and its contract in force does, the latter is admitted.
 ///
 /// CPUs are counted for VMs that run: beside all that have some, and beside those of the VMs before
-/// it. Nothing gives way for them.
+/// it. Nothing gives way for them. Where they cannot be counted the contract is admitted without, and
+/// applying it reports why; but one that replaces settings in force is not admitted.
 ///
 /// # Errors
 /// When the kernel's mechanisms cannot be read.
@@ -54,7 +60,13 @@ pub fn of_vms_in_turn<'v>(
     let mut probe = probe(&Root::default())?;
     let names = vms.clone().map(|vm| vm.name.as_str());
     forget_own(&mut probe, names.chain(ours.contracts.iter().map(|of| of.vm.as_str())), ours)?;
-    let mut turn = Turn { probe: &probe, taken: Vec::new(), contracts: Vec::new(), placed: Vec::new() };
+    let mut turn = Turn {
+        probe: &probe,
+        taken: Vec::new(),
+        contracts: Vec::new(),
+        placed: Vec::new(),
+        uncounted: Vec::new(),
+    };
     let (mut kept, mut refused) = (Vec::new(), Vec::new());
     for vm in vms.filter(|vm| vm.cpu.need.is_some()) {
         let asked = needs(std::slice::from_ref(vm), &probe, &[], dirs, progress);
@@ -65,10 +77,10 @@ pub fn of_vms_in_turn<'v>(
         let not_had = if stays { &mut kept } else { &mut refused };
         not_had.push((vm.name.clone(), e));
     }
-    let mut contracts = turn.contracts;
+    let Turn { mut contracts, uncounted, .. } = turn;
     // Only of all together: with each one again, hundreds of VMs would take seconds.
     rank(&mut contracts);
-    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, kept, refused })
+    Ok(AdmittedInTurn { admitted: Admitted { probe, contracts }, kept, refused, uncounted })
 }
 
 /// The contracts that are admitted so far.
@@ -78,6 +90,8 @@ struct Turn<'v, 'p> {
     contracts: Vec<Contracted>,
     /// CPUs for contracts that are not in force, each with the processes of its VM.
     placed: Vec<(InForce, Vec<u32>)>,
+    /// VMs whose CPUs could not be counted, each with the reason.
+    uncounted: Vec<(String, Error)>,
 }
 
 impl<'v> Turn<'v, '_> {
@@ -87,11 +101,18 @@ impl<'v> Turn<'v, '_> {
         self.taken.push(need);
         let admitted = fitting(self.probe, &self.taken.iter().collect::<Vec<_>>()).and_then(|all| {
             let one = all.iter().find(|one| one.vm == vm).context("a contract without its VM")?;
-            Ok((place(self.probe, one, now, &self.placed)?, all))
+            let placed = match place(self.probe, one, now, &self.placed) {
+                Err(e) if may_be_uncounted(&e, vm, now) => Err(e),
+                placed => Ok(placed?),
+            };
+            Ok((placed, all))
         });
         match admitted {
             Ok((placed, all)) => {
-                self.placed.extend(placed);
+                match placed {
+                    Ok(placed) => self.placed.extend(placed),
+                    Err(e) => self.uncounted.push((vm.to_owned(), e)),
+                }
                 self.contracts = all;
                 Ok(())
             }
@@ -101,6 +122,11 @@ impl<'v> Turn<'v, '_> {
             }
         }
     }
+}
+
+/// Whether a contract is admitted although its CPUs could not be counted.
+fn may_be_uncounted(error: &Error, vm: &str, now: &VmsNow<'_>) -> bool {
+    error.kind() != Kind::Infeasible && !(now.replaces)(vm)
 }
 
 /// CPUs for a VM whose contract would be put in force now, with its processes; `None` where it has

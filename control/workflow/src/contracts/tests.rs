@@ -4,6 +4,7 @@ use rtvirtio_cpu::Load;
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_testkit::{ChildGuard, Need, has};
 use rtvirtio_units::Nanos;
+use rtvirtio_vmm::VmHandle;
 
 use super::*;
 use crate::progress::Quiet;
@@ -46,6 +47,30 @@ fn vm(name: &str, budget: &str) -> Vm {
 }
 
 #[test]
+fn cpus_that_cannot_be_counted_refuse_only_what_replaces_settings() {
+    if !has("cpus_that_cannot_be_counted_refuse_only_what_replaces_settings", &[Need::Root, Need::RT_GROUPS])
+    {
+        return;
+    }
+    let temp = rtvirtio_testkit::tempdir().unwrap();
+    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let sleeper = ChildGuard(Command::new("sleep").arg("600").spawn().unwrap());
+    // No thread of it is known to run a vCPU.
+    let running = |_: &str| Some(VmHandle::of_pid(sleeper.id()));
+    let mut plc = vm("plc", "4ms");
+    plc.cpu.cores = Some(rtvirtio_spec::Cores::default());
+    let admitted = |replaces: bool| {
+        let now = VmsNow { running: &running, replaces: &|_| replaces, in_force: &[] };
+        let all =
+            of_vms_in_turn([&plc].into_iter(), &ActiveContracts::default(), &now, &dirs, &Quiet::default());
+        let all = all.unwrap();
+        (all.admitted.contracts.len(), all.refused.len(), all.uncounted.len())
+    };
+    assert_eq!(admitted(false), (1, 0, 1));
+    assert_eq!(admitted(true), (0, 1, 0));
+}
+
+#[test]
 fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
     if !has("what_is_in_force_is_admitted_where_what_replaces_it_is_too_much", &[Need::Root, Need::RT_GROUPS])
     {
@@ -66,7 +91,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
     };
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
         let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };
-        let now = VmsNow { running: &|_| None, in_force: &[] };
+        let now = VmsNow { running: &|_| None, replaces: &|_| false, in_force: &[] };
         let all = of_vms_in_turn(vms.iter(), &ours, &now, &dirs, &Quiet::default()).unwrap();
         let names = |all: &[(String, Error)]| all.iter().map(|(vm, _)| vm.clone()).collect::<Vec<_>>();
         let contracts: Vec<_> = all.admitted.contracts.iter().map(|c| (c.vm.clone(), c.contract)).collect();

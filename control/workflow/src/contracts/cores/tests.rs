@@ -244,6 +244,9 @@ fn cpus_that_a_user_of_the_host_pins_to_are_not_taken() {
     chosen(&threads(100, 8)).unwrap();
     // The user of our VM's own process may pin others of its own.
     put(&root, "/proc/100/status", "Name:\tq\nUid:\t1000\t1000\t1000\t1000\n");
+    // Another program may have the number of a process of a VM by now.
+    chosen(&threads(100, 8)).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", root.at("/proc/100/exe")).unwrap();
     assert!(
         format!("{:#}", chosen(&threads(100, 8)).unwrap_err()).contains("CPU 5 has a vCPU of process 900")
     );
