@@ -288,4 +288,50 @@ mod tests {
             std::fs::remove_file(place.join(JOURNAL_FILE)).unwrap();
         }
     }
+
+    #[test]
+    fn contracts_of_all_programs_are_found_with_the_processes_that_live() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        assert_eq!(cpu_of_others(&dirs).unwrap().len(), 0);
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let ended = ProcessId { start_time: this.start_time + 1, ..this.clone() };
+        let ms = rtvirtio_units::Nanos::from_millis;
+        let contract = rtvirtio_cpu::Contract::new(ms(4), ms(20)).unwrap();
+        let cpu = |vm: &str| InForce {
+            vm: vm.to_owned(),
+            contract,
+            order: rtvirtio_cpu::Order::Contract,
+            level: rtvirtio_cpu::Level::ALONE,
+            backend: rtvirtio_cpu::Backend::RtGroup,
+            group: None,
+            urgency: None,
+            cores: None,
+        };
+        let agents = resource_dirs(&dirs, "rtvm").state;
+        write_state(&agents, JOURNAL_FILE, b"{}").unwrap();
+        let start = |vm: &str, of: &ProcessId| StartedVm { vm: vm.to_owned(), processes: vec![of.clone()] };
+        started::save(&[start("a", &this), start("b", &ended)], &agents).unwrap();
+        let of_agent = serde_json::to_vec(&[cpu("a"), cpu("b")]).unwrap();
+        write_state(&agents, contracts::IN_FORCE_FILE, &of_agent).unwrap();
+        for (vm, processes) in [("plc", vec![this.clone(), ended.clone()]), ("old", vec![ended.clone()])] {
+            let scope = scope_files::vm_dir(&dirs, vm);
+            write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
+            let saved = scope_files::VmInForce {
+                vm: vm.to_owned(),
+                contract: String::new(),
+                processes,
+                cpu: Some(cpu(vm)),
+                reason: String::new(),
+                since: String::new(),
+            };
+            write_state(&scope, scope_files::IN_FORCE_FILE, &serde_json::to_vec(&saved).unwrap()).unwrap();
+        }
+        let found = cpu_of_others(&dirs).unwrap();
+        let found: Vec<(&str, &[u32])> = found.iter().map(|(of, pids)| (of.vm.as_str(), &pids[..])).collect();
+        assert_eq!(found, [("plc", &[this.pid][..]), ("a", &[this.pid][..])]);
+        // A record that cannot be read is not the same as none.
+        std::fs::remove_file(scope_files::vm_dir(&dirs, "plc").join(scope_files::IN_FORCE_FILE)).unwrap();
+        assert!(cpu_of_others(&dirs).is_err());
+    }
 }

@@ -45,8 +45,8 @@ pub struct AdmittedInTurn {
 /// does not fit and its contract in force does, the latter is admitted.
 ///
 /// CPUs are counted for VMs that run: beside all that have some, and beside those of the VMs before
-/// it. Nothing gives way for them. Where they cannot be counted the contract is admitted without, and
-/// applying it reports why; but one that replaces settings in force is not admitted.
+/// it. Nothing gives way for them. Where they cannot be counted the contract is admitted without,
+/// and applying it reports why; but one that replaces settings in force is not admitted.
 ///
 /// # Errors
 /// When the kernel's mechanisms cannot be read.
