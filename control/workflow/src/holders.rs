@@ -295,7 +295,7 @@ mod tests {
         let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
         assert_eq!(cpu_of_others(&dirs).unwrap().len(), 0);
         let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let ended = ProcessId { start_time: this.start_time + 1, ..this.clone() };
+        let ended = ProcessId { start_time: this.start_time + 1, ..this };
         let ms = rtvirtio_units::Nanos::from_millis;
         let contract = rtvirtio_cpu::Contract::new(ms(4), ms(20)).unwrap();
         let cpu = |vm: &str| InForce {
@@ -314,7 +314,7 @@ mod tests {
         started::save(&[start("a", &this), start("b", &ended)], &agents).unwrap();
         let of_agent = serde_json::to_vec(&[cpu("a"), cpu("b")]).unwrap();
         write_state(&agents, contracts::IN_FORCE_FILE, &of_agent).unwrap();
-        for (vm, processes) in [("plc", vec![this.clone(), ended.clone()]), ("old", vec![ended.clone()])] {
+        for (vm, processes) in [("plc", vec![this.clone(), ended.clone()]), ("old", vec![ended])] {
             let scope = scope_files::vm_dir(&dirs, vm);
             write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
             let saved = scope_files::VmInForce {
