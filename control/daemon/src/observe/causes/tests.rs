@@ -234,7 +234,7 @@ fn what_waited_in_one_interval_is_no_load_above_the_declaration_in_the_next() {
         let moved = BTreeMap::from([("plc".to_owned(), Some(40_960_000.0))]);
         IntervalFacts { device: Some(Arc::new(device(io, moved))), ..calm() }
     };
-    // 100/s are declared: 70/s, then 130/s; and a rest before 200/s, which the guest may have taken.
+    // 100/s are declared: 70/s, then 130/s; and a rest of the guest, then 200/s.
     for counts in [[(700, 0), (300, 1_000)], [(0, 0), (0, 2_000)]] {
         let [(then, _), (n, late)] = counts;
         let later = judged(&[(then, 0, calm()), (n, late, alone())]);
