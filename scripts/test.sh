@@ -219,8 +219,9 @@ deny() {
     fi
 }
 
-# `KIND NAME` of each integration test program. Kinds: those in the box, those that boot guests on this host, those that start a cluster,
-# those that run while others do, or the others.
+# `KIND NAME` of each integration test program. Kinds: those in the box, the one in the box that needs both CPUs (a guest in it that boots
+# for longer than a minute counts as lost), those that boot guests on this host, those that start a cluster, those that run while others
+# do, or the others.
 list_programs() {
     for file in */*/tests/*.rs; do
         name=$(basename "$file" .rs)
@@ -228,7 +229,7 @@ list_programs() {
         if slow_name "$name"; then kind=guests; fi
         if cluster_name "$name"; then kind=cluster; fi
         if parallel_name "$name"; then kind=parallel; fi
-        case $name in boxed*) kind=box ;; esac
+        case $name in boxed_cpu) kind=alone ;; boxed*) kind=box ;; esac
         echo "$kind $name"
     done | sort -u
 }
@@ -273,6 +274,8 @@ tier() {
         # shellcheck disable=SC2046 # a list of words
         tests "tests that boot guests" --workspace $(programs guests)
         end_background box
+        # shellcheck disable=SC2046 # a list of words
+        tests "tests in the box with nothing beside" --workspace $(programs alone)
         ;;
     esac
 }

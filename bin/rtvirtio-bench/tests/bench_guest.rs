@@ -136,14 +136,15 @@ fn a_sweep_runs_in_guests() {
         assert_eq!(run["kind"], "qemu");
         let vms = run["vms"].as_array().unwrap();
         let tasks = vms.iter().flat_map(|vm| vm.as_array().unwrap());
-        let mut completed = 0;
+        let mut completed = 0.0;
         for (task, result) in tasks.zip(run["results"].as_array().unwrap()) {
-            completed += result["n"].as_u64().unwrap();
+            // On a busy machine all of it may have been due in the warm-up, which leaves `n` at 0.
+            completed += result["rate"].as_f64().unwrap();
             assert!(result["p9999"].as_u64().unwrap() > 0, "{task}: {result}");
             // Nobody knows when the host stood still while a guest waited.
             assert!(result["p9999_awake"].is_null(), "{result}");
         }
-        assert!(completed > 0, "{run}");
+        assert!(completed > 0.0, "{run}");
     }
     site.ok(&sweep);
     assert_eq!(lines(&file), runs, "what is measured is not measured again");

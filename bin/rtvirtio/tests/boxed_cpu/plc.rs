@@ -26,8 +26,8 @@ const TAP: &str = "rtvirtio0";
 const STATE: &str = "/root/state";
 /// Boots that are tried: emulated SVM resets about one guest in twenty while it boots.
 const TRIES: u32 = 4;
-/// Five to ten times what a boot takes.
-const BOOT: Duration = Duration::from_secs(60);
+/// More than ten times what a boot takes on two free cores.
+const BOOT: Duration = Duration::from_secs(150);
 /// The time for any answer of a machine or its guest.
 pub const ANSWER: Duration = Duration::from_secs(120);
 
@@ -247,7 +247,13 @@ impl Plc {
 
     fn answers_within(&mut self, patience: Duration) -> bool {
         let start = Instant::now();
+        let mut told = Duration::ZERO;
         while start.elapsed() < patience && self.child.try_wait().unwrap().is_none() {
+            // A box that prints nothing for 75 s counts as hung.
+            if start.elapsed() > told + Duration::from_secs(30) {
+                told = start.elapsed();
+                println!("the guest boots for {:.0} s", told.as_secs_f64());
+            }
             if let Ok(agent) = GuestAgent::connect(Path::new(AGENT), Duration::from_secs(5)) {
                 self.agent = Some(agent);
                 return true;
