@@ -27,7 +27,7 @@ use crate::host::kernel_release;
 use crate::progress::Progress;
 use crate::started;
 
-pub(crate) use cores::{give_cpus, with_later_vcpus};
+pub(crate) use cores::{give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, room_for, writes};

@@ -298,7 +298,7 @@ fn scan(
     if kept.lacks_cpus(&new) {
         let state = &keeper.dirs.state;
         let others = contracts_of_others(&vm, keeper.dirs)?;
-        without_cpus = kept.place_later(&mut new, root, &keeper.probe, &others)?;
+        without_cpus = kept.place_hotplugged(&mut new, root, &keeper.probe, &others)?;
         // Before the write, so that nothing else is placed on these CPUs in any case.
         new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
     }

@@ -13,9 +13,9 @@ use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 use crate::contracts::{InForce, give_cpus};
 use crate::error::Result;
 use crate::pieces::{Key, first_of, key};
-use later_cpus::LaterCpus;
+use hotplugged::HotpluggedVcpus;
 
-mod later_cpus;
+mod hotplugged;
 
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
 /// of unknown role is looked up again this many times.
@@ -40,7 +40,7 @@ pub struct ManagedVm {
     split_at: Instant,
     split_every: Duration,
     /// vCPUs that were plugged in and for which no CPU was left.
-    later: LaterCpus,
+    hotplugged: HotpluggedVcpus,
 }
 
 /// A thread without settings.
@@ -62,8 +62,8 @@ pub struct TakeIn {
     threads: Vec<Thread>,
     /// New threads among these.
     taken: BTreeSet<Key>,
-    /// Result of [`ManagedVm::place_later`]; `None` where no vCPU lacks a CPU.
-    placed: Option<later_cpus::Placed>,
+    /// Result of [`ManagedVm::place_hotplugged`]; `None` where no vCPU lacks a CPU.
+    placed: Option<hotplugged::Placed>,
     at: Instant,
 }
 
@@ -84,7 +84,7 @@ impl ManagedVm {
             of,
             split_at: Instant::now(),
             split_every,
-            later: LaterCpus::default(),
+            hotplugged: HotpluggedVcpus::default(),
             handle,
         }
     }
@@ -115,7 +115,7 @@ impl ManagedVm {
             of,
             split_at: now,
             split_every,
-            later: LaterCpus::default(),
+            hotplugged: HotpluggedVcpus::default(),
             handle,
         }
     }
@@ -140,7 +140,7 @@ impl ManagedVm {
     #[must_use]
     pub fn has_next(&self) -> bool {
         let now = Instant::now();
-        self.later.is_due(now) || self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
+        self.hotplugged.is_due(now) || self.pending.values().any(|p| p.lookups == 0 && now >= p.from)
     }
 
     /// Contract in force, with its current level.
@@ -227,7 +227,7 @@ impl ManagedVm {
         let now = Instant::now();
         let is_split = self.of.backend == Backend::Deadline;
         let is_due = |p: &Pending| now >= p.from && (again || p.lookups == 0);
-        let tried_again = self.later.take_due(now);
+        let tried_again = self.hotplugged.take_due(now);
         let known = Pending { lookups: 0, from: now, is_known: true };
         self.pending.extend(tried_again.into_iter().map(|key| (key, known)));
         let has_new = self.pending.values().any(is_due);
@@ -340,7 +340,7 @@ impl ManagedVm {
     pub fn written(&mut self, mut done: TakeIn) {
         if let Some(placed) = done.placed.take() {
             self.of = placed.of;
-            self.later.note(placed.without, done.at);
+            self.hotplugged.note(placed.without, done.at);
         }
         self.took(&done);
         if self.of.backend == Backend::Deadline {
@@ -354,7 +354,7 @@ impl ManagedVm {
     fn took(&mut self, done: &TakeIn) {
         let there: BTreeSet<Key> = self.watcher.threads().map(key).collect();
         self.pending.retain(|key, _| there.contains(key));
-        self.later.retain(&there);
+        self.hotplugged.retain(&there);
         for t in done.threads.iter().filter(|t| done.taken.contains(&key(t))) {
             let Some(of) = self.pending.get_mut(&key(t)) else { continue };
             of.lookups += 1;

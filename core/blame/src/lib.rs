@@ -21,11 +21,12 @@
 //!   latency in the block layer, or of the time that a task with so many requests at once has for
 //!   each at its rate, the device is where they wait. So it is where nothing else is named, and the
 //!   late ones' time was spent below the guest and not for CPUs. Where the VMM counts other tasks
-//!   with it, the mean request stands for the task's where at least [`MANY`] wait at once. Of those
-//!   who moved the device's bytes, each other one with at least [`SHARED`] of them is named, and so
-//!   is the VM's own load, by what it sends above its declaration. A VM with at least [`ALONE`] of
-//!   them waits for its own load where it sends [`OVER`] times what it declares, which the device
-//!   carries then, else for the device.
+//!   with it, the mean request stands for the task's where at least [`MANY`] wait at once, and only
+//!   the VM's own load is named by it. Of those who moved the device's bytes, each other one with
+//!   at least [`SHARED`] of them is named, and so is the VM's own load, by the bytes that it sends
+//!   above its declaration. A VM with at least [`ALONE`] of them waits for its own load where it
+//!   sends [`OVER`] times what it declares, which the device carries then, else for the device;
+//!   neither is named where more came than declared, but not with the time before.
 
 mod limit;
 mod words;
@@ -42,8 +43,9 @@ pub const USED: f64 = 0.9;
 const BELOW: f64 = 2.0 / 3.0;
 /// Part of the latency of requests on time that counts as spent below the guest.
 const ON_TIME: f64 = 0.2;
-/// Mean number of requests of a VM below the guest from which on those of all its tasks wait alike:
-/// each spends most of its time behind others.
+/// Mean number of requests of a VM below the guest from which on those of all its tasks are taken
+/// to wait alike, on a device that serves one after the other. One that serves many at once does
+/// not do so, which is why no other user of the device is named by it.
 pub const MANY: f64 = 4.0;
 /// Stops by a quota may last longer than their lower bound, which divides their sum by the CPUs
 /// that may stop at once: this many times is assumed where nothing else is ruled out by it.

@@ -53,7 +53,7 @@ impl Cores {
 
     /// CPUs of the VM with one more vCPU, which has the last one of this placement.
     #[must_use]
-    pub fn with_later(&self, vcpu: u32, placement: Placement) -> Self {
+    pub fn with_hotplugged(&self, vcpu: u32, placement: Placement) -> Self {
         let mut vcpus = self.vcpus.clone();
         vcpus.push(vcpu);
         Self { vcpus, placement, among: self.among.clone() }
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(lacking, [1]);
         let mut more = cores(&[6, 7]).placement;
         more.vcpus.push(3);
-        let (writes, without) = cores(&[6, 7]).with_later(1, more).writes("plc", &threads);
+        let (writes, without) = cores(&[6, 7]).with_hotplugged(1, more).writes("plc", &threads);
         let of: Vec<&str> = writes.iter().map(|write| write.value.as_str()).collect();
         assert_eq!((&of[..], without.len()), (&["6-7", "4", "5", "4-5", "6-7", "3"][..], 0));
         let pinned: Vec<String> =

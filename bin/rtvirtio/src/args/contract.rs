@@ -36,7 +36,7 @@ EXAMPLES
         /// Write it into the metadata of libvirt's VM of this name instead of a file
         #[arg(long)]
         libvirt: bool,
-        /// Say whether it fits beside the others, and write nothing; with `--json`, `uncounted` is
+        /// Say whether it fits next to the others, and write nothing; with `--json`, `uncounted` is
         /// the reason why CPUs for `cores` were not counted, or null
         #[arg(long)]
         dry_run: bool,
@@ -72,7 +72,7 @@ EXAMPLES
         vm: String,
     },
     #[command(after_help = "\
-The service on the host where the VM is to come admits the contract beside all others, and holds its CPU budget until the VM runs there
+The service on the host where the VM is to come admits the contract next to all others, and holds its CPU budget until the VM runs there
 or the time is over. `rtvirtio status` names VMs that are about to arrive. libvirt's hook and Proxmox VE's hookscript of the packages ask
 by themselves.
 

@@ -26,7 +26,7 @@ const TAP: &str = "rtvirtio0";
 const STATE: &str = "/root/state";
 /// Boots that are tried: emulated SVM resets about one guest in twenty while it boots.
 const TRIES: u32 = 4;
-/// More than ten times what a boot takes on two free cores.
+/// More than three times what a boot takes under PREEMPT_RT on two free cores.
 const BOOT: Duration = Duration::from_secs(150);
 /// The time for any answer of a machine or its guest.
 pub const ANSWER: Duration = Duration::from_secs(120);

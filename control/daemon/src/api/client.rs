@@ -245,8 +245,7 @@ impl Client {
     /// several.
     ///
     /// # Errors
-    /// As [`Client::post`]; status 409 where its contract does not fit, 503 where nothing was
-    /// decided.
+    /// As [`Client::post`]; status 409 where the VM may not come, 503 where nothing was decided.
     pub fn reserve(
         &self,
         described: &str,
@@ -261,7 +260,8 @@ impl Client {
         serde_json::from_str(&answer).map_err(|e| self.wrong(&e))
     }
 
-    /// Gives back the room that is reserved for a VM, by its name or UUID; false where none is.
+    /// Gives back the room that is reserved for a VM; false where none is. `vm` is its UUID or its
+    /// name in libvirt, for a contract file the name there.
     ///
     /// # Errors
     /// As [`Client::post`].

@@ -8,7 +8,6 @@ use rtvirtio_spec::HostSpec;
 use rtvirtio_workflow::scope_files;
 
 use super::admitted::admission;
-use super::tasks::tids;
 use super::{FoundVm, LinuxHost, Places, Tracked, Waker, lookup};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
@@ -115,8 +114,7 @@ impl LinuxHost {
         let tracked: &mut Tracked = self.tracked.entry(vm.name.clone()).or_default();
         match found {
             Ok((handle, processes)) => {
-                let tids = tids(&self.root, &processes);
-                tracked.found = Some(FoundVm { handle, processes, tids });
+                tracked.found = Some(FoundVm::new(&self.root, handle, processes));
                 None
             }
             Err(Presence::Off(why)) => {
@@ -142,9 +140,8 @@ impl LinuxHost {
                 let Some(result) = self.lookups.take(&vm.name, &[]).pop() else { return true };
                 match result {
                     Ok((handle, processes)) => {
-                        let tids = tids(&self.root, &processes);
                         let tracked = self.tracked.entry(vm.name.clone()).or_default();
-                        tracked.found = Some(FoundVm { handle, processes, tids });
+                        tracked.found = Some(FoundVm::new(&self.root, handle, processes));
                     }
                     Err(Presence::Unknown(why)) => uncounted.push(not_counted(&vm.name, &why)),
                     // One that does not run has none.

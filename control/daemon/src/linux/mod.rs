@@ -79,6 +79,14 @@ struct FoundVm {
     tids: BTreeSet<u32>,
 }
 
+impl FoundVm {
+    /// A VM with the threads that its processes have now.
+    fn new(root: &Root, handle: VmHandle, processes: Vec<ProcessId>) -> Self {
+        let tids = tids(root, &processes);
+        Self { handle, processes, tids }
+    }
+}
+
 /// The Linux host that the service runs on.
 pub struct LinuxHost {
     root: Root,
@@ -198,10 +206,10 @@ impl LinuxHost {
                     // Its CPUs are counted from now on.
                     let counts = vm.is_some_and(|vm| vm.cpu.cores.is_some()) && tracked.found.is_none();
                     self.admission.take_if(|_| counts);
-                    let tids = tids(&self.root, &processes);
-                    let is_same = |f: &FoundVm| f.handle == handle && f.tids == tids;
+                    let found = FoundVm::new(&self.root, handle, processes);
+                    let is_same = |f: &FoundVm| f.handle == found.handle && f.tids == found.tids;
                     tracked.threads_changed |= !tracked.found.as_ref().is_some_and(is_same);
-                    tracked.found = Some(FoundVm { handle, processes, tids });
+                    tracked.found = Some(found);
                     tracked.lack = None;
                 }
                 Err(lack) => {

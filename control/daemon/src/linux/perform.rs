@@ -274,7 +274,7 @@ fn restored(reverted: &Reverted, notes: &mut Vec<String>) -> Vec<SettingChange> 
 /// Takes new threads in; with `relevel` all threads, at the VM's present priority level.
 fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> {
     let has_cores = |t: &Tracked| t.kept.as_ref().is_some_and(|kept| kept.contract().cores.is_some());
-    let beside = if host.tracked.get(vm).is_some_and(has_cores) { others(host, vm) } else { Vec::new() };
+    let others = if host.tracked.get(vm).is_some_and(has_cores) { others(host, vm) } else { Vec::new() };
     let Some((_, admission)) = &host.admission else { return Err(Stop::NotYet) };
     let Some(tracked) = host.tracked.get_mut(vm) else { return Err(Stop::NotYet) };
     let (Some(kept), Some(found)) = (&mut tracked.kept, &tracked.found) else { return Err(Stop::NotYet) };
@@ -304,7 +304,7 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
     let scopes = Scopes::lock(&host.places.dirs).inspect_err(|_| tracked.threads_changed = true)?;
     let mut reasons = Vec::new();
     if kept.lacks_cpus(&new) {
-        let placed = kept.place_later(&mut new, &host.root, probe, &beside);
+        let placed = kept.place_hotplugged(&mut new, &host.root, probe, &others);
         reasons = placed.inspect_err(|_| tracked.threads_changed = true)?;
         if let (Some(of), Some(old)) = (new.changed(kept.contract()), &mut tracked.saved) {
             // Before the write, so that nothing else is placed on these CPUs in any case.

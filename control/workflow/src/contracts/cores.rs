@@ -104,14 +104,14 @@ struct Taken {
 
 impl Taken {
     /// The host as contracts of these mechanisms find it: taken are the CPUs of the contracts in
-    /// force, `beside`, and those to which vCPUs of VMMs other than the processes `own` are pinned,
+    /// force, `others`, and those to which vCPUs of VMMs other than the processes `own` are pinned,
     /// where these VMMs belong to root or to the user of a VMM with CPUs.
     fn find(
         root: &Root,
         probe: &Probe,
         backends: impl Iterator<Item = Backend>,
         own: BTreeSet<u32>,
-        beside: &[(InForce, Vec<u32>)],
+        others: &[(InForce, Vec<u32>)],
     ) -> Result<Self> {
         let limit = |backend| mechanism(probe, Some(backend), false).map(|f| f.grant.limit.0);
         let granted = backends.filter_map(limit).fold(1.0, f64::min);
@@ -122,7 +122,7 @@ impl Taken {
             Ok(host) => host,
             Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
         };
-        let placed = || beside.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
+        let placed = || others.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
         placed().for_each(|(placement, _)| host.take(placement));
         let known: BTreeSet<u32> =
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
@@ -148,22 +148,22 @@ impl Taken {
     }
 }
 
-/// The CPUs of a VM whose contract is in force, with one more for each of these threads that runs
-/// a vCPU and has none, beside those of the contracts `beside`; and the threads for which none is
-/// left, each with the reason. `own` are the VM's processes.
+/// The CPUs of a VM whose contract is in force, with one more for each of these threads that runs a
+/// vCPU and has none, next to those of `others`, the contracts in force; and the threads for which
+/// none is left, each with the reason. `own` are the VM's processes.
 ///
 /// # Errors
 /// When it is not known what is taken.
-pub(crate) fn with_later_vcpus(
+pub(crate) fn with_hotplugged_vcpus(
     root: &Root,
     probe: &Probe,
     of: (&Cores, Backend),
     threads: &[Thread],
     own: BTreeSet<u32>,
-    beside: &[(InForce, Vec<u32>)],
+    others: &[(InForce, Vec<u32>)],
 ) -> Result<(Cores, Vec<(Key, String)>)> {
     let (mut cores, mut without) = (of.0.clone(), Vec::new());
-    let Taken { mut host, .. } = Taken::find(root, probe, std::iter::once(of.1), own, beside)?;
+    let Taken { mut host, .. } = Taken::find(root, probe, std::iter::once(of.1), own, others)?;
     host.take(&cores.placement);
     let mut threads: Vec<&Thread> = threads.iter().collect();
     threads.sort_by_key(|thread| cores.lacking(thread));
@@ -176,7 +176,7 @@ pub(crate) fn with_later_vcpus(
             Ok(placement) => {
                 host.release(&cores.placement);
                 host.take(&placement);
-                cores = cores.with_later(vcpu, placement);
+                cores = cores.with_hotplugged(vcpu, placement);
             }
             Err(refused) => {
                 let why = format!("{refused}; it may use CPUs {}", cpu_ranges(&may_use));
@@ -187,7 +187,7 @@ pub(crate) fn with_later_vcpus(
     Ok((cores, without))
 }
 
-/// CPUs for each of these VMs, next to those of the contracts in force, `beside`, each with the
+/// CPUs for each of these VMs, next to those of the contracts in force, `others`, each with the
 /// processes of its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed
 /// first.
 ///
@@ -197,14 +197,14 @@ pub(super) fn choose(
     root: &Root,
     probe: &Probe,
     asks: &[CoresAsk<'_>],
-    beside: &[(InForce, Vec<u32>)],
+    others: &[(InForce, Vec<u32>)],
 ) -> Result<BTreeMap<String, Cores>> {
     if asks.is_empty() {
         return Ok(BTreeMap::new());
     }
     let own = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid);
     let Taken { mut host, isolated, pinned } =
-        Taken::find(root, probe, asks.iter().map(|ask| ask.backend), own.collect(), beside)?;
+        Taken::find(root, probe, asks.iter().map(|ask| ask.backend), own.collect(), others)?;
     let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();
     order.sort_by_key(|ask| (!ask.wanted.whole, Reverse(ask.vcpus().len()), Reverse(ask.share())));
     let mut chosen = BTreeMap::new();

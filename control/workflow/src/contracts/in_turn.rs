@@ -44,8 +44,8 @@ pub struct AdmittedInTurn {
 /// refused alone. The result replaces `ours`, the contracts in force; where a VM's new contract
 /// does not fit and its contract in force does, the latter is admitted.
 ///
-/// CPUs are counted for VMs that run: beside all that have some, and beside those of the VMs before
-/// it. Nothing gives way for them. Where they cannot be counted the contract is admitted without,
+/// CPUs are counted for VMs that run: free are those that no VM has, and no VM before it in turn
+/// gets. Nothing gives way for them. Where they cannot be counted the contract is admitted without,
 /// and applying it reports why; but one that replaces settings in force is not admitted.
 ///
 /// # Errors
@@ -154,8 +154,8 @@ fn place(
     };
     let Some(ask) = CoresAsk::from_contract(one, &threads) else { return Ok(None) };
     let others = now.in_force.iter().filter(|(of, _)| of.vm != one.vm);
-    let beside: Vec<(InForce, Vec<u32>)> = others.chain(placed).cloned().collect();
-    let cores = cores::choose(&root, probe, &[ask], &beside)?.remove(&one.vm);
+    let others: Vec<(InForce, Vec<u32>)> = others.chain(placed).cloned().collect();
+    let cores = cores::choose(&root, probe, &[ask], &others)?.remove(&one.vm);
     Ok(Some((InForce::planned(one, cores), handle.pids.into_iter().collect())))
 }
 

@@ -46,14 +46,20 @@ fn vm(name: &str, budget: &str) -> Vm {
     rtvirtio_spec::HostSpec::parse("x.toml", &text).unwrap().vms()[0].clone()
 }
 
+/// Directories without anything in force, as long as the first value lives.
+fn dirs() -> (tempfile::TempDir, Dirs) {
+    let temp = rtvirtio_testkit::tempdir().unwrap();
+    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    (temp, dirs)
+}
+
 #[test]
 fn cpus_that_cannot_be_counted_refuse_only_what_replaces_settings() {
     if !has("cpus_that_cannot_be_counted_refuse_only_what_replaces_settings", &[Need::Root, Need::RT_GROUPS])
     {
         return;
     }
-    let temp = rtvirtio_testkit::tempdir().unwrap();
-    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let (_temp, dirs) = dirs();
     let sleeper = ChildGuard(Command::new("sleep").arg("600").spawn().unwrap());
     // No thread of it is known to run a vCPU.
     let running = |_: &str| Some(VmHandle::of_pid(sleeper.id()));
@@ -76,8 +82,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
     {
         return;
     }
-    let temp = rtvirtio_testkit::tempdir().unwrap();
-    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let (_temp, dirs) = dirs();
     let contract = |ms: u64| Contract::new(Nanos::from_millis(ms), Nanos::from_millis(20)).unwrap();
     let of = |vm: &str, ms: u64| InForce {
         vm: vm.to_owned(),

@@ -75,8 +75,8 @@ pub(crate) fn writes(
 
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
 /// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
-/// threads that work for the VM are searched among `processes`; CPUs are chosen beside those of the
-/// contracts `beside`, each with the processes of its VM.
+/// threads that work for the VM are searched among `processes`; CPUs are chosen next to those of
+/// the contracts `others`, each with the processes of its VM.
 ///
 /// # Errors
 /// The same as for the contracts of all VMs together.
@@ -85,12 +85,12 @@ pub fn writes_of_one(
     one: Contracted,
     vm: &VmHandle,
     processes: &BTreeSet<u32>,
-    beside: &[(InForce, Vec<u32>)],
+    others: &[(InForce, Vec<u32>)],
 ) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
     let threads = discover_among(&root, vm, processes)?;
     let ask = CoresAsk::from_contract(&one, &threads);
-    let cores = cores::choose(&root, probe, ask.as_slice(), beside)?.remove(&one.vm);
+    let cores = cores::choose(&root, probe, ask.as_slice(), others)?.remove(&one.vm);
     Ok((hold(&root, probe, one, cores, &threads, &[])?, threads))
 }
 

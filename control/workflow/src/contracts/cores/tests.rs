@@ -195,7 +195,7 @@ fn where_no_cpu_is_left_for_other_threads_they_use_those_of_the_vcpus() {
 }
 
 #[test]
-fn later_vcpus_are_placed_beside_all_others_and_within_the_list() {
+fn hotplugged_vcpus_are_placed_next_to_all_others_and_within_the_list() {
     let (_dir, root) = host();
     let listed = rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("0-2,6"), whole: false };
     let (a, b) = (
@@ -206,7 +206,8 @@ fn later_vcpus_are_placed_beside_all_others_and_within_the_list() {
     let of_b = choose_one(&root, &b, &threads(200, 1), &[]).unwrap();
     let beside = [(in_force(&b, of_b), vec![200])];
     let later = |cores: &Cores, threads: &[Thread]| {
-        with_later_vcpus(&root, &probe(), (cores, Backend::RtGroup), threads, [100].into(), &beside).unwrap()
+        with_hotplugged_vcpus(&root, &probe(), (cores, Backend::RtGroup), threads, [100].into(), &beside)
+            .unwrap()
     };
     // Three more at once find one CPU: of the list one is another VM's, and one has its main loop.
     let all = threads(100, 4);

@@ -9,7 +9,7 @@ use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_vmm::Thread;
 
 use super::{ManagedVm, TakeIn};
-use crate::contracts::{InForce, give_cpus, with_later_vcpus};
+use crate::contracts::{InForce, give_cpus, with_hotplugged_vcpus};
 use crate::error::Result;
 use crate::pieces::{Key, key};
 
@@ -25,12 +25,12 @@ pub(super) struct Placed {
 
 /// Threads of vCPUs for which no CPU was left.
 #[derive(Default)]
-pub(super) struct LaterCpus {
+pub(super) struct HotpluggedVcpus {
     without: BTreeMap<Key, String>,
     again_at: Option<Instant>,
 }
 
-impl LaterCpus {
+impl HotpluggedVcpus {
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.without.is_empty() && self.again_at.is_some_and(|at| now >= at)
     }
@@ -66,7 +66,7 @@ impl TakeIn {
 
 impl ManagedVm {
     /// Whether one of these threads runs a vCPU that is to have a CPU of its own and has none:
-    /// [`ManagedVm::place_later`] is to be called before the writes are made.
+    /// [`ManagedVm::place_hotplugged`] is to be called before the writes are made.
     #[must_use]
     pub fn lacks_cpus(&self, new: &TakeIn) -> bool {
         let cores = self.of.cores.as_ref();
@@ -74,22 +74,22 @@ impl ManagedVm {
     }
 
     /// Chooses a CPU for each vCPU among these threads that was plugged in after CPUs were chosen,
-    /// beside those of the contracts `beside`, and adds the writes. Threads for which none is left
-    /// stay where they are; returned are the reasons that were not there before. The caller holds
-    /// the lock under which CPUs are chosen.
+    /// next to those of `others`, the contracts in force, and adds the writes. Threads for which
+    /// none is left stay where they are; returned are the reasons that were not there before. The
+    /// caller holds the lock under which CPUs are chosen.
     ///
     /// # Errors
     /// When it is not known what is taken.
-    pub fn place_later(
+    pub fn place_hotplugged(
         &self,
         new: &mut TakeIn,
         root: &Root,
         probe: &Probe,
-        beside: &[(InForce, Vec<u32>)],
+        others: &[(InForce, Vec<u32>)],
     ) -> Result<Vec<String>> {
         let Some(had) = &self.of.cores else { return Ok(Vec::new()) };
         let (own, of) = (self.handle.pids.clone(), (had, self.of.backend));
-        let (cores, without) = with_later_vcpus(root, probe, of, &new.threads, own, beside)?;
+        let (cores, without) = with_hotplugged_vcpus(root, probe, of, &new.threads, own, others)?;
         let is_given = |t: &&Thread| had.lacking(t).is_some() && cores.lacking(t).is_none();
         let given: Vec<Thread> = new.threads.iter().filter(is_given).cloned().collect();
         let lacked: BTreeSet<u32> =
@@ -99,7 +99,7 @@ impl ManagedVm {
         give_cpus(&cores, &self.of.vm, &given, settings);
         // Those of other pieces of the VM's threads stay without one.
         let tried: BTreeSet<Key> = new.threads.iter().map(key).collect();
-        let mut all = self.later.without.clone();
+        let mut all = self.hotplugged.without.clone();
         all.retain(|key, _| !tried.contains(key));
         let mut reasons = Vec::new();
         for (of, why) in without {
@@ -110,7 +110,7 @@ impl ManagedVm {
                 thread.role,
                 cpu_ranges(&cores.service())
             );
-            if self.later.without.get(&of) != Some(&why) {
+            if self.hotplugged.without.get(&of) != Some(&why) {
                 reasons.push(why.clone());
             }
             all.insert(of, why);
@@ -122,6 +122,6 @@ impl ManagedVm {
     /// Reason why a vCPU that was plugged in has no CPU of its own; `None` where all have one.
     #[must_use]
     pub fn without_cpu(&self) -> Option<&str> {
-        self.later.without.values().next().map(String::as_str)
+        self.hotplugged.without.values().next().map(String::as_str)
     }
 }
