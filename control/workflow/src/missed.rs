@@ -8,6 +8,7 @@ use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops,
 use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
+use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::workload::{Moment, Place, VmLoad};
@@ -43,6 +44,8 @@ pub(crate) struct Counters {
     /// By cgroup: those of the VMs and above.
     groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
+    /// Times of the host's CPUs.
+    cpus: Option<StealWatch>,
 }
 
 impl Counters {
@@ -83,7 +86,8 @@ impl Counters {
             Some((group, counters))
         });
         let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
-        Self { at: Some(Instant::now()), vms, groups, device, ..Self::default() }
+        let cpus = StealWatch::start(root).ok();
+        Self { at: Some(Instant::now()), vms, groups, device, cpus, ..Self::default() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -252,7 +256,7 @@ fn explain(
             has_throttling: throttles.is_some(),
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
-            stolen: watched.noise.and_then(|noise| noise.stolen),
+            stolen: window.stolen(),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),
@@ -361,6 +365,11 @@ impl<'a> Window<'a> {
         seconds(self.start, self.after)
     }
 
+    /// Share of the time of the host's CPUs that its hypervisor took in the window, 0 to 1.
+    fn stolen(&self) -> Option<f64> {
+        self.before.cpus?.share_until(&self.after.cpus?)
+    }
+
     /// Standstills of the window: its part of those of the run, of which only the sum is known.
     fn of_disk(&self, disk: &Standstills) -> Stops {
         let part = (self.seconds / self.with_warm_up().max(f64::MIN_POSITIVE)).min(1.0);
@@ -428,58 +437,4 @@ fn completed(load: &VmLoad, results: &[TaskResult], dimension: Dimension) -> Opt
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn shares_of_a_device_need_every_vm() {
-        let at = |plc, bulk, bytes| Counters {
-            vms: [("plc", plc), ("bulk", bulk)]
-                .map(|(name, bytes)| (name.to_owned(), VmCounters { bytes, ..VmCounters::default() }))
-                .into(),
-            device: Some(DeviceIo { reads: bytes as u64, read_bytes: bytes as u64, ..DeviceIo::default() }),
-            ..Counters::default()
-        };
-        let found = device_use(&at(Some(0.0), Some(0.0), 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
-        assert_eq!(found.shares.unwrap(), [("bulk".to_owned(), 0.9), ("plc".to_owned(), 0.1)]);
-        let unseen = device_use(&at(Some(0.0), None, 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
-        assert_eq!((unseen.shares, unseen.requests), (None, 100.0));
-        assert_eq!(device_use(&Counters::default(), &at(None, None, 1.0)), None);
-    }
-
-    #[test]
-    fn counters_of_the_measured_part_count_and_those_of_the_warm_up_where_a_load_is_judged() {
-        let now = Instant::now();
-        let at = |seconds, bytes| Counters {
-            at: Some(now + Duration::from_secs(seconds)),
-            vms: [("plc".to_owned(), VmCounters { bytes: Some(bytes), ..VmCounters::default() })].into(),
-            ..Counters::default()
-        };
-        let (first, start, begin, end) = (at(0, 0.0), at(9, 50.0), at(11, 100.0), at(19, 1_000.0));
-        let window = Window::new(&first, Some(&start), Some(&begin), &end);
-        assert_eq!((window.seconds, window.with_warm_up()), (8.0, 10.0));
-        assert_eq!(window.after.bytes_since(window.start, "plc"), Some(950.0));
-        let disk = Standstills { count: 6, total_ns: Nanos::from_millis(5_000), ..Standstills::default() };
-        assert_eq!(window.of_disk(&disk), Stops { count: 5, total: Nanos::from_millis(4_000) });
-        // Without these readings the window is all of the run.
-        let window = Window::new(&first, None, None, &end);
-        assert_eq!((window.seconds, window.with_warm_up()), (19.0, 19.0));
-        assert_eq!(window.of_disk(&disk), Stops { count: 6, total: Nanos::from_millis(5_000) });
-    }
-
-    #[test]
-    fn stalls_count_only_where_load_does_not_delay_the_probes() {
-        let noise = Noise {
-            stalls: 2,
-            stalled_ns: Nanos::from_millis(30),
-            stood_still: Some(0.001),
-            ..Noise::default()
-        };
-        assert_eq!(of_noise(&noise, 10.0), None);
-        let noise = Noise { realtime: true, ..noise };
-        assert_eq!(of_noise(&noise, 10.0), Some(Stops { count: 2, total: Nanos::from_millis(10) }));
-        assert_eq!(of_noise(&Noise { stood_still: None, ..noise }, 10.0), None);
-    }
-}
+mod tests;

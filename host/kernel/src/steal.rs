@@ -70,14 +70,24 @@ impl StealWatch {
         self.share_of(root, &IDLE)
     }
 
+    /// Share of all CPUs' time that was stolen between the two starts, 0 to 1; `None` where no time
+    /// lies between them.
+    #[must_use]
+    pub fn share_until(&self, later: &Self) -> Option<f64> {
+        self.share_between(&later.before, &[STEAL])
+    }
+
     fn share_of(&self, root: &Root, places: &[usize]) -> Result<Option<f64>, HostError> {
-        let now = times(root, ALL)?;
+        Ok(self.share_between(&times(root, ALL)?, places))
+    }
+
+    fn share_between(&self, now: &[u64; STEAL + 1], places: &[usize]) -> Option<f64> {
         // A CPU that goes offline takes its times out of the sum.
         let passed: Vec<u64> =
             now.iter().zip(self.before).map(|(now, then)| now.saturating_sub(then)).collect();
         let all: u64 = passed.iter().sum();
         let sum: u64 = places.iter().map(|place| passed[*place]).sum();
-        Ok((all > 0).then(|| sum as f64 / all as f64))
+        (all > 0).then(|| sum as f64 / all as f64)
     }
 }
 
@@ -139,6 +149,8 @@ mod tests {
         // 200 steps passed, 30 of them stolen; guest time (the ninth) is in the first already.
         put("cpu  150 0 60 1100 20 5 5 60 990 0\n");
         assert_eq!(watch.share(&root).unwrap(), Some(0.15));
+        let later = StealWatch::start(&root).unwrap();
+        assert_eq!((watch.share_until(&later), later.share_until(&later)), (Some(0.15), None));
         put("cpu  1 2 3\n");
         assert!(watch.share(&root).is_err());
         assert!(StealWatch::start(&Root::default()).is_ok());

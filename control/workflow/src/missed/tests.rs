@@ -1,0 +1,71 @@
+use std::time::Duration;
+
+use rtvirtio_kernel::Root;
+
+use super::*;
+
+#[test]
+fn shares_of_a_device_need_every_vm() {
+    let at = |plc, bulk, bytes| Counters {
+        vms: [("plc", plc), ("bulk", bulk)]
+            .map(|(name, bytes)| (name.to_owned(), VmCounters { bytes, ..VmCounters::default() }))
+            .into(),
+        device: Some(DeviceIo { reads: bytes as u64, read_bytes: bytes as u64, ..DeviceIo::default() }),
+        ..Counters::default()
+    };
+    let found = device_use(&at(Some(0.0), Some(0.0), 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
+    assert_eq!(found.shares.unwrap(), [("bulk".to_owned(), 0.9), ("plc".to_owned(), 0.1)]);
+    let unseen = device_use(&at(Some(0.0), None, 0.0), &at(Some(10.0), Some(90.0), 100.0)).unwrap();
+    assert_eq!((unseen.shares, unseen.requests), (None, 100.0));
+    assert_eq!(device_use(&Counters::default(), &at(None, None, 1.0)), None);
+}
+
+#[test]
+fn counters_of_the_measured_part_count_and_those_of_the_warm_up_where_a_load_is_judged() {
+    let now = Instant::now();
+    let at = |seconds, bytes| Counters {
+        at: Some(now + Duration::from_secs(seconds)),
+        vms: [("plc".to_owned(), VmCounters { bytes: Some(bytes), ..VmCounters::default() })].into(),
+        ..Counters::default()
+    };
+    let (first, start, begin, end) = (at(0, 0.0), at(9, 50.0), at(11, 100.0), at(19, 1_000.0));
+    let window = Window::new(&first, Some(&start), Some(&begin), &end);
+    assert_eq!((window.seconds, window.with_warm_up()), (8.0, 10.0));
+    assert_eq!(window.after.bytes_since(window.start, "plc"), Some(950.0));
+    let disk = Standstills { count: 6, total_ns: Nanos::from_millis(5_000), ..Standstills::default() };
+    assert_eq!(window.of_disk(&disk), Stops { count: 5, total: Nanos::from_millis(4_000) });
+    // Without these readings the window is all of the run.
+    let window = Window::new(&first, None, None, &end);
+    assert_eq!((window.seconds, window.with_warm_up()), (19.0, 19.0));
+    assert_eq!(window.of_disk(&disk), Stops { count: 6, total: Nanos::from_millis(5_000) });
+}
+
+#[test]
+fn stalls_count_only_where_load_does_not_delay_the_probes() {
+    let noise = Noise {
+        stalls: 2,
+        stalled_ns: Nanos::from_millis(30),
+        stood_still: Some(0.001),
+        ..Noise::default()
+    };
+    assert_eq!(of_noise(&noise, 10.0), None);
+    let noise = Noise { realtime: true, ..noise };
+    assert_eq!(of_noise(&noise, 10.0), Some(Stops { count: 2, total: Nanos::from_millis(10) }));
+    assert_eq!(of_noise(&Noise { stood_still: None, ..noise }, 10.0), None);
+}
+
+#[test]
+fn steal_is_that_of_the_measured_part_and_needs_no_probe() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    std::fs::create_dir_all(root.at("/proc")).unwrap();
+    let at = |steal: u64, busy: u64| {
+        std::fs::write(root.at("/proc/stat"), format!("cpu  {busy} 0 0 0 0 0 0 {steal}\n")).unwrap();
+        Counters { cpus: Some(StealWatch::start(&root).unwrap()), ..Counters::default() }
+    };
+    let (first, begin, end) = (at(0, 0), at(500, 500), at(600, 800));
+    assert_eq!(Window::new(&first, None, Some(&begin), &end).stolen(), Some(0.25));
+    assert_eq!(Window::new(&first, None, None, &end).stolen(), Some(600.0 / 1400.0));
+    let unread = Counters::default();
+    assert_eq!(Window::new(&first, None, Some(&unread), &end).stolen(), None);
+}
