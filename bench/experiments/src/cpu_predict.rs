@@ -5,9 +5,7 @@
 //! does; no prediction is learned from these runs. A prediction counts where it says *holds*.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_harness::BENCH_DIR;
@@ -26,6 +24,7 @@ use rtvirtio_workflow::{Progress, cpu_room, generated, run};
 use serde::{Deserialize, Serialize};
 
 use crate::before_after::RemoveOnDrop;
+use crate::busy::Busy;
 use crate::claims::Claim;
 use crate::experiment::Experiment;
 use crate::page::Section;
@@ -38,8 +37,6 @@ use crate::saved::Saved;
 const PROFILE_TIME: Duration = Duration::from_secs(24);
 /// Time for CPU load to settle, and for a run's requests to leave the device.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Period in which a part-time thread runs and sleeps.
-const DUTY: Duration = Duration::from_millis(20);
 /// Bounds of rates, 1/s, and of targets, ms: logarithms are uniform between them.
 const RATES: [f64; 2] = [100.0, 2_000.0];
 const TARGETS: [f64; 2] = [3.0, 200.0];
@@ -83,9 +80,8 @@ pub struct CpuPredictRun {
 impl CpuPredictRun {
     /// Whether the prediction says *holds*, with the CPU's term or without it.
     fn holds(&self, with_cpu: bool) -> bool {
-        let of = &self.predicted;
-        let by_disk = of.margin_ns.is_some_and(|margin| margin >= 0) && of.forecast.rate_kept >= HELD;
-        by_disk && !(with_cpu && (of.lacks_cpu() || of.exceeds_cpus()))
+        let without = || TaskOutlook { cpu: None, cpu_wait: None, ..self.predicted.clone() };
+        if with_cpu { self.predicted.holds() } else { without().holds() }
     }
 }
 
@@ -109,37 +105,6 @@ pub struct CpuPredictData {
 
 impl Saved for CpuPredictData {
     const SCHEMA: &str = "rtvirtio-cpu-predict/1";
-}
-
-/// Threads that use CPUs until this is dropped.
-struct Busy(Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>);
-
-impl Busy {
-    /// Threads that use so many CPUs, the last one part of its time.
-    fn start(cpus: f64) -> std::io::Result<Self> {
-        let mut busy = Self(Arc::default(), Vec::new());
-        for n in 0..cpus.ceil() as usize {
-            let (stop, share) = (Arc::clone(&busy.0), (cpus - n as f64).min(1.0));
-            let spin = move || {
-                while !stop.load(Ordering::Relaxed) {
-                    let begin = Instant::now();
-                    while begin.elapsed() < DUTY.mul_f64(share) {
-                        std::hint::spin_loop();
-                    }
-                    std::thread::sleep(DUTY.mul_f64(1.0 - share));
-                }
-            };
-            busy.1.push(std::thread::Builder::new().name("busy".to_owned()).spawn(spin)?);
-        }
-        Ok(busy)
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-        self.1.drain(..).for_each(|thread| drop(thread.join()));
-    }
 }
 
 /// Load, rate and target in ms of each run.

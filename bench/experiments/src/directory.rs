@@ -19,6 +19,7 @@ use crate::cyclictest::CyclictestData;
 use crate::daemon::DaemonData;
 use crate::daemon::day::DayData;
 use crate::daemon::scale::ScaleData;
+use crate::demo_busy::DemoBusyData;
 use crate::experiment::{self, Experiment};
 use crate::fleet::FleetData;
 use crate::fleet_cluster::ClusterData;
@@ -65,6 +66,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         saved::<BeforeAfterData>(),
         saved::<BlameData>(),
         saved::<CpuPredictData>(),
+        saved::<DemoBusyData>(),
         saved::<Planning>(),
         saved::<TailsData>(),
         saved::<ReservationData>(),

@@ -8,6 +8,7 @@ mod contention;
 mod cpu_predict;
 mod cyclictest;
 mod daemon;
+mod demo_busy;
 mod fleet;
 mod host;
 mod iod;
@@ -33,6 +34,7 @@ pub use contention::BenchContentionArgs;
 pub use cpu_predict::BenchCpuPredictArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
+pub use demo_busy::BenchDemoBusyArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
@@ -140,6 +142,15 @@ EXAMPLES
 The VM is a QEMU guest on an emulated drive. The result is written after each run, and the same command goes on from it.
 Exit code 2 when a claim is not met.")]
     CpuPredict(BenchCpuPredictArgs),
+    /// The demo while other programs use the CPUs: misses of what it said would hold, and their causes
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench demo-busy                              ten demos next to four busy threads: half an hour
+  sudo rtvirtio-bench demo-busy --runs 1 --for 10s --out /tmp/busy
+  rtvirtio-bench demo-busy --report-only --json | jq .claims
+
+The result is written after each demo, and the same command goes on from it. Exit code 2 when a claim is not met.")]
+    DemoBusy(BenchDemoBusyArgs),
     /// Duration of planning, and distance from the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
@@ -335,6 +346,14 @@ EXAMPLES
 
 Measures nothing. Exit code 2 when a claim is not met.")]
     Report(BenchReportArgs),
+}
+
+/// The directories of this command as options, for another of our programs.
+fn directories(global: &Global) -> Vec<String> {
+    let dirs =
+        [("--state-dir", &global.state_dir), ("--run-dir", &global.run_dir), ("--cache-dir", &global.cache_dir)];
+    let words = |(option, dir): (&str, &PathBuf)| [option.to_owned(), dir.display().to_string()];
+    dirs.into_iter().flat_map(words).collect()
 }
 
 /// Output options of an experiment.

@@ -14,6 +14,7 @@ use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
 use rtvirtio_experiments::cpu_predict::{self, CpuPredictData};
 use rtvirtio_experiments::cyclictest::CyclictestData;
 use rtvirtio_experiments::daemon::scale::sleep_with;
+use rtvirtio_experiments::demo_busy::{self, DemoBusyData};
 use rtvirtio_experiments::experiment::{Experiment as _, report};
 use rtvirtio_experiments::fleet::FleetData;
 use rtvirtio_experiments::fleet_cluster::slow::SlowData;
@@ -49,7 +50,7 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
-    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchFleetArgs, BenchFleetClusterArgs,
+    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs, BenchFleetClusterArgs,
     BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
     BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
     BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
@@ -67,6 +68,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::BeforeAfter(args) => run_before_after(args, &of("before-after", &args.result)),
         BenchCommand::Blame(args) => run_blame(args, &of("blame", &args.result)),
         BenchCommand::CpuPredict(args) => run_cpu_predict(args, &of("cpu-predict", &args.result)),
+        BenchCommand::DemoBusy(args) => run_demo_busy(args, &of("demo-busy", &args.result)),
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
@@ -307,6 +309,14 @@ fn run_blame(args: &BenchBlameArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
 fn run_cpu_predict(args: &BenchCpuPredictArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<CpuPredictData>(known(&args.device), |path, labs| {
         cpu_predict::measure(&args.options(), path, labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
+}
+
+fn run_demo_busy(args: &BenchDemoBusyArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<DemoBusyData>(unchecked, |path, _| {
+        demo_busy::measure(&args.options(run.global)?, path, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })

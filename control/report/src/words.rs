@@ -8,16 +8,13 @@ use rtvirtio_units::{Nanos, Percentile};
 use crate::num;
 use crate::text::Paint;
 
-/// Share of the declared rate that counts as kept, as in the verdicts of `rtvirtio-measure`.
-pub(crate) const RATE_KEPT: f64 = 0.99;
-
 /// Forecast of a task against its target, in a few words.
 pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     let but_for_host = |target: Nanos| t.forecast.judged() <= target && t.forecast.promised() > target;
     match t.margin_ns {
         None => ("no target", None),
         Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
-        Some(_) if t.forecast.rate_kept < RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
+        Some(_) if !t.keeps_rate() => ("rate not kept", Some(Paint::Bad)),
         Some(_) if t.exceeds_cpus() => ("does not hold: CPU", Some(Paint::Bad)),
         Some(_) if t.lacks_cpu() => ("may not hold: CPU", Some(Paint::Open)),
         Some(_) if t.target_ns.is_some_and(but_for_host) => ("holds but for the host", Some(Paint::Open)),

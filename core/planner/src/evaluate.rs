@@ -10,10 +10,8 @@ use rtvirtio_spec::Spec;
 use rtvirtio_units::Nanos;
 use rustc_hash::FxHashMap;
 
+use crate::types::RATE_KEPT;
 use crate::{Placements, PlanOptions};
-
-/// Share of the declared rate that must be kept: a tail met by doing less work is not met.
-pub(crate) const RATE_KEPT: f64 = 0.99;
 
 /// Margins are compared in steps of this much of the target, so that a sliver of margin does not
 /// outweigh a change.

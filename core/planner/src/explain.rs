@@ -3,7 +3,8 @@
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 use crate::convert::config_of;
-use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::types::RATE_KEPT;
 use crate::{BfqTunable, Knob, LimitKind, Setting};
 
 /// Fills in the reasons of `settings`, which change the start into `found`.

@@ -5,7 +5,8 @@ use std::cmp::Ordering;
 use rtvirtio_model::ModelKind;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
-use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Judged, Outcome, Problem};
+use crate::types::RATE_KEPT;
 use crate::search::{self, search};
 use crate::{Infeasible, PlanError, Relaxation};
 

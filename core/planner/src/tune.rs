@@ -14,7 +14,8 @@ use rtvirtio_model::{Config, Elevator, ModelError, ModelKind, Profile};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::Ratio;
 
-use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::types::RATE_KEPT;
 use crate::{PlanError, PlanOptions, search};
 use process::Process;
 

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::cpu_room::CpuRoom;
 use crate::cpu_wait::CpuWait;
 
+/// Share of the declared rate that must be kept: a tail met by doing less work is not met.
+pub(crate) const RATE_KEPT: f64 = 0.99;
+
 /// Settings for one device, and the predictions under them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -155,6 +158,25 @@ pub struct TaskOutlook {
 }
 
 impl TaskOutlook {
+    /// Whether the task has a target that is predicted to be met at the declared rate, and CPU time
+    /// is not short where it was looked at.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.margin_ns.is_some() && !self.misses() && !self.lacks_cpu()
+    }
+
+    /// Whether the target is predicted to be missed, or the declared rate not to be kept.
+    #[must_use]
+    pub fn misses(&self) -> bool {
+        self.margin_ns.is_some_and(|margin| margin < 0 || !self.keeps_rate())
+    }
+
+    /// Whether the declared rate is predicted to be kept.
+    #[must_use]
+    pub fn keeps_rate(&self) -> bool {
+        self.forecast.rate_kept >= RATE_KEPT
+    }
+
     /// Whether the requests need more CPU time than others leave, or may wait for it for so long
     /// that the target is missed.
     #[must_use]

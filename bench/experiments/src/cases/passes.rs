@@ -10,10 +10,8 @@ use crate::claims::Claim;
 use rtvirtio_learn::dataset::{Outcome, Point};
 use rtvirtio_learn::load::Stream;
 use rtvirtio_learn::statistic::median;
+use rtvirtio_measure::verdict::RATE_KEPT;
 use rtvirtio_planner::scheme_name;
-
-/// Share of the declared rate that must be kept.
-const RATE_KEPT: f64 = 0.99;
 
 /// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21,
 /// `docs/results/accuracy.md`): a smaller difference does not separate schemes that miss.

@@ -1,12 +1,7 @@
 //! The choice of parts for this host, and their run: each is a process of this program, so that a
 //! failed part ends no other.
 
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -15,13 +10,13 @@ use rtvirtio_measure::{ResultFile, Run, Verdict};
 use rtvirtio_testbed::image::find_program;
 use rtvirtio_workflow::discover::discover;
 use rtvirtio_workflow::{Progress, is_there};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::bundle::{Bundle, FILE, Outcome, PartResult};
 use super::facts::MachineFacts;
 use super::part::{Choice, DEVICE, OUT, PARTS, Part, choose};
 use super::scrub::Scrub;
+use crate::child::{self, Ended};
 use crate::claims::Claim;
 use crate::report::{read, write};
 use crate::saved::Saved;
@@ -32,18 +27,8 @@ const TWIN: &str = "twin:qlc-nvme";
 const LAB: &str = "rtvirtio-lab";
 /// File on the drive under test.
 const FILE_ON_DRIVE: &str = "rtvirtio-bench.img";
-/// Exit codes with a result: met, a claim or target missed, a target not proven.
-const WITH_RESULT: [i32; 3] = [0, 2, 4];
 /// Factor of the expected duration after which a part is stopped.
 const STOP_FACTOR: u32 = 6;
-/// Time limit of a part to restore all settings after a signal.
-const PUT_BACK: Duration = Duration::from_secs(180);
-const POLL: Duration = Duration::from_millis(50);
-/// Longest wait for each line, and for the result, of a part that has ended.
-const AFTER_END: Duration = Duration::from_secs(5);
-/// Number of lines kept of a failed part.
-const LAST_WORDS: usize = 3;
-
 /// Options of `rtvirtio-bench host`.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
@@ -251,10 +236,11 @@ fn run_part(
     args.extend(options.global.iter().cloned());
     let begin = Instant::now();
     let program = if is_demo(choice) { options.program.with_file_name(LAB) } else { options.program.clone() };
-    let ended = run(&program, &args, choice, progress)?;
+    let of = (choice.part.name, choice.time() * STOP_FACTOR);
+    let ended = child::run(&program, &args, of, progress)?;
     progress.check_cancelled()?;
     Ok(match ended {
-        Ended::Result(text) => match figures(&text) {
+        Ended::Result(text, _) => match figures(&text) {
             Ok((accelerator, claims)) => {
                 Outcome::Measured { seconds: begin.elapsed().as_secs(), accelerator, claims }
             }
@@ -289,107 +275,6 @@ fn arguments(choice: Choice, options: &HostOptions, out: &str) -> Vec<String> {
         word => word.to_owned(),
     };
     choice.part.sizes[choice.size].args.iter().map(one).collect()
-}
-
-enum Ended {
-    Result(String),
-    Failed(String),
-}
-
-/// Runs a command to its end. The command has a process group of its own, so that Ctrl-C reaches it
-/// once, from here; it restores all settings.
-fn run(program: &Path, args: &[String], choice: Choice, progress: &dyn Progress) -> anyhow::Result<Ended> {
-    let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut child = command.spawn().with_context(|| program.display().to_string())?;
-    let stdout = read_all(child.stdout.take());
-    let lines = read_lines(child.stderr.take());
-    let limit = choice.time() * STOP_FACTOR;
-    let begin = Instant::now();
-    let mut signalled: Option<(Instant, String)> = None;
-    let mut last: Vec<String> = Vec::new();
-    let show = |line: String, last: &mut Vec<String>| {
-        let line = line.strip_prefix("rtvirtio: ").unwrap_or(&line).to_owned();
-        progress.step(&format!("{}: {line}", choice.part.name));
-        last.push(line);
-        let surplus = last.len().saturating_sub(LAST_WORDS);
-        last.drain(..surplus);
-    };
-    let status = loop {
-        lines.try_iter().for_each(|line| show(line, &mut last));
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        match &signalled {
-            None if progress.is_cancelled() => {
-                signal(&child, Signal::INT);
-                signalled = Some((Instant::now(), "stopped as asked".to_owned()));
-            }
-            None if begin.elapsed() > limit => {
-                signal(&child, Signal::INT);
-                signalled = Some((Instant::now(), format!("stopped after {} s", limit.as_secs())));
-            }
-            Some((at, _)) if at.elapsed() > PUT_BACK => child.kill()?,
-            _ => {}
-        }
-        thread::sleep(POLL);
-    };
-    // To the end of its output; a process that it left behind may hold the other end.
-    while let Ok(line) = lines.recv_timeout(AFTER_END) {
-        show(line, &mut last);
-    }
-    if let Some((_, why)) = signalled {
-        return Ok(Ended::Failed(why));
-    }
-    let text = stdout.recv_timeout(AFTER_END).unwrap_or_default();
-    Ok(match status.code() {
-        Some(code) if WITH_RESULT.contains(&code) => Ended::Result(text),
-        _ => Ended::Failed(last_words(status, &text, &last)),
-    })
-}
-
-/// Reason of a failure: the command's error as JSON, else its last lines.
-fn last_words(status: ExitStatus, stdout: &str, last: &[String]) -> String {
-    let error = serde_json::from_str::<serde_json::Value>(stdout).ok();
-    match error.as_ref().and_then(|error| error["error"].as_str()) {
-        // The program's own output may follow, on lines of its own.
-        Some(error) => error.lines().next().unwrap_or_default().to_owned(),
-        None if last.is_empty() => status.to_string(),
-        None => last.join("; "),
-    }
-}
-
-fn signal(child: &Child, signal: Signal) {
-    // The child has not been waited for, so the id is its own.
-    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, signal);
-    }
-}
-
-fn read_all(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
-    let (to, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut from) = from {
-            // A result that is cut is not readable, which is said then.
-            let _ = from.read_to_end(&mut bytes);
-        }
-        let _ = to.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receiver
-}
-
-fn read_lines(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
-    let (to, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let Some(from) = from else { return };
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            if to.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 /// Accelerator and figures of a result: those of an experiment, or of the demo's two runs.
@@ -433,5 +318,18 @@ fn claims_of_run(run: &Run) -> Vec<Claim> {
 }
 
 #[cfg(test)]
-#[path = "run_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_of_experiments_and_of_the_demo() {
+        let claim = serde_json::to_value(Claim::new("a", "b", 1.0, "ms", 3)).unwrap();
+        let file = serde_json::json!({
+            "schema": "x", "runs": [], "claims": [claim],
+            "host": { "kernel": "6", "cpus": 2, "vmm": "QEMU", "accelerator": "tcg", "device": "d" }
+        });
+        let (accelerator, claims) = figures(&file.to_string()).unwrap();
+        assert_eq!((accelerator.as_str(), claims.len()), ("tcg", 1));
+        assert!(figures("{}").is_err());
+    }
+}

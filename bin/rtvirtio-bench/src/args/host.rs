@@ -45,12 +45,6 @@ impl BenchHostArgs {
     /// # Errors
     /// When the path of this program is not known.
     pub fn options(&self, global: &Global) -> std::io::Result<HostOptions> {
-        let dirs = [
-            ("--state-dir", &global.state_dir),
-            ("--run-dir", &global.run_dir),
-            ("--cache-dir", &global.cache_dir),
-        ];
-        let words = |(option, dir): (&str, &PathBuf)| [option.to_owned(), dir.display().to_string()];
         Ok(HostOptions {
             drive: self.device.clone(),
             budget: Duration::from_nanos(self.budget.0),
@@ -58,7 +52,7 @@ impl BenchHostArgs {
             out: self.out.clone(),
             under_vms: self.yes,
             program: std::env::current_exe()?,
-            global: dirs.into_iter().flat_map(words).collect(),
+            global: super::directories(global),
         })
     }
 }

@@ -302,8 +302,7 @@ fn last_code(runs: &[Run], promised: &[TaskOutlook]) -> ExitCode {
         promised.iter().any(|outlook| {
             (&outlook.vm, &outlook.task) == (&task.vm, &task.task)
                 && outlook.percentile == task.percentile
-                && outlook.margin_ns.is_some_and(|margin| margin >= 0)
-                && !outlook.lacks_cpu()
+                && outlook.holds()
         })
     };
     let mut broken = run.clone();

@@ -1,5 +1,6 @@
 //! HTML of measured results: headline, plots, numbers.
 
+use rtvirtio_measure::verdict::RATE_KEPT;
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Nanos, Percentile};
 
@@ -336,7 +337,7 @@ pub(super) fn rates(report: &ReportInput<'_>) -> String {
         title: "Achieved over declared rate per task. The same numbers are in the table.".to_owned(),
         series: schemes(result).into_iter().map(|s| scheme_name(s).to_owned()).collect(),
         rows: shown.iter().map(row).collect(),
-        limit: words::RATE_KEPT,
+        limit: RATE_KEPT,
     };
     let caption = format!(
         "A short tail is worth nothing if the task got less work done. Requests completed per second over those \

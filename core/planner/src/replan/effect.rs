@@ -77,8 +77,7 @@ impl VmForecast {
             standing.kept = standing.kept.min(kept);
             match task.target_ns {
                 Some(target) => {
-                    let misses = task.margin_ns.is_some_and(|m| m < 0) || kept < crate::evaluate::RATE_KEPT;
-                    standing.missed += u32::from(misses);
+                    standing.missed += u32::from(task.misses());
                     standing.tail = standing.tail.max(tail / target.0.max(1) as f64);
                 }
                 None => standing.tail = standing.tail.max(tail),
@@ -127,10 +126,8 @@ pub fn effects(spec: &Spec, now: (&Config, &[TaskOutlook]), then: (&Config, &[Ta
 /// Tasks (`VM/TASK`) that a configuration is predicted to let miss a target.
 #[must_use]
 pub fn given_up(outlook: &[TaskOutlook]) -> BTreeSet<String> {
-    let misses = |t: &&TaskOutlook| {
-        t.margin_ns.is_some_and(|m| m < 0 || t.forecast.rate_kept < crate::evaluate::RATE_KEPT)
-    };
-    outlook.iter().filter(misses).map(|t| format!("{}/{}", t.vm, t.task)).collect()
+    let missed = outlook.iter().filter(|task| task.misses());
+    missed.map(|t| format!("{}/{}", t.vm, t.task)).collect()
 }
 
 /// Reason why a change needs consent; `None` where it does not. No VM is made worse for the sake of

@@ -20,7 +20,8 @@ use rtvirtio_units::Ratio;
 
 use super::{climb, settable_guests, slice, weights_differ};
 use crate::PlanOptions;
-use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::types::RATE_KEPT;
 
 /// Configurations of each kind that are judged by their bounds.
 const PER_KIND: usize = 6;

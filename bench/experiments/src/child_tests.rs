@@ -33,20 +33,20 @@ impl Progress for Lines {
     }
 }
 
-/// A shell in the place of `rtvirtio-bench`.
+/// A shell in the place of a program.
 fn shell(script: &str) -> (Ended, Lines) {
     let lines = Lines::default();
-    let choice = Choice { part: &PARTS[0], size: 0 };
     let args = ["-c".to_owned(), script.to_owned()];
-    let ended = run(Path::new("/bin/sh"), &args, choice, &lines).unwrap();
+    let of = ("part", Duration::from_secs(600));
+    let ended = run(Path::new("/bin/sh"), &args, of, &lines).unwrap();
     (ended, lines)
 }
 
 #[test]
-fn a_part_ends_with_a_result_or_with_its_last_words() {
+fn a_program_ends_with_a_result_or_with_its_last_words() {
     let (ended, lines) = shell("echo 'rtvirtio: one' >&2; echo '{}'; exit 2");
-    assert!(matches!(ended, Ended::Result(text) if text == "{}\n"));
-    assert_eq!(*lines.0.lock().unwrap(), ["before-after: one"]);
+    assert!(matches!(ended, Ended::Result(text, 2) if text == "{}\n"));
+    assert_eq!(*lines.0.lock().unwrap(), ["part: one"]);
     let (ended, _) = shell("for i in 1 2 3 4; do echo line $i >&2; done; exit 1");
     assert!(matches!(ended, Ended::Failed(why) if why == "line 2; line 3; line 4"));
     let (ended, _) = shell(r#"echo words >&2; echo '{"error":"no room"}'; exit 1"#);
@@ -56,21 +56,9 @@ fn a_part_ends_with_a_result_or_with_its_last_words() {
 }
 
 #[test]
-fn a_part_that_is_stopped_puts_back_first() {
+fn a_program_that_is_stopped_puts_back_first() {
     let (ended, lines) =
         shell("trap 'echo put back >&2; exit 130' INT; echo stop now >&2; while :; do sleep 0.1; done");
     assert!(matches!(ended, Ended::Failed(why) if why == "stopped as asked"));
     assert!(lines.0.lock().unwrap().iter().any(|line| line.ends_with("put back")));
-}
-
-#[test]
-fn figures_are_those_of_experiments_and_of_the_demo() {
-    let claim = serde_json::to_value(Claim::new("a", "b", 1.0, "ms", 3)).unwrap();
-    let file = serde_json::json!({
-        "schema": "x", "runs": [], "claims": [claim],
-        "host": { "kernel": "6", "cpus": 2, "vmm": "QEMU", "accelerator": "tcg", "device": "d" }
-    });
-    let (accelerator, claims) = figures(&file.to_string()).unwrap();
-    assert_eq!((accelerator.as_str(), claims.len()), ("tcg", 1));
-    assert!(figures("{}").is_err());
 }
