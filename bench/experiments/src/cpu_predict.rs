@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use rtvirtio_blame::CauseKind;
 use rtvirtio_harness::BENCH_DIR;
 use rtvirtio_measure::{HostFacts, Verdict};
 use rtvirtio_model::{ModelKind, Profile};
@@ -72,6 +73,9 @@ pub struct CpuPredictRun {
     pub verdict: Option<Verdict>,
     /// 99th percentile, as measured.
     pub p99_ns: Nanos,
+    /// Causes of a missed target that were seen, the first one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<CauseKind>,
     /// Reason of a run without a result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -204,10 +208,14 @@ fn measure_run(
     let length = Duration::from_nanos(length.0);
     let run = run::measure(&site, "cpu-predict", length, &[None], &labs.dirs, progress);
     progress.check_cancelled()?;
-    let blank = CpuPredictRun { load, rate, predicted, verdict: None, p99_ns: Nanos(0), failed: None };
+    let (verdict, p99_ns, causes) = (None, Nanos(0), Vec::new());
+    let blank = CpuPredictRun { load, rate, predicted, verdict, p99_ns, causes, failed: None };
     Ok(match run {
         Ok(run) => match run.tasks.first() {
-            Some(of) => CpuPredictRun { verdict: of.verdict, p99_ns: of.p99_ns, ..blank },
+            Some(of) => {
+                let causes = of.causes.iter().flatten().map(|cause| cause.kind).collect();
+                CpuPredictRun { verdict: of.verdict, p99_ns: of.p99_ns, causes, ..blank }
+            }
             None => CpuPredictRun { failed: Some("the run has no task".to_owned()), ..blank },
         },
         Err(e) => CpuPredictRun { failed: Some(format!("{e:#}")), ..blank },
@@ -217,7 +225,7 @@ fn measure_run(
 fn line(run: &CpuPredictRun) -> String {
     let word = |holds: bool| if holds { "holds" } else { "not said to hold" };
     format!(
-        "load {:.2}, {}/s, target {}: {} without the CPU's term, {} with it; {:?}, p99 {}{}",
+        "load {:.2}, {}/s, target {}: {} without the CPU's term, {} with it; {:?}, p99 {} {:?}{}",
         run.load,
         run.rate,
         run.predicted.target_ns.unwrap_or_default(),
@@ -225,6 +233,7 @@ fn line(run: &CpuPredictRun) -> String {
         word(run.holds(true)),
         run.verdict,
         run.p99_ns,
+        run.causes,
         run.failed.as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
     )
 }
@@ -234,6 +243,15 @@ fn held(runs: &[CpuPredictRun], with_cpu: bool) -> (usize, usize) {
     let said = runs.iter().filter(|run| is_judged(run) && run.holds(with_cpu));
     let met = said.clone().filter(|run| run.verdict == Some(Verdict::Met)).count();
     (met, said.count())
+}
+
+/// Targets said to hold that did, without runs whose first cause is that the host stood still.
+fn but_for_host(runs: &[CpuPredictRun]) -> (usize, usize) {
+    let is_of_host = |run: &&CpuPredictRun| {
+        matches!(run.causes.first(), Some(CauseKind::HostStall | CauseKind::CpuSteal))
+    };
+    let left: Vec<_> = runs.iter().filter(|run| !is_of_host(run)).cloned().collect();
+    held(&left, true)
 }
 
 /// Whether a run shows if its target was met.
@@ -259,6 +277,11 @@ pub fn claims(data: &CpuPredictData) -> Vec<Claim> {
             with,
         )
         .at_least(HELD),
+        claim(
+            "cpu.predict.held.but_for_host",
+            "the same without those missed while the host stood still",
+            but_for_host(&data.runs),
+        ),
         claim("cpu.predict.held.without", "the same runs without the CPU's term", without),
         claim("cpu.predict.said", "targets met that were said to hold, with the CPU's term", (with.0, met)),
         claim("cpu.predict.judged", "runs whose target was met or missed", (judged.len(), data.runs.len())),
@@ -335,6 +358,7 @@ mod tests {
             },
             verdict,
             p99_ns: Nanos(1),
+            causes: Vec::new(),
             failed: None,
         };
         let (met, missed) = (Some(Verdict::Met), Some(Verdict::Missed));

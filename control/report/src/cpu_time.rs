@@ -1,6 +1,6 @@
 //! CPU time that requests of guests take, against what the host has free for them.
 
-use rtvirtio_planner::{CpuRoom, CpuWait, TaskOutlook};
+use rtvirtio_planner::{CpuRoom, CpuWait, RunDelay, TaskOutlook};
 
 use crate::num;
 
@@ -34,12 +34,14 @@ pub fn cpu_room(room: &CpuRoom) -> String {
 
 /// Sentence about the estimated waits of a task for CPUs.
 fn cpu_wait(vm: &str, of: &CpuWait) -> String {
-    format!(
-        "CPU of {vm}: an estimate: requests wait {} at this percentile, from {} waits of a thread in a second, {} in the mean",
-        num::latency(of.wait_ns, ""),
-        of.delay.n,
-        num::latency(of.delay.mean_ns, "")
-    )
+    let from = of.delay.map_or_else(
+        || "from the use of the CPUs by others and by guests".to_owned(),
+        |RunDelay { mean_ns, n }| {
+            format!("from {n} waits of a thread in a second, {} in the mean", num::latency(mean_ns, ""))
+        },
+    );
+    let wait = if of.is_endless() { "without end".to_owned() } else { num::latency(of.wait_ns, "") };
+    format!("CPU of {vm}: an estimate: requests wait {wait} at this percentile, {from}")
 }
 
 /// Sentences about the waits of the tasks, the same one once, with whether a target may be missed
@@ -76,9 +78,14 @@ mod tests {
 
     #[test]
     fn an_estimate_says_so() {
-        let delay = rtvirtio_planner::RunDelay { mean_ns: Nanos::from_millis(1), n: 812 };
-        let said = cpu_wait("plc", &CpuWait { wait_ns: Nanos::from_millis(9), delay });
+        let delay = Some(RunDelay { mean_ns: Nanos::from_millis(1), n: 812 });
+        let wait = CpuWait { wait_ns: Nanos::from_millis(9), delay };
+        let said = cpu_wait("plc", &wait);
         assert!(said.contains("an estimate: requests wait 9ms at this percentile, from 812 waits"), "{said}");
+        let said = cpu_wait("plc", &CpuWait { delay: None, ..wait });
+        assert!(said.ends_with("wait 9ms at this percentile, from the use of the CPUs by others and by guests"));
+        let said = cpu_wait("plc", &CpuWait { wait_ns: Nanos(u64::MAX), delay: None });
+        assert!(said.contains("requests wait without end"), "{said}");
     }
 
     #[test]

@@ -120,6 +120,12 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
+    /// CPU time without an observation of the VMs' own threads.
+    #[must_use]
+    pub fn of_room(room: Option<CpuRoom>) -> Self {
+        Self { room, waits: CpuWaits { tick: rtvirtio_cpu::tick(), ..CpuWaits::default() } }
+    }
+
     /// Adds what is known to the tasks that it is about.
     pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
         self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));

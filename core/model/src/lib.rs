@@ -7,6 +7,7 @@
 //! sources are in `docs/explanation/models.md`.
 
 mod analytical;
+mod cpus;
 mod device;
 mod fingerprint;
 mod flow;
@@ -24,6 +25,7 @@ mod types;
 use std::sync::Arc;
 
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
+pub use cpus::CpuLoad;
 pub use device::{Service, ServiceLine, declared_shares, service, spare_rates};
 pub use fingerprint::fingerprint;
 pub use learned::{HostModel, Learned};

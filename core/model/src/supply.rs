@@ -16,6 +16,8 @@
 
 use rtvirtio_units::{Nanos, Percentile};
 
+use crate::cpus::beyond;
+
 /// Longest time of work in a periodic resource, after a debt of so much work. No overflow for times
 /// of a spec, below 61 s with budgets from 1 ms; beyond them the time saturates.
 #[must_use]
@@ -28,8 +30,7 @@ pub fn response(work: Nanos, debt: Nanos, budget: Nanos, period: Nanos) -> Nanos
 /// Estimate of a percentile of waits with this mean; at the 100th percentile that of p99.9999.
 #[must_use]
 pub fn tail_of_waits(mean: Nanos, percentile: Percentile) -> Nanos {
-    let beyond = (1.0 - percentile.0 / 100.0).clamp(1e-6, 1.0);
-    Nanos((mean.0 as f64 * (1.0 / beyond).ln()).round() as u64)
+    Nanos((mean.0 as f64 * (1.0 / beyond(percentile)).ln()).round() as u64)
 }
 
 #[cfg(test)]

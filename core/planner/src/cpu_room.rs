@@ -1,6 +1,6 @@
 //! CPU time that requests of guests take, against what the host has free for them.
 
-use rtvirtio_model::{Profile, is_guest};
+use rtvirtio_model::{CpuLoad, Profile, is_guest};
 use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,13 @@ impl CpuRoom {
     #[must_use]
     pub fn is_too_much(&self) -> bool {
         self.needed > f64::from(self.cpus)
+    }
+
+    /// The same for the estimate of waits, on a kernel with this tick.
+    #[must_use]
+    pub fn load(&self, tick: Nanos) -> CpuLoad {
+        let Self { cpus, needed, free, each_ns, .. } = *self;
+        CpuLoad { cpus, needed, free, each: each_ns, tick }
     }
 
     /// Largest sum of rates that fits, 1/s.

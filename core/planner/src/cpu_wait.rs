@@ -2,19 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_model::{is_guest, tail_of_waits};
+use rtvirtio_model::tail_of_waits;
 use rtvirtio_spec::{HostSpec, Spec, Vm};
 use rtvirtio_units::{Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
-/// Wait of a VM's requests for a CPU, estimated from the run delay of its threads.
+use crate::cpu_room::{CpuRoom, is_counted};
+
+/// Wait of a VM's requests for a CPU, estimated from the run delay of its threads or from the use
+/// of the host's CPUs, whichever is longer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuWait {
     /// Estimated wait at the target's percentile.
     pub wait_ns: Nanos,
-    /// Observed waits.
+    /// Observed waits; `None` where the estimate is from the use of the CPUs.
     #[serde(flatten)]
-    pub delay: RunDelay,
+    pub delay: Option<RunDelay>,
+}
+
+impl CpuWait {
+    /// Whether more is asked of the CPUs than there is, so that waits grow as long as it is.
+    #[must_use]
+    pub fn is_endless(&self) -> bool {
+        self.wait_ns == Nanos(u64::MAX)
+    }
 }
 
 /// Waits of the thread of a VM that waited longest for its CPU, over a time of observation.
@@ -44,12 +55,29 @@ impl CpuWaits {
         debt(self.tick, self.contracts)
     }
 
-    /// Wait of one VM's requests; `None` of a VM with a contract, whose budget decides, and without
-    /// an observation.
+    /// Wait of the requests of a VM's task; `None` of a VM with a contract, whose budget decides,
+    /// and where neither was observed.
     #[must_use]
-    pub fn wait_of(&self, vm: &Vm, percentile: Percentile) -> Option<CpuWait> {
-        let delay = *self.delays.get(&vm.name).filter(|_| is_guest(vm) && vm.cpu.need.is_none())?;
-        Some(CpuWait { wait_ns: tail_of_waits(delay.mean_ns, percentile), delay })
+    pub fn wait_of(
+        &self,
+        vm: &Vm,
+        task: &str,
+        percentile: Percentile,
+        room: Option<&CpuRoom>,
+    ) -> Option<CpuWait> {
+        if !is_counted(vm) {
+            return None;
+        }
+        let rate = vm.tasks.iter().find(|of| of.name == task).and_then(|of| of.rate);
+        let by_use = room.zip(rate).map(|(room, rate)| CpuWait {
+            wait_ns: room.load(self.tick).wait(rate.0, percentile),
+            delay: None,
+        });
+        let by_delay = self.delays.get(&vm.name).map(|delay| CpuWait {
+            wait_ns: tail_of_waits(delay.mean_ns, percentile),
+            delay: Some(*delay),
+        });
+        by_use.into_iter().chain(by_delay).max_by_key(|wait| wait.wait_ns)
     }
 }
 
@@ -66,11 +94,12 @@ pub fn contracts(host: &HostSpec) -> u32 {
     u32::try_from(host.vms().iter().filter(|vm| vm.cpu.need.is_some()).count()).unwrap_or(u32::MAX)
 }
 
-/// Adds the waits to the tasks of the VMs that have them.
+/// Adds the waits to the tasks of the VMs that have them, which have the host's CPU time already.
 pub fn add_cpu_waits(tasks: &mut [crate::TaskOutlook], spec: &Spec, waits: &CpuWaits) {
     for task in tasks {
         let vm = spec.vms.iter().find(|vm| vm.name == task.vm);
-        task.cpu_wait = vm.and_then(|vm| waits.wait_of(vm, task.percentile));
+        task.cpu_wait =
+            vm.and_then(|vm| waits.wait_of(vm, &task.task, task.percentile, task.cpu.as_ref()));
     }
 }
 

@@ -12,14 +12,14 @@ use rtvirtio_harness::watched::Watched;
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
-use rtvirtio_planner::{CpuRoom, Placements, Plan, TaskOutlook, add_cpu_room, plan, scheme_name};
+use rtvirtio_planner::{CpuRoom, Placements, Plan, TaskOutlook, plan, scheme_name};
 use rtvirtio_report::{ReportInput, cpu_room as cpu_room_text, html, tally, text};
 use rtvirtio_spec::Spec;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
-use rtvirtio_workflow::cpu_room;
+use rtvirtio_workflow::cpu_room::{self, CpuTime};
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::plan::{old_values, outlook};
 use rtvirtio_workflow::profile::{Access, of_site};
@@ -187,9 +187,7 @@ impl Stage<'_> {
 
         let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
         let mut plan = plan(spec, &profile, &options)?;
-        if let Some(room) = &room {
-            add_cpu_room(&mut plan.tasks, spec, room);
-        }
+        CpuTime::of_room(room).add_to(&mut plan.tasks, spec);
         print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
