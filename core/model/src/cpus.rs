@@ -43,7 +43,7 @@ impl CpuLoad {
     pub fn wait(&self, rate: f64, percentile: Percentile) -> Nanos {
         let beyond = beyond(percentile);
         let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) / MOST;
-        if share.is_nan() || share >= 1.0 {
+        if self.free <= 0.0 || share >= 1.0 {
             return Nanos(u64::MAX);
         }
         let others = (f64::from(self.cpus) - self.free).max(0.0);
