@@ -355,6 +355,7 @@ mod tests {
                 margin_ns: Some(margin_ns),
                 cpu: Some(CpuRoom { cpus: 2, needed: 0.5, free, rate: 100.0, each_ns: Nanos(1) }),
                 cpu_wait: None,
+                not_predicted: None,
             },
             verdict,
             p99_ns: Nanos(1),

@@ -13,6 +13,7 @@ pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     let but_for_host = |target: Nanos| t.forecast.judged() <= target && t.forecast.promised() > target;
     match t.margin_ns {
         None => ("no target", None),
+        Some(_) if t.not_predicted.is_some() => ("not predicted", Some(Paint::Open)),
         Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
         Some(_) if !t.keeps_rate() => ("rate not kept", Some(Paint::Bad)),
         Some(_) if t.exceeds_cpus() => ("does not hold: CPU", Some(Paint::Bad)),
@@ -43,7 +44,9 @@ pub(crate) fn knob(k: &Knob) -> String {
     match k {
         Knob::HostElevator => "host elevator".to_owned(),
         Knob::HostBfq(t) => format!("host bfq {}", t.file_name()),
+        Knob::HostIoCost(file) => format!("host {}", file.file_name()),
         Knob::VmWeight { vm } => format!("{vm} bfq weight"),
+        Knob::VmIoWeight { vm } => format!("{vm} io.weight"),
         Knob::VmLimit { vm, limit } => format!("{vm} {} limit", limit_name(*limit)),
         Knob::GuestElevator { vm } => format!("{vm} guest elevator"),
         Knob::GuestBfq { vm, tunable } => format!("{vm} guest bfq {}", tunable.file_name()),
@@ -66,7 +69,11 @@ pub(crate) fn knob_unit(k: &Knob) -> &'static str {
         },
         Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. } => " B/s",
         Knob::VmLimit { limit: LimitKind::ReadIops | LimitKind::WriteIops, .. } => "/s",
-        Knob::HostElevator | Knob::VmWeight { .. } | Knob::GuestElevator { .. } => "",
+        Knob::HostElevator
+        | Knob::HostIoCost(_)
+        | Knob::VmWeight { .. }
+        | Knob::VmIoWeight { .. }
+        | Knob::GuestElevator { .. } => "",
     }
 }
 
@@ -221,6 +228,11 @@ mod tests {
         assert_eq!(with(15, 5), "holds");
         assert_eq!(with(15, 6), "holds but for the host");
         assert_eq!(with(21, 0), "misses");
+        t.not_predicted = Some("io.cost divides the device".to_owned());
+        for margin in [-1, 1] {
+            t.margin_ns = Some(margin);
+            assert_eq!(outlook(&t).0, "not predicted");
+        }
     }
 
     #[test]

@@ -122,8 +122,9 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
     // Where nothing schedules, `resolve` names what can act; another elevator is no remedy there.
-    let scheduled =
-        |knob: &Knob| matches!(knob, Knob::HostElevator | Knob::HostBfq(_) | Knob::VmWeight { .. });
+    let scheduled = |knob: &Knob| {
+        !matches!(knob, Knob::VmLimit { .. } | Knob::GuestElevator { .. } | Knob::GuestBfq { .. })
+    };
     let elsewhere = |knob: &Knob| bytes(knob) || (site.stack.disks.is_empty() && scheduled(knob));
     let known: Vec<_> = plan.settings.iter().filter(|s| !elsewhere(&s.knob)).cloned().collect();
     Ok(check_actable(&site.spec, &options.placements, &options.start, &known)?)

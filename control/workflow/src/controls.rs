@@ -214,7 +214,8 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
             ceiling: ceiling.map(|(most, _)| Iops(most)),
             ceiling_by: ceiling.map(|(_, by)| by.remedy.clone()).unwrap_or_default(),
         });
-    let placements = Placements::new(all.collect());
+    let has_io_cost = others.values().any(|other| other.file == "io.cost.qos");
+    let placements = Placements::new(all.collect()).under_io_cost(has_io_cost);
     list.extend(incomparable(vms, &placements));
     Ok(Controls { list, placements })
 }
@@ -336,7 +337,7 @@ fn unknown(other: &OtherControl) -> Option<String> {
     let of = other.cgroup.display();
     let text = match other.file {
         "io.cost.qos" => format!(
-            "io.cost is enabled on the device ({}): it divides it by io.weight, which is not in the predictions",
+            "io.cost is enabled on the device ({}): it divides it by io.weight, so nothing is predicted",
             other.value
         ),
         "io.weight" => format!("{of} has io.weight {}, by which io.cost divides the device", other.value),

@@ -34,7 +34,7 @@ pub(crate) fn covered_vms<'a>(all: impl Iterator<Item = (&'a Plan, &'a Site)>) -
         for vm in &site.spec.vms {
             let device = site.stack.device.name.clone();
             let of_writes = plan.settings.iter().filter(|s| s.value != "max").filter_map(|s| match &s.knob {
-                Knob::VmWeight { vm: of } if *of == vm.name => Some("weight"),
+                Knob::VmWeight { vm: of } | Knob::VmIoWeight { vm: of } if *of == vm.name => Some("weight"),
                 Knob::VmLimit { vm: of, limit: LimitKind::WriteBps | LimitKind::WriteIops }
                     if *of == vm.name =>
                 {

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
-use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of, throttled};
+use rtvirtio_planner::{
+    Knob, Placements, Plan, PlanOptions, TaskOutlook, mark_not_predicted, settings_of, throttled,
+};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 use rtvirtio_text::{shell_path, shell_word};
 
@@ -151,7 +153,10 @@ pub fn outlook(
     placements: &Placements,
 ) -> Result<Vec<TaskOutlook>> {
     let model = model(choice.kind, choice.learned.as_ref())?;
-    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, &placements.in_effect(config))?))
+    let forecasts = model.forecast(profile, spec, &placements.in_effect(config))?;
+    let mut tasks = rtvirtio_planner::outlook(spec, forecasts);
+    mark_not_predicted(&mut tasks, placements);
+    Ok(tasks)
 }
 
 /// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec

@@ -3,9 +3,10 @@
 
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
+use rtvirtio_units::io_cost::CostQos;
 use rtvirtio_units::{Bytes, Iops, Nanos, blk_throttle};
 
-use crate::{BfqTunable, Enforcement, Knob, LimitKind, Placements, PlanError, Setting};
+use crate::{BfqTunable, Enforcement, IoCostFile, Knob, LimitKind, Placements, PlanError, Setting};
 
 /// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B
 /// sectors).
@@ -64,7 +65,8 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
     out
 }
 
-/// Configuration after `settings` are written over `start`.
+/// Configuration after `settings` are written over `start`. Those of io.cost are checked and not in
+/// it: no model covers them.
 ///
 /// # Errors
 /// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec
@@ -97,6 +99,20 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
                     .ok()
                     .filter(|w| (1..=1000).contains(w))
                     .ok_or_else(|| bad_value(s, "a whole number from 1 to 1000"))?;
+            }
+            Knob::HostIoCost(file) => {
+                file.canonical(&s.value).map_err(|e| PlanError::BadValue {
+                    setting: describe(&s.knob),
+                    value: s.value.clone(),
+                    remedy: e.to_string(),
+                })?;
+            }
+            Knob::VmIoWeight { vm } => {
+                index(vm)?;
+                let expected = "a whole number from 1 to 10000";
+                if !(1..=10_000).contains(&number(s, expected)?) {
+                    return Err(bad_value(s, expected));
+                }
             }
             Knob::VmLimit { vm, limit: LimitKind::ReadIops | LimitKind::WriteIops } => {
                 let i = index(vm)?;
@@ -146,20 +162,20 @@ pub fn check_actable(
     let index = |name: &String| spec.vms.iter().position(|vm| vm.name == *name);
     for s in settings {
         let why = match &s.knob {
-            Knob::VmWeight { vm } | Knob::VmLimit { vm, .. }
+            Knob::VmWeight { vm } | Knob::VmIoWeight { vm } | Knob::VmLimit { vm, .. }
                 if index(vm).is_some_and(|i| placements.writes_escape(i)) =>
             {
                 "what the VM writes goes through the host's page cache and reaches the device outside of its cgroup, \
                  where no weight or limit acts; set cache=none for its disk"
             }
-            Knob::VmWeight { vm } | Knob::VmLimit { vm, .. }
+            Knob::VmWeight { vm } | Knob::VmIoWeight { vm } | Knob::VmLimit { vm, .. }
                 if index(vm).is_some_and(|i| !placements.limits_act(i)) =>
             {
                 "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \
                  give each VM its own, or use I/O classes"
             }
             // The weight of a spec's only VM counts against cgroups that the spec does not name.
-            Knob::VmWeight { vm }
+            Knob::VmWeight { vm } | Knob::VmIoWeight { vm }
                 if spec.vms.len() > 1 && index(vm).is_some_and(|i| !placements.weights_compare(i)) =>
             {
                 "weights compare only cgroups with one parent, and no other VM's has the same; \
@@ -171,6 +187,12 @@ pub fn check_actable(
             Knob::VmWeight { .. } if !idles => {
                 "with slice_idle=0 BFQ serves every VM that has a request, whatever its weight; \
                  raise slice_idle, or cap the neighbour"
+            }
+            Knob::HostIoCost(IoCostFile::Qos)
+                if end.elevator == Elevator::Bfq
+                    && s.value.parse::<CostQos>().is_ok_and(|qos| qos.enable) =>
+            {
+                "BFQ divides the device too, and of the two neither share would hold; choose none or mq-deadline"
             }
             Knob::HostBfq(_) if end.elevator != Elevator::Bfq => {
                 "it is a tunable of BFQ and the plan's elevator is another; choose bfq"
@@ -220,7 +242,9 @@ pub(crate) fn describe(knob: &Knob) -> String {
     match knob {
         Knob::HostElevator => "the host's elevator".to_owned(),
         Knob::HostBfq(t) => format!("{} on the host", t.file_name()),
+        Knob::HostIoCost(file) => format!("{} on the host", file.file_name()),
         Knob::VmWeight { vm } => format!("the weight of {vm}"),
+        Knob::VmIoWeight { vm } => format!("io.weight of {vm}"),
         Knob::VmLimit { vm, .. } => format!("the cap on {vm}"),
         Knob::GuestElevator { vm } => format!("the elevator inside {vm}"),
         Knob::GuestBfq { vm, tunable } => format!("{} inside {vm}", tunable.file_name()),

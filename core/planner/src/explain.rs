@@ -40,6 +40,8 @@ fn effect(problem: &Problem<'_>, s: &Setting) -> String {
             _ => "requests are held back only when latency grows".to_owned(),
         },
         Knob::HostBfq(t) => tunable(*t, v, "VM"),
+        Knob::HostIoCost(_) => "io.cost divides the device by what requests cost".to_owned(),
+        Knob::VmIoWeight { vm } => format!("weight {v} sets the share of {vm} under io.cost"),
         Knob::VmWeight { vm } => format!("weight {v} sets the share of {vm} while VMs compete"),
         Knob::VmLimit { vm, limit } => {
             let what = match limit {

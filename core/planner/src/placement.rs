@@ -62,6 +62,8 @@ pub struct Placements {
     all: Vec<Placement>,
     /// Whether all are siblings with cgroups of their own, so that their weights compare directly.
     flat: bool,
+    /// Whether io.cost divides the device.
+    io_cost: bool,
 }
 
 impl Placements {
@@ -69,7 +71,19 @@ impl Placements {
     #[must_use]
     pub fn new(all: Vec<Placement>) -> Self {
         let flat = all.iter().all(|p| p.is_held() && p.parent() == all[0].parent());
-        Self { all, flat }
+        Self { all, flat, io_cost: false }
+    }
+
+    /// The same on a device that io.cost divides: no model covers that.
+    #[must_use]
+    pub fn under_io_cost(self, is_on: bool) -> Self {
+        Self { io_cost: is_on, ..self }
+    }
+
+    /// Whether io.cost divides the device, so that nothing can be predicted for it.
+    #[must_use]
+    pub fn is_under_io_cost(&self) -> bool {
+        self.io_cost
     }
 
     /// All VMs in one cgroup: neither weights nor limits act.

@@ -9,7 +9,7 @@ use crate::cpu_room::{CpuRoom, is_counted};
 use crate::evaluate::{Evaluator, Problem};
 use crate::throttled::throttled;
 use crate::types::{Knob, Plan, Setting, TaskOutlook};
-use crate::{PlanError, PlanOptions, explain, infeasible, search};
+use crate::{Placements, PlanError, PlanOptions, explain, infeasible, io_cost, search};
 
 /// Finds settings for `spec` on the host that `profile` describes, starting from the configuration
 /// in force.
@@ -25,7 +25,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let problem = Problem::new(spec, options);
     let mut evaluator = Evaluator::new(profile, spec, options)?;
     let found = search::search(&problem, &mut evaluator)?;
-    let infeasible =
+    let mut infeasible =
         if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
     let mut settings = settings_of(spec, &options.start, &found.config);
     explain::explain(&problem, &mut evaluator, &found, &mut settings);
@@ -37,11 +37,16 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     }
     check_actable(spec, &options.placements, &options.start, &settings)?;
     let forecasts = evaluator.forecast(&found.config)?;
+    let mut tasks = outlook(spec, forecasts);
+    mark_not_predicted(&mut tasks, &options.placements);
+    if options.placements.is_under_io_cost() && infeasible.is_none() {
+        infeasible = io_cost::not_predicted(spec);
+    }
     Ok(Plan {
         scheme: crate::scheme_of(options.model).to_owned(),
         model: options.model,
         settings,
-        tasks: outlook(spec, forecasts),
+        tasks,
         feasible: infeasible.is_none(),
         infeasible,
         evaluated: evaluator.evaluated(),
@@ -95,9 +100,17 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
                 forecast,
                 cpu: None,
                 cpu_wait: None,
+                not_predicted: None,
             }
         })
         .collect()
+}
+
+/// Says of tasks on a device that io.cost divides that nothing is predicted for them.
+pub fn mark_not_predicted(tasks: &mut [TaskOutlook], placements: &Placements) {
+    if placements.is_under_io_cost() {
+        tasks.iter_mut().for_each(|task| task.not_predicted = Some(io_cost::NO_MODEL.to_owned()));
+    }
 }
 
 /// Adds the CPU time of the host's guests to the tasks that it is about.

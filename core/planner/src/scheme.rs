@@ -22,6 +22,7 @@ pub fn scheme_name(id: &str) -> &str {
         "rt-virtio-mlp" => "paper (network)",
         "slice" => "rtvirtio",
         "bound" => "rtvirtio (bound)",
+        "io-cost" => "io.cost",
         "tuned" => "rtvirtio (tuned)",
         _ => id,
     }

@@ -1,6 +1,7 @@
 //! A plan as data: ordered knob settings, each with its reason, and the predictions.
 
 use rtvirtio_model::{Forecast, ModelKind};
+use rtvirtio_units::io_cost::{CostModel, CostQos, IoCostError};
 use rtvirtio_units::{Enforcement, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
@@ -53,9 +54,17 @@ pub enum Knob {
     HostElevator,
     /// A BFQ tunable of the device on the host (`queue/iosched/*`).
     HostBfq(BfqTunable),
+    /// io.cost for the device on the host: a file of the root cgroup. Value: what the kernel takes
+    /// after the device's number.
+    HostIoCost(IoCostFile),
     /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1
     /// to 1000.
     VmWeight {
+        /// Name of the VM.
+        vm: String,
+    },
+    /// Weight of a VM's cgroup for the device under io.cost: `io.weight` (v2). Value: 1 to 10000.
+    VmIoWeight {
         /// Name of the VM.
         vm: String,
     },
@@ -82,19 +91,22 @@ pub enum Knob {
 }
 
 impl Knob {
-    /// Position in a plan's write order: the elevator before its tunables, weights and limits of
-    /// cgroups, then guest by guest.
+    /// Position in a plan's write order: the elevator before its tunables, io.cost's model before
+    /// it is enabled, weights and limits of cgroups, then guest by guest.
     #[must_use]
     pub fn write_order(&self) -> impl Ord + use<> {
         let place = |step, vm: &str, tunable, limit| (step, vm.to_owned(), tunable, limit);
         match self {
             Self::HostElevator => place(0, "", None, None),
             Self::HostBfq(tunable) => place(1, "", Some(*tunable), None),
-            Self::VmWeight { vm } => place(2, vm, None, None),
-            Self::VmLimit { vm, limit } => place(3, vm, None, Some(*limit)),
+            Self::HostIoCost(IoCostFile::Model) => place(2, "", None, None),
+            Self::HostIoCost(IoCostFile::Qos) => place(3, "", None, None),
+            Self::VmWeight { vm } => place(4, vm, None, None),
+            Self::VmIoWeight { vm } => place(5, vm, None, None),
+            Self::VmLimit { vm, limit } => place(6, vm, None, Some(*limit)),
             // None sorts before any tunable.
-            Self::GuestElevator { vm } => place(4, vm, None, None),
-            Self::GuestBfq { vm, tunable } => place(4, vm, Some(*tunable), None),
+            Self::GuestElevator { vm } => place(7, vm, None, None),
+            Self::GuestBfq { vm, tunable } => place(7, vm, Some(*tunable), None),
         }
     }
 }
@@ -115,6 +127,38 @@ pub enum BfqTunable {
     LowLatency,
     /// Largest budget in 512 B sectors; 0 lets BFQ choose from the measured peak rate. Default 0.
     MaxBudget,
+}
+
+/// File of the root cgroup by which io.cost is set up, in the order in which they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IoCostFile {
+    /// `io.cost.model`: what requests cost.
+    Model,
+    /// `io.cost.qos`: whether io.cost acts, and the latencies that it keeps.
+    Qos,
+}
+
+impl IoCostFile {
+    /// Name of the file.
+    #[must_use]
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Model => "io.cost.model",
+            Self::Qos => "io.cost.qos",
+        }
+    }
+
+    /// The one text of a setting that means the same.
+    ///
+    /// # Errors
+    /// When the kernel would refuse or cut it.
+    pub fn canonical(self, value: &str) -> Result<String, IoCostError> {
+        match self {
+            Self::Model => value.parse::<CostModel>().map(|model| model.to_string()),
+            Self::Qos => value.parse::<CostQos>().map(|qos| qos.to_string()),
+        }
+    }
 }
 
 /// Direction and unit of a limit.
@@ -155,6 +199,9 @@ pub struct TaskOutlook {
     /// Estimated wait for a CPU, which is not in the prediction; `None` where nothing tells of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_wait: Option<CpuWait>,
+    /// Reason why the forecast is none of the device as it is now; `None` where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_predicted: Option<String>,
 }
 
 impl TaskOutlook {

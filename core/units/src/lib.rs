@@ -7,6 +7,7 @@ pub mod as_text;
 pub mod blk_throttle;
 mod enforcement;
 mod ethernet;
+pub mod io_cost;
 mod parse;
 
 pub use enforcement::Enforcement;

@@ -1,6 +1,7 @@
 //! From knobs to files: path, text and order of the writes, and whether they can act at all.
 
 mod guest;
+mod io_cost;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -118,8 +119,8 @@ pub fn merge(writes: &mut Vec<Write>, more: Vec<Write>) -> Result<(), ApplyError
     Ok(())
 }
 
-/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup
-/// controllers, weights and limits, guests.
+/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, io.cost,
+/// cgroup controllers, weights and limits, guests.
 ///
 /// # Errors
 /// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant.
@@ -137,7 +138,9 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
     }
     let mut writes = Vec::new();
     let elevators = host_queues(&values, binding, machine, &mut writes)?;
-    vm::weights_and_limits(&values, binding, machine, &elevators, &mut writes)?;
+    let io_cost_acts = io_cost::host_io_cost(&values, binding, machine, &elevators, &mut writes)?;
+    let on = vm::Acting { elevators: &elevators, io_cost: io_cost_acts };
+    vm::weights_and_limits(&values, binding, machine, on, &mut writes)?;
     guest::queues(&values, binding, machine, &mut writes)?;
     Ok(writes)
 }
@@ -196,7 +199,8 @@ pub fn raise_writes(
         values.insert(Knob::VmWeight { vm: (*vm).to_owned() }, weight.clone());
     }
     let elevators = host_queues(&values, binding, machine, &mut of_vms)?;
-    vm::weights_and_limits(&values, binding, machine, &elevators, &mut of_vms)?;
+    let on = vm::Acting { elevators: &elevators, io_cost: false };
+    vm::weights_and_limits(&values, binding, machine, on, &mut of_vms)?;
     for write in of_vms.iter_mut().filter(|w| w.value == weight) {
         let level = std::mem::replace(&mut write.value, vm::weight_now(&write.target, machine)?);
         write.levels.push(level);

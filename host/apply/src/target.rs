@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
+use rtvirtio_planner::IoCostFile;
 use rtvirtio_vmm::AgentAddress;
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,24 @@ pub enum Form {
         /// `rbps`, `wbps`, `riops` or `wiops`.
         key: String,
     },
+    /// A device's line in `io.cost.model`: the value is the setting without what the kernel chose
+    /// by itself, as [`IoCostFile::canonical`] prints it. The kernel keeps a line for a device once
+    /// it had one, so none and one with the kernel's own choice are one value.
+    IoCostModel {
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
+        dev: String,
+    },
+    /// A device's line in `io.cost.qos`, in the same way.
+    IoCostQos {
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
+        dev: String,
+    },
+    /// A device's line in `io.weight` of io.cost: the value is the weight, or `default` without a
+    /// line. Unlike BFQ's the kernel takes `default` for what it says (`ioc_weight_write()`).
+    IoWeight {
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
+        dev: String,
+    },
     /// Whether `io` stands in a v2 `cgroup.subtree_control`: the value is `+io` or `-io`.
     IoEnabled,
     /// Policy and parameters of a thread: the value is the text of [`Attr`].
@@ -122,6 +141,19 @@ pub struct Target {
     pub form: Form,
 }
 
+/// Values of a device that io.cost was never set up for.
+const MODEL_UNSET: &str = "ctrl=auto";
+const QOS_UNSET: &str = "enable=0 ctrl=auto";
+
+/// Setting of a device in a file of io.cost.
+fn io_cost(of: IoCostFile, file: &str, dev: &str) -> Option<String> {
+    match text::device_line(file, dev) {
+        Some(line) => of.canonical(line).ok(),
+        None if of == IoCostFile::Model => Some(MODEL_UNSET.to_owned()),
+        None => Some(QOS_UNSET.to_owned()),
+    }
+}
+
 impl Form {
     /// The value that a text holds; `None` when the text has another form.
     #[must_use]
@@ -130,12 +162,16 @@ impl Form {
         Some(match self {
             Self::Plain | Self::Jiffies => file.trim().to_owned(),
             Self::Elevator => text::elevators(file)?.current,
-            Self::DeviceWeight { dev } => match text::weights(file)?.devices.get(dev) {
-                Some(weight) => weight.to_string(),
-                None => "default".to_owned(),
-            },
+            Self::DeviceWeight { dev } | Self::IoWeight { dev } => {
+                match text::weights(file)?.devices.get(dev) {
+                    Some(weight) => weight.to_string(),
+                    None => "default".to_owned(),
+                }
+            }
             Self::Throttle { dev } => or(text::throttle_value(file, dev)?),
             Self::IoMax { dev, key } => or(text::io_max_value(file, dev, key)?),
+            Self::IoCostModel { dev } => io_cost(IoCostFile::Model, file, dev)?,
+            Self::IoCostQos { dev } => io_cost(IoCostFile::Qos, file, dev)?,
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
             Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
             Self::Affinity => {
@@ -167,7 +203,10 @@ impl Form {
             | Self::Affinity
             | Self::ThreadCgroup { .. }
             | Self::Group { .. } => value.to_owned(),
-            Self::DeviceWeight { dev } => format!("{dev} {value}"),
+            Self::DeviceWeight { dev }
+            | Self::IoWeight { dev }
+            | Self::IoCostModel { dev }
+            | Self::IoCostQos { dev } => format!("{dev} {value}"),
             // v1 takes 0 for "no limit" and knows no `max`.
             Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
             Self::IoMax { dev, key } => format!("{dev} {key}={value}"),
@@ -181,7 +220,11 @@ impl Form {
     #[must_use]
     pub fn unset(&self) -> Option<&'static str> {
         match self {
-            Self::DeviceWeight { .. } | Self::UnitDeviceWeight { .. } => Some("default"),
+            Self::DeviceWeight { .. } | Self::IoWeight { .. } | Self::UnitDeviceWeight { .. } => {
+                Some("default")
+            }
+            Self::IoCostModel { .. } => Some(MODEL_UNSET),
+            Self::IoCostQos { .. } => Some(QOS_UNSET),
             Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
             _ => None,
         }
@@ -292,6 +335,9 @@ impl Target {
     pub(crate) fn dev(&self) -> Option<&str> {
         match &self.form {
             Form::DeviceWeight { dev }
+            | Form::IoWeight { dev }
+            | Form::IoCostModel { dev }
+            | Form::IoCostQos { dev }
             | Form::Throttle { dev }
             | Form::IoMax { dev, .. }
             | Form::UnitDeviceWeight { dev, .. } => Some(dev),

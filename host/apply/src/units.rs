@@ -5,7 +5,8 @@
 //! removes the lines of devices from `io.bfq.weight`, and takes the I/O controller, with all
 //! limits, from groups in which no unit asks for it. `set-property` of a unit does so too, also
 //! with systemd 257. So a cap is its `CPUQuota=`, a weight its `IODeviceWeight=`, and next to a
-//! limit stands `IOAccounting=yes`, which keeps the controller; `io.max` is not rewritten then.
+//! limit, or a weight of io.cost, stands `IOAccounting=yes`, which keeps the controller; `io.max` is
+//! not rewritten then.
 //!
 //! The file has the exact value, written after the property and read back.
 
@@ -100,10 +101,12 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         let (Place::Host, Some(unit)) = (&write.target.place, unit_of(&write.target.path)) else { continue };
         let unit = unit.to_owned();
         let file = write.target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_ours = |w: &Write| matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. });
+        let is_ours = |w: &Write| {
+            matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. } | Form::IoWeight { .. })
+        };
         // Files of cgroup v1 have other names, and systemd writes them by rules of their own.
-        if !["cpu.max", "io.max", "io.bfq.weight"].contains(&&*file) || (file != "cpu.max" && !is_ours(write))
-        {
+        const FILES: [&str; 4] = ["cpu.max", "io.max", "io.bfq.weight", "io.weight"];
+        if !FILES.contains(&&*file) || (file != "cpu.max" && !is_ours(write)) {
             continue;
         }
         let text = shown.entry(unit.clone()).or_insert_with(|| shown_of(&unit, &write.target.path, machine));
@@ -175,7 +178,8 @@ fn property(
             let form = Form::UnitDeviceWeight { unit, dev: dev.clone(), path };
             Ok((named("IODeviceWeight", form, systemd_weight(weight).to_string()), write.value.clone()))
         }
-        Form::IoMax { .. } => {
+        // systemd erases no device's line of `io.weight`: writing its default leaves them.
+        Form::IoMax { .. } | Form::IoWeight { .. } => {
             Ok((named("IOAccounting", Form::UnitIo { unit }, "yes".to_owned()), write.value.clone()))
         }
         _ => {

@@ -13,7 +13,7 @@ use rtvirtio_apply::points::Points;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
 use support::child::{act, sweep};
 use support::sim::SimKernel;
-use support::{Case, assert_same, full_plan, limit, plan, snapshot, weight};
+use support::{Case, assert_same, full_plan, io_cost, limit, plan, snapshot, weight};
 
 #[test]
 #[ignore = "the process that the crash tests start and kill"]
@@ -136,6 +136,35 @@ fn v2_killed_at_every_point() {
         let before = snapshot(&lab.dirs);
         assert!(!before.keys().any(|p| p.ends_with("io.max")), "the io controller is off at first");
         sweep(&lab.case, &lab.dirs);
+    }
+}
+
+/// From BFQ, from a device that io.cost was never set up for, and from one with values of its own.
+#[test]
+fn io_cost_is_put_back_at_every_point() {
+    for (elevator, before) in [
+        ("bfq", ""),
+        ("none", ""),
+        ("mq-deadline", "7:0 enable=0 rpct=50 rlat=7 wpct=1.25 wlat=8 min=1 max=10000"),
+    ] {
+        let mut settings = vec![(Knob::HostElevator, if elevator == "bfq" { "none" } else { elevator })];
+        settings.extend(io_cost());
+        settings.push((limit(1, LimitKind::ReadIops), "500"));
+        let lab = lab(true, elevator, plan(&settings));
+        let root = "/sys/fs/cgroup";
+        if before.is_empty() {
+            write(&lab, "/sys/block/loop0/queue/wbt_lat_usec", "1500");
+        } else {
+            write(&lab, &format!("{root}/io.cost.qos"), before);
+            let model = "7:0 rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6";
+            write(&lab, &format!("{root}/io.cost.model"), model);
+            for group in ["", "/lab"] {
+                write(&lab, &format!("{root}{group}/cgroup.subtree_control"), "+io");
+            }
+            write(&lab, &format!("{root}/lab/vm1/io.weight"), "7:0 77");
+        }
+        let (apply, revert) = sweep(&lab.case, &lab.dirs);
+        println!("{elevator}: points: apply {apply}, revert {revert}; 0 differences");
     }
 }
 

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use rtvirtio_apply::{Binding, Machine, Write, resolve};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
+use rtvirtio_planner::{BfqTunable, IoCostFile, Knob, LimitKind, Plan};
 use support::sim::{SimGuests, SimKernel};
-use support::{Case, full_plan, limit, plan, weight};
+use support::{Case, full_plan, io_cost, limit, plan, weight};
 
 struct Lab {
     _dir: tempfile::TempDir,
@@ -99,6 +99,48 @@ fn a_vm_needs_a_cgroup_of_its_own() {
     assert_says(&l.error(&weights), &["no cgroup hierarchy"]);
 }
 
+/// io.cost excludes BFQ, what another program has set up is left alone, and each refusal says what
+/// to do.
+#[test]
+fn io_cost_is_refused_where_it_cannot_act_or_is_another_programs() {
+    let with = |settings: &[(Knob, &'static str)]| plan(&[io_cost(), settings.to_vec()].concat());
+    assert_says(&lab(false, "none").error(&with(&[])), &["io.cost.model", "cgroup v2", "cgroup_no_v1=blkio"]);
+    let bfq = lab(true, "bfq");
+    assert_says(&bfq.error(&with(&[])), &["loop0", "BFQ is its elevator", "set the elevator to `none`"]);
+    let l = lab(true, "none");
+    assert_says(&l.error(&with(&[(Knob::HostElevator, "bfq")])), &["BFQ is its elevator"]);
+    assert_says(&l.error(&with(&[(weight(0), "100")])), &["weight of vm0", "only under BFQ"]);
+    let only = |n: usize| plan(&io_cost()[n..=n]);
+    assert_says(&l.error(&only(2)), &["io.weight of vm0", "only under io.cost"]);
+    for (file, value, says) in [
+        (IoCostFile::Qos, "enable=1 rpct=99.999 rlat=1 wpct=0 wlat=1 min=50 max=150", "two decimals"),
+        (IoCostFile::Model, "rbps=1", "`rseqiops=` is missing"),
+    ] {
+        assert_says(&l.error(&plan(&[(Knob::HostIoCost(file), value)])), &[says, "correct it in the plan"]);
+    }
+    let heavy = [&io_cost()[..2], &[(Knob::VmIoWeight { vm: "vm0".into() }, "10001")]].concat();
+    assert_says(&l.error(&plan(&heavy)), &["from 1 to 10000"]);
+
+    l.kernel.put("/sys/fs/cgroup/else/io.latency", "7:0 target=100\n");
+    assert_says(&l.error(&with(&[])), &["else/io.latency", "IODeviceLatencyTargetSec="]);
+    l.kernel.put("/sys/fs/cgroup/else/io.latency", "8:0 target=100\n");
+    l.kernel.put(
+        "/sys/fs/cgroup/io.cost.qos",
+        "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n",
+    );
+    assert_says(
+        &l.error(&with(&[])),
+        &["enabled there already", "not overwritten", "iocost.conf", "7:0 enable=0"],
+    );
+    // A VM that was started again gets its weight alone, under what is in force.
+    let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+    assert!(resolve(&only(2), &l.binding, &machine).is_ok());
+    l.kernel.put("/sys/fs/cgroup/io.cost.qos", "7:0 enable=maybe\n");
+    assert_says(&l.error(&with(&[])), &["io.cost.qos holds `7:0 enable=maybe`", "not understood"]);
+    std::fs::remove_file(l.kernel.at("/sys/fs/cgroup/io.cost.qos")).unwrap();
+    assert_says(&l.error(&with(&[])), &["does not exist", "CONFIG_BLK_CGROUP_IOCOST", "BFQ's weights"]);
+}
+
 #[test]
 fn a_missing_weight_file_points_to_bfq() {
     let l = lab(false, "bfq");
@@ -179,7 +221,9 @@ fn label(knob: &Knob) -> String {
     match knob {
         Knob::HostElevator => "elevator of loop0".to_owned(),
         Knob::HostBfq(tunable) => format!("{} of loop0", tunable.file_name()),
+        Knob::HostIoCost(file) => format!("{} of loop0", file.file_name()),
         Knob::VmWeight { vm } => format!("weight of {vm}"),
+        Knob::VmIoWeight { vm } => format!("io.weight of {vm}"),
         Knob::VmLimit { vm, limit } => {
             let key = match limit {
                 LimitKind::ReadBps => "rbps",
@@ -196,8 +240,13 @@ fn label(knob: &Knob) -> String {
 
 #[test]
 fn settings_are_written_in_the_order_in_which_a_plan_lists_them() {
+    listed_as_written(full_plan(true));
+    let settings = [io_cost(), vec![(limit(2, LimitKind::ReadIops), "1000"), (Knob::HostElevator, "none")]];
+    listed_as_written(plan(&settings.concat()));
+}
+
+fn listed_as_written(mut plan: Plan) {
     let lab = lab(true, "mq-deadline");
-    let mut plan = full_plan(true);
     // The simulated host has one guest.
     plan.settings.retain(|s| !matches!(&s.knob, Knob::GuestElevator { vm } if vm == "vm1"));
     plan.settings.reverse();

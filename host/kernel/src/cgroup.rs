@@ -2,8 +2,8 @@
 //! `cpu` on both (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
 //! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
 //!
-//! Only files of BFQ and of the throttling policy are written. `io.weight`, `io.cost.*` and
-//! `io.latency` belong to other policies: they are read, to report their effect.
+//! Files of BFQ, of the throttling policy and of io.cost are written. `io.latency` belongs to
+//! another policy: it is read, to report its effect.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

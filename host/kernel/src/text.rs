@@ -158,7 +158,8 @@ pub fn cpu_quota(text: &str) -> Option<Option<(u64, u64)>> {
 }
 
 /// Rest of a device's line, after its number.
-pub(crate) fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
+#[must_use]
+pub fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim().strip_prefix(dev)?.strip_prefix(' '))
 }
 

@@ -52,6 +52,10 @@ pub struct PlanArgs {
     /// target holds in the worst case
     #[arg(long, conflicts_with_all = ["margin", "domain", "tc"])]
     pub traffic: bool,
+    /// Divide each device by io.cost instead of BFQ (cgroup v2): its model from the profile, its
+    /// latencies from the targets, weights from the declared rates. Nothing is predicted then
+    #[arg(long, conflicts_with_all = ["margin", "domain", "tc", "traffic"])]
+    pub io_cost: bool,
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
     pub curve: Option<PathBuf>,

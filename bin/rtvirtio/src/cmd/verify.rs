@@ -120,7 +120,7 @@ fn predict(
             .and_then(|choice| outlook(&site.spec, &profile, &choice, config, placements))
             .inspect_err(none)
             .unwrap_or_default();
-        for task in tasks {
+        for task in tasks.into_iter().filter(|task| task.not_predicted.is_none()) {
             predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
         }
         profiles.push(profile);

@@ -89,6 +89,11 @@ fn heads(tasks: &[&TaskOutlook], style: &Style) -> String {
 /// Prediction, target, margin and rate.
 fn parts(t: &TaskOutlook) -> Vec<Part> {
     let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
+    if let Some(why) = &t.not_predicted {
+        parts[0].0.insert_str(0, "without it ");
+        parts.insert(0, (format!("not predicted: {why}"), Some(Paint::Open)));
+        return parts;
+    }
     parts.extend(t.forecast.upper.as_ref().map(|u| (upper(u), None)));
     parts.extend(t.target_ns.map(|l| (format!("target {}", num::latency(l, "")), None)));
     parts.extend(t.margin_ns.map(|m| {

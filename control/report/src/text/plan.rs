@@ -43,7 +43,12 @@ fn of_length(u: &Upper) -> String {
 /// `old` holds the current values, as read from the kernel, where they are known.
 #[must_use]
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
-    let verdict = if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
+    // A plan by io.cost has no forecasts at all, and under io.cost those of another do not count.
+    let is_predicted = !(plan.tasks.is_empty() && plan.infeasible.is_some())
+        && plan.tasks.iter().all(|task| task.not_predicted.is_none());
+    let verdict = if !is_predicted {
+        style.paint("not predicted", Paint::Open)
+    } else if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
         style.paint("no task has a target, so nothing is promised", Paint::Open)
     } else if plan.feasible && plan.tasks.iter().any(|t| t.target_ns.is_some() && t.lacks_cpu()) {
         style.paint(
@@ -59,15 +64,21 @@ pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String 
         "{}: {verdict}\n",
         style.paint(&format!("plan {}", style.clean(scheme_name(&plan.scheme))), Paint::Strong)
     );
-    let basis = format!("{}; {} candidates evaluated", words::model(plan.model), plan.evaluated);
-    out.push_str(&style.wrap(&basis, 0));
+    if is_predicted {
+        let basis = format!("{}; {} candidates evaluated", words::model(plan.model), plan.evaluated);
+        out.push_str(&style.wrap(&basis, 0));
+    }
     out.push('\n');
     out.push_str(&settings(plan, old, style));
     out.push('\n');
     out.push_str(&outlook(&plan.tasks, style));
-    if let Some(i) = &plan.infeasible {
-        out.push('\n');
-        out.push_str(&infeasible(i, style));
+    match &plan.infeasible {
+        None => {}
+        Some(i) if is_predicted => {
+            out.push('\n');
+            out.push_str(&infeasible(i, style));
+        }
+        Some(i) => out.push_str(&style.wrap(&i.reason, 0)),
     }
     out
 }

@@ -242,6 +242,28 @@ fn an_infeasible_plan_names_the_price() {
     assert!(text.lines().any(|l| l.contains("-12ms") && l.contains("misses")), "{text}");
 }
 
+/// Neither by io.cost, whose plan has no forecasts, nor while io.cost is on.
+#[test]
+fn what_is_not_predicted_is_not_said_to_hold() {
+    let mut p = fixture::infeasible_plan();
+    let reason = "not predicted: io.cost divides the device";
+    p.infeasible.as_mut().unwrap().reason = reason.into();
+    let mut forecasts = p.tasks.clone();
+    p.tasks.clear();
+    forecasts.iter_mut().for_each(|task| task.not_predicted = Some("io.cost divides the device".into()));
+    for tasks in [Vec::new(), forecasts.clone()] {
+        p.tasks = tasks;
+        let text = plan(&p, &BTreeMap::new(), &PLAIN);
+        let first = text.lines().next().unwrap();
+        assert!(first.ends_with(": not predicted") && text.contains(reason), "{text}");
+        assert!(!text.contains("holds") && !text.contains("does not fit"), "{text}");
+        assert!(!text.contains("candidates evaluated"), "{text}");
+    }
+    let text = forecast(&forecasts, true, &PLAIN);
+    assert!(text.contains("not predicted: io.cost divides the device, without it p99.99"), "{text}");
+    assert!(!text.contains("margin"), "{text}");
+}
+
 #[test]
 fn a_profile_shows_what_bfq_costs_and_every_doubt() {
     let text = profile(&fixture::profile(), &PLAIN);

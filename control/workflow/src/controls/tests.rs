@@ -218,8 +218,9 @@ fn what_is_not_counted_is_named_once() {
     host.set("", "io.cost.qos", "8:16 enable=1 ctrl=auto\n");
     host.set("/machine.slice", "io.weight", "default 300\n");
     host.set("/machine.slice/other.scope", "io.latency", "8:16 target=10000\n");
-    let (list, _) = host.survey(SLICE);
+    let (list, placements) = host.survey(SLICE);
     assert_eq!(list.len(), 3, "{list:?}");
+    assert!(placements.is_under_io_cost(), "so nothing is predicted");
     assert!(list.iter().any(|l| l.starts_with("io.cost is enabled on the device (enable=1")));
     assert!(list.iter().any(|l| l.starts_with("/machine.slice has io.weight 300")));
     assert!(list.iter().any(|l| l.starts_with("/machine.slice/other.scope has io.latency (target=10000)")));

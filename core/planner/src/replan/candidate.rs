@@ -72,7 +72,9 @@ pub fn candidate(ground: &PlanInput<'_>, input: &Input) -> Result<Candidate, Pla
 /// Settings that the models cover, of VMs in the spec.
 fn known(spec: &Spec, settings: &[Setting]) -> Vec<Setting> {
     let is_known = |s: &&Setting| match &s.knob {
-        Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. } => false,
+        Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. }
+        | Knob::HostIoCost(_)
+        | Knob::VmIoWeight { .. } => false,
         Knob::VmWeight { vm }
         | Knob::VmLimit { vm, .. }
         | Knob::GuestElevator { vm }

@@ -12,10 +12,33 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
+/// What divides the device between VMs, once the plan is applied.
+#[derive(Clone, Copy)]
+pub(super) struct Acting<'a> {
+    /// Elevator of each disk that schedules.
+    pub elevators: &'a [String],
+    /// Whether io.cost acts on all of them.
+    pub io_cost: bool,
+}
+
+/// Setting of a VM's cgroup.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    BfqWeight,
+    IoWeight,
+    Limit(LimitKind),
+}
+
+impl Kind {
+    fn is_weight(self) -> bool {
+        !matches!(self, Self::Limit(_))
+    }
+}
+
 /// Requested weight or limit, with the VM's cgroup.
 struct Ask<'a> {
     vm: &'a str,
-    limit: Option<LimitKind>,
+    kind: Kind,
     value: &'a str,
     cgroup: PathBuf,
     knob: String,
@@ -25,14 +48,15 @@ pub(super) fn weights_and_limits(
     values: &BTreeMap<Knob, String>,
     binding: &Binding,
     machine: &Machine<'_>,
-    elevators: &[String],
+    on: Acting<'_>,
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
     let mut asks = Vec::new();
     for (knob, value) in values {
         match knob {
-            Knob::VmWeight { vm } => asks.push(ask(binding, vm, None, value)?),
-            Knob::VmLimit { vm, limit } => asks.push(ask(binding, vm, Some(*limit), value)?),
+            Knob::VmWeight { vm } => asks.push(ask(binding, vm, Kind::BfqWeight, value)?),
+            Knob::VmIoWeight { vm } => asks.push(ask(binding, vm, Kind::IoWeight, value)?),
+            Knob::VmLimit { vm, limit } => asks.push(ask(binding, vm, Kind::Limit(*limit), value)?),
             _ => {}
         }
     }
@@ -42,15 +66,20 @@ pub(super) fn weights_and_limits(
         return Err(cannot(&first.knob, why, "mount cgroup v2 with `io`, or v1 `blkio`"));
     };
     alone_and_comparable(&asks, binding)?;
-    if let Some(weight) = asks.iter().find(|a| a.limit.is_none()) {
-        weights_act(&weight.knob, binding, elevators)?;
+    if let Some(weight) = asks.iter().find(|a| a.kind == Kind::BfqWeight) {
+        weights_act(&weight.knob, binding, on.elevators)?;
+    }
+    if let Some(weight) = asks.iter().find(|a| a.kind == Kind::IoWeight && !on.io_cost) {
+        let why = "io.weight acts only under io.cost, which is off for the device";
+        return Err(cannot(&weight.knob, why, "let the plan enable io.cost, or use BFQ's weights"));
     }
     let enabled = enable_io(&asks, cgroups, machine, writes)?;
     for ask in &asks {
         let created_by = enabled.get(&ask.cgroup).copied();
-        let targets = match ask.limit {
-            None => weights(ask, cgroups, binding, machine, created_by.is_some())?,
-            Some(kind) => vec![limit(ask, kind, cgroups, binding)?],
+        let targets = match ask.kind {
+            Kind::BfqWeight => weights(ask, cgroups, binding, machine, created_by.is_some())?,
+            Kind::IoWeight => io_weights(ask, cgroups, binding, machine, created_by.is_some())?,
+            Kind::Limit(kind) => vec![limit(ask, kind, cgroups, binding)?],
         };
         let write = |target| Write { created_by, ..Write::new(&ask.knob, target, ask.value) };
         writes.extend(targets.into_iter().map(write));
@@ -77,15 +106,11 @@ fn weights_act(knob: &str, binding: &Binding, elevators: &[String]) -> Result<()
     Ok(())
 }
 
-fn ask<'a>(
-    binding: &Binding,
-    vm: &'a str,
-    limit: Option<LimitKind>,
-    value: &'a str,
-) -> Result<Ask<'a>, ApplyError> {
-    let knob = match limit {
-        None => format!("weight of {vm}"),
-        Some(kind) => format!("{} limit of {vm}", host_limit(kind).key()),
+fn ask<'a>(binding: &Binding, vm: &'a str, kind: Kind, value: &'a str) -> Result<Ask<'a>, ApplyError> {
+    let knob = match kind {
+        Kind::BfqWeight => format!("weight of {vm}"),
+        Kind::IoWeight => format!("io.weight of {vm}"),
+        Kind::Limit(kind) => format!("{} limit of {vm}", host_limit(kind).key()),
     };
     let Some(cgroup) = binding.vms.get(vm).and_then(|b| b.cgroup.clone()) else {
         return Err(cannot(
@@ -101,7 +126,7 @@ fn ask<'a>(
             "start it in a cgroup of its own, e.g. with `systemd-run --scope`",
         ));
     }
-    Ok(Ask { vm, limit, value, cgroup: Path::new("/").join(cgroup), knob })
+    Ok(Ask { vm, kind, value, cgroup: Path::new("/").join(cgroup), knob })
 }
 
 /// Refuses shared or nested cgroups, and weights without a sibling: weights and limits bind whole
@@ -126,7 +151,7 @@ fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), Apply
         let of = binding.vms.iter().filter(|(name, _)| *name != ask.vm);
         of.filter_map(|(_, bound)| bound.cgroup.as_ref()).map(|cgroup| Path::new("/").join(cgroup)).collect()
     };
-    for ask in asks.iter().filter(|a| a.limit.is_none()) {
+    for ask in asks.iter().filter(|a| a.kind.is_weight()) {
         let others = others(ask);
         if !others.is_empty() && others.iter().all(|other| other.parent() != ask.cgroup.parent()) {
             return Err(cannot(
@@ -203,6 +228,26 @@ fn weights(
     }
     let of =
         |disk: &BlockDevice| Target::host(file.path.clone(), Form::DeviceWeight { dev: disk.dev.clone() });
+    Ok(binding.stack.disks.iter().map(of).collect())
+}
+
+/// Weight files of io.cost to write: each scheduling disk's line.
+fn io_weights(
+    ask: &Ask<'_>,
+    cgroups: &Cgroups,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    not_there_yet: bool,
+) -> Result<Vec<Target>, ApplyError> {
+    if !ask.value.parse::<u64>().is_ok_and(|w| (1..=10_000).contains(&w)) {
+        let why = format!("`{}` is not a weight of io.cost, a whole number from 1 to 10000", ask.value);
+        return Err(cannot(&ask.knob, why, "correct it in the plan"));
+    }
+    let path = cgroups.dir(&ask.cgroup)?.join("io.weight");
+    if !not_there_yet && !machine.root().exists(&path)? {
+        return Err(gone(ask));
+    }
+    let of = |disk: &BlockDevice| Target::host(path.clone(), Form::IoWeight { dev: disk.dev.clone() });
     Ok(binding.stack.disks.iter().map(of).collect())
 }
 

@@ -17,12 +17,38 @@ fn values_and_texts_of_each_form() {
         (Form::Throttle { dev: dev() }, "", "max", "7:0 0"),
         (max.clone(), "7:0 rbps=max wbps=max riops=5 wiops=max\n", "5", "7:0 riops=5"),
         (max, "", "max", "7:0 riops=max"),
+        (Form::IoWeight { dev: dev() }, "default 100\n7:0 400\n", "400", "7:0 400"),
+        (Form::IoWeight { dev: dev() }, "default 500\n", "default", "7:0 default"),
+        (Form::IoCostModel { dev: dev() }, "", "ctrl=auto", "7:0 ctrl=auto"),
+        (
+            Form::IoCostQos { dev: dev() },
+            "8:0 enable=1 ctrl=auto\n",
+            "enable=0 ctrl=auto",
+            "7:0 enable=0 ctrl=auto",
+        ),
         (Form::IoEnabled, "cpu io\n", "+io", "+io"),
         (Form::IoEnabled, "cpu\n", "-io", "-io"),
     ] {
         assert_eq!(form.value(file).as_deref(), Some(value), "{form:?}");
         assert_eq!(form.text(value), text, "{form:?}");
     }
+}
+
+/// The kernel shows its own choice next to `ctrl=auto`, keeps a line once there was one, and prints
+/// two decimals.
+#[test]
+fn settings_of_io_cost_are_compared_by_meaning() {
+    let (model, qos) = (Form::IoCostModel { dev: dev() }, Form::IoCostQos { dev: dev() });
+    let own = "8:0 enable=1 ctrl=auto\n7:0 enable=0 ctrl=auto rpct=0.00 rlat=25000 wpct=0.00 wlat=25000 min=1.00 max=10000.00\n";
+    assert_eq!(qos.value(own).as_deref(), qos.unset());
+    let own = "7:0 ctrl=auto model=linear rbps=4 rseqiops=3 rrandiops=3 wbps=4 wseqiops=3 wrandiops=3\n";
+    assert_eq!(model.value(own).as_deref(), model.unset());
+    let set = "7:0 enable=1 ctrl=user rpct=95.00 rlat=5000 wpct=0.00 wlat=5000 min=50.00 max=150.00\n";
+    let value = IoCostFile::Qos.canonical("enable=1 rpct=95 rlat=5000 wpct=0 wlat=5000 min=50 max=150");
+    assert_eq!(qos.value(set), value.ok());
+    // Of another kernel's form nothing is known, and that is not the default.
+    assert_eq!(qos.value("7:0 enable=1 ctrl=auto weights=9\n"), None);
+    assert_eq!(model.value("7:0 ctrl=user model=cubic\n"), None);
 }
 
 #[test]

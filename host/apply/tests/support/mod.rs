@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{Binding, VmBinding, Write};
 use rtvirtio_kernel::{Cgroups, Root, Stack, sched, task};
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, Plan, Setting};
+use rtvirtio_planner::{BfqTunable, Enforcement, IoCostFile, Knob, LimitKind, Plan, Setting};
 use serde::{Deserialize, Serialize};
 
 /// Plan with the machine that it is applied to; passed to the child processes as a file.
@@ -93,6 +93,21 @@ pub fn weight(vm: usize) -> Knob {
     Knob::VmWeight { vm: format!("vm{vm}") }
 }
 
+/// Settings that divide the device by io.cost.
+pub fn io_cost() -> Vec<(Knob, &'static str)> {
+    let weight = |n: usize| Knob::VmIoWeight { vm: format!("vm{n}") };
+    vec![
+        (
+            Knob::HostIoCost(IoCostFile::Model),
+            "rbps=63488000 rseqiops=15500 rrandiops=15500 wbps=63488000 wseqiops=15500 wrandiops=15500",
+        ),
+        (Knob::HostIoCost(IoCostFile::Qos), "enable=1 rpct=99.9 rlat=20000 wpct=0 wlat=20000 min=50 max=150"),
+        (weight(0), "800"),
+        (weight(1), "200"),
+        (weight(2), "0001"),
+    ]
+}
+
 pub fn limit(vm: usize, limit: LimitKind) -> Knob {
     Knob::VmLimit { vm: format!("vm{vm}"), limit }
 }
@@ -146,10 +161,26 @@ fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
             && !entry.file_name().to_string_lossy().ends_with(".peak")
         {
             if let Ok(bytes) = fs::read(entry.path()) {
-                files.insert(entry.path(), bytes);
+                files.insert(entry.path(), meant(&entry.path(), bytes));
             }
         }
     }
+}
+
+/// Content without lines that mean what none means: io.cost keeps a device's line once there was
+/// one.
+fn meant(path: &Path, bytes: Vec<u8>) -> Vec<u8> {
+    let own = match path.file_name().and_then(|name| name.to_str()) {
+        Some("io.cost.model") => " ctrl=auto ",
+        Some("io.cost.qos") => " enable=0 ctrl=auto ",
+        _ => return bytes,
+    };
+    let text = String::from_utf8(bytes).unwrap();
+    text.lines()
+        .filter(|line| !line.contains(own))
+        .flat_map(|line| [line, "\n"])
+        .collect::<String>()
+        .into_bytes()
 }
 
 /// Fails with the files that differ.

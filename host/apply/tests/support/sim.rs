@@ -1,6 +1,6 @@
 //! Directory that answers writes as the kernel does. Every rule was measured on Linux 6.18 or read
 //! in its source (`block/bfq-iosched.c`, `block/bfq-cgroup.c`, `block/blk-throttle.c`,
-//! `block/elevator.c`).
+//! `block/blk-iocost.c`, `block/elevator.c`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::{GuestFiles, Guests, HostFiles};
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
+use rtvirtio_units::io_cost::{CostModel, CostQos};
 use rtvirtio_vmm::AgentAddress;
 
 const HZ: u64 = 250;
@@ -116,6 +117,8 @@ impl SimKernel {
         self.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         self.put("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
         self.put("/sys/fs/cgroup/cgroup.subtree_control", "cpu\n");
+        self.put("/sys/fs/cgroup/io.cost.model", "");
+        self.put("/sys/fs/cgroup/io.cost.qos", "");
         for group in groups {
             let dir = PathBuf::from("/sys/fs/cgroup").join(group.trim_start_matches('/'));
             self.put(dir.join("cgroup.subtree_control"), "\n");
@@ -237,6 +240,63 @@ impl SimKernel {
         fs::write(file, show(&weights))
     }
 
+    /// A line of `io.cost.model` or `io.cost.qos`. The first one for a device makes that of the
+    /// other file too, and none goes again. Writeback throttling goes off and on with io.cost.
+    fn io_cost(&self, path: &Path, value: &str) -> io::Result<()> {
+        let (dev, words) = value.split_once(' ').ok_or_else(invalid)?;
+        if dev != DEV {
+            return Err(errno(rustix::io::Errno::NODEV));
+        }
+        let root = PathBuf::from("/sys/fs/cgroup");
+        let auto = [
+            (
+                "io.cost.model",
+                "ctrl=auto model=linear rbps=9 rseqiops=8 rrandiops=8 wbps=9 wseqiops=8 wrandiops=8",
+            ),
+            (
+                "io.cost.qos",
+                "enable=0 ctrl=auto rpct=0.00 rlat=25000 wpct=0.00 wlat=25000 min=1.00 max=10000.00",
+            ),
+        ];
+        for (name, line) in auto.iter().filter(|(name, _)| self.get(root.join(name)).is_empty()) {
+            self.put(root.join(name), &format!("{DEV} {line}\n"));
+        }
+        let line = if path.ends_with("io.cost.model") {
+            match words.parse::<CostModel>().map_err(|_| invalid())? {
+                CostModel::Auto => auto[0].1.to_owned(),
+                model => model.to_string(),
+            }
+        } else {
+            let qos: CostQos = words.parse().map_err(|_| invalid())?;
+            let wbt = format!("/sys/dev/block/{DEV}/queue/wbt_lat_usec");
+            self.put(wbt, if qos.enable { "0\n" } else { "2000\n" });
+            match qos.targets {
+                None => auto[1].1.replace("enable=0", &format!("enable={}", u8::from(qos.enable))),
+                Some(_) => qos.to_string(),
+            }
+        };
+        fs::write(self.at(path), format!("{DEV} {line}\n"))
+    }
+
+    /// `io.weight`: its default leaves the lines of devices, and a device that io.cost was never
+    /// set up for takes none.
+    fn io_weight(&self, path: &Path, value: &str) -> io::Result<()> {
+        let file = self.at(path);
+        let mut weights = text::weights(&fs::read_to_string(&file)?).unwrap();
+        let (dev, weight) = value.split_once(' ').ok_or_else(invalid)?;
+        if self.get("/sys/fs/cgroup/io.cost.qos").is_empty() {
+            return Err(errno(rustix::io::Errno::OPNOTSUPP));
+        }
+        if weight == "default" {
+            weights.devices.remove(dev);
+        } else {
+            let range = |w: &u64| (1..=10_000).contains(w);
+            let weight = weight.parse().ok().filter(range).ok_or_else(invalid)?;
+            weights.devices.insert(dev.to_owned(), weight);
+        }
+        fs::write(file, show(&weights))
+    }
+
     fn throttle(&self, path: &Path, value: &str) -> io::Result<()> {
         let file = self.at(path);
         let old = fs::read_to_string(&file)?;
@@ -288,6 +348,7 @@ impl SimKernel {
                 for child in children() {
                     fs::write(child.join("io.bfq.weight"), "default 100\n")?;
                     fs::write(child.join("io.max"), "")?;
+                    fs::write(child.join("io.weight"), "default 100\n")?;
                 }
             }
             "-io" => {
@@ -300,6 +361,7 @@ impl SimKernel {
                 for child in children() {
                     let _ = fs::remove_file(child.join("io.bfq.weight"));
                     let _ = fs::remove_file(child.join("io.max"));
+                    let _ = fs::remove_file(child.join("io.weight"));
                 }
             }
             "+io" => return Ok(()),
@@ -340,6 +402,8 @@ impl HostFiles for SimKernel {
             "scheduler" => self.scheduler(path, value),
             "blkio.bfq.weight_device" | "io.bfq.weight" => self.weight(path, value),
             "io.max" => self.io_max(path, value),
+            "io.weight" => self.io_weight(path, value),
+            "io.cost.model" | "io.cost.qos" => self.io_cost(path, value),
             _ if name.starts_with("cpu.") => self.cpu_file(path, value),
             "cgroup.subtree_control" => self.subtree(path, value),
             _ if name.starts_with("blkio.throttle.") => self.throttle(path, value),

@@ -198,14 +198,21 @@ fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
     const COST: &str =
         "io.cost delays requests by a cost model of its own; with BFQ both act and neither holds";
     let on = root.read_optional(cgroups.mount.join("io.cost.qos")).map(|qos| {
-        let qos = qos.unwrap_or_default();
-        let on = qos.lines().filter(|l| text::has_word(l, "enable=1"));
-        on.filter_map(|l| l.split_whitespace().next()).map(str::to_owned).collect::<Vec<_>>()
+        let of = |qos: String| {
+            let on = qos.lines().filter(|l| text::has_word(l, "enable=1"));
+            on.filter_map(|l| l.split_whitespace().next()).map(str::to_owned).collect::<Vec<_>>()
+        };
+        qos.map(of)
     });
     found.push(match on {
         Err(e) => Finding::unknown("io.cost", &e, COST),
-        Ok(on) if on.is_empty() => Finding::ok("io.cost", "io.cost is off", COST),
-        Ok(on) => Finding::warn(
+        Ok(None) => Finding::ok(
+            "io.cost",
+            "there is no io.cost: the kernel was built without CONFIG_BLK_CGROUP_IOCOST, or this is a container",
+            COST,
+        ),
+        Ok(Some(on)) if on.is_empty() => Finding::ok("io.cost", "io.cost is off", COST),
+        Ok(Some(on)) => Finding::warn(
             "io.cost",
             format!("io.cost is on for device {}", on.join(", ")),
             COST,

@@ -56,6 +56,15 @@ fn a_good_host_has_nothing_to_do() {
 }
 
 #[test]
+fn a_kernel_without_io_cost_is_named() {
+    let (_d, root) = good();
+    let found = finding(&root, "io.cost");
+    assert!(found.level == Level::Ok && found.what.contains("without CONFIG_BLK_CGROUP_IOCOST"), "{found:?}");
+    file(&root, "/sys/fs/cgroup/io.cost.qos", "8:0 enable=0 ctrl=auto\n");
+    assert_eq!(finding(&root, "io.cost").what, "io.cost is off");
+}
+
+#[test]
 fn preempt_rt_is_seen_by_the_file_and_by_the_version() {
     let (_d, root) = good();
     let of = |root: &Root| finding(root, "preempt_rt").what;
