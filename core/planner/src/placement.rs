@@ -74,7 +74,7 @@ impl Placements {
         Self { all, flat, io_cost: false }
     }
 
-    /// The same on a device that io.cost divides: no model covers that.
+    /// Placements on a device that io.cost divides or not: no model covers that.
     #[must_use]
     pub fn under_io_cost(self, is_on: bool) -> Self {
         Self { io_cost: is_on, ..self }

@@ -119,8 +119,8 @@ pub fn merge(writes: &mut Vec<Write>, more: Vec<Write>) -> Result<(), ApplyError
     Ok(())
 }
 
-/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, io.cost,
-/// cgroup controllers, weights and limits, guests.
+/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables,
+/// io.cost, cgroup controllers, weights and limits, guests.
 ///
 /// # Errors
 /// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant.

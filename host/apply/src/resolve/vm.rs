@@ -12,7 +12,7 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
-/// What divides the device between VMs, once the plan is applied.
+/// Divisions of the device between VMs, once the plan is applied.
 #[derive(Clone, Copy)]
 pub(super) struct Acting<'a> {
     /// Elevator of each disk that schedules.
