@@ -209,7 +209,8 @@ impl TaskOutlook {
     /// is not short where it was looked at.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.margin_ns.is_some() && !self.misses() && !self.lacks_cpu()
+        let is_predicted = self.margin_ns.is_some() && self.not_predicted.is_none();
+        is_predicted && !self.misses() && !self.lacks_cpu()
     }
 
     /// Whether the target is predicted to be missed, or the declared rate not to be kept.
