@@ -1,0 +1,48 @@
+//! A real systemd on cgroup v2: the first process of a container in the box.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_testbed::boxed::{self, BoxRun};
+use rtvirtio_testbed::image;
+
+/// Longest time of a run; beyond this it hangs.
+const LIMIT: Duration = Duration::from_secs(400);
+/// Where Debian 12 and 13 have them; the executor is a program of its own since systemd 254.
+const SYSTEMD: [&str; 4] = [
+    "/usr/lib/systemd/systemd",
+    "/usr/bin/systemctl",
+    "/usr/bin/systemd-run",
+    "/usr/bin/unshare",
+];
+const EXECUTOR: &str = "/usr/lib/systemd/systemd-executor";
+const BOOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed_systemd/boot.sh");
+/// Last line of a script that found all as it should be.
+const GOOD: &str = "all is as it should be";
+
+/// Runs `/root/check.sh`, which is one of `files` (path in the box, path here), as the service that
+/// this systemd starts. `programs` are those of this host that it needs besides systemd and ours.
+/// Says so by name where the machine does not allow it.
+pub fn play(test: &str, programs: &[PathBuf], files: &[(&str, &Path)]) {
+    let needed: Vec<&Path> = SYSTEMD.iter().map(Path::new).chain(programs.iter().map(PathBuf::as_path)).collect();
+    if let Some(missing) = needed.iter().find(|path| !path.is_file()) {
+        return rtvirtio_testkit::skip(test, &format!("{} is missing", missing.display()));
+    }
+    let image = match boxed::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
+    };
+    let service = rtvirtio_testkit::site::program("rtvirtiod");
+    let ours = [Path::new(env!("CARGO_BIN_EXE_rtvirtio")), service.as_path()];
+    let executor = Some(Path::new(EXECUTOR)).filter(|path| path.is_file());
+    let programs: Vec<&Path> = needed.into_iter().chain(ours).chain(executor).collect();
+    let boot = [("/root/boot.sh", Path::new(BOOT))];
+    let files: Vec<(&str, &Path)> = boot.into_iter().chain(files.iter().copied()).collect();
+    let mut run = BoxRun::new("sh boot.sh\n", LIMIT);
+    run.programs = &programs;
+    run.files = &files;
+    let out = boxed::run(&image, &run, &|line| eprintln!("box: {line}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains(GOOD), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
