@@ -17,7 +17,7 @@ END
 : >/root/output
 tail -f /root/output &
 mkdir /sys/fs/cgroup/host
-echo +io >/sys/fs/cgroup/cgroup.subtree_control
+echo +io +cpuset >/sys/fs/cgroup/cgroup.subtree_control
 # Only what becomes systemd goes into that group: as the root of its hierarchy it takes no other process.
 container=box /usr/local/bin/unshare --fork --kill-child --pid --mount --mount-proc sh -c '
     echo 0 >/sys/fs/cgroup/host/cgroup.procs
