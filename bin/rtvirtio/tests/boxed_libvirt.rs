@@ -40,6 +40,7 @@ fn the_guide_of_libvirt_is_played_on_cgroup_v2() {
         files.push((place("/root", &path), path));
     }
     files.push(("/root/rtvirtiod.service".to_owned(), PathBuf::from(SERVICE)));
-    let files: Vec<(&str, &Path)> = files.iter().map(|(place, path)| (place.as_str(), path.as_path())).collect();
+    let files: Vec<(&str, &Path)> =
+        files.iter().map(|(place, path)| (place.as_str(), path.as_path())).collect();
     container::play(test, &PROGRAMS.map(PathBuf::from), &files);
 }

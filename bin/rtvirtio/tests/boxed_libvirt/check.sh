@@ -119,6 +119,8 @@ plan="limit.plan --spec plant.toml" limit=377
 ends 0 rtvirtio apply $plan
 systemctl daemon-reload
 in_force
+restart_libvirtd
+in_force
 run virsh iothreadadd plc 2 || fail 'no I/O thread'
 run virsh setvcpus plc 2 --live || fail 'no vCPU'
 rtvirtio keep plant.toml >kept 2>&1 &
@@ -128,8 +130,7 @@ kill -INT $keeper
 wait $keeper || fail 'keep failed'
 cat kept
 run rtvirtio threads plant.toml plc
-restart_libvirtd
-in_force
+whole
 run virsh destroy plc
 run virsh start plc
 ends 3 rtvirtio status

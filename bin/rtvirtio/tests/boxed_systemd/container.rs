@@ -9,12 +9,8 @@ use rtvirtio_testbed::image;
 /// Longest time of a run; beyond this it hangs.
 const LIMIT: Duration = Duration::from_secs(400);
 /// Where Debian 12 and 13 have them; the executor is a program of its own since systemd 254.
-const SYSTEMD: [&str; 4] = [
-    "/usr/lib/systemd/systemd",
-    "/usr/bin/systemctl",
-    "/usr/bin/systemd-run",
-    "/usr/bin/unshare",
-];
+const SYSTEMD: [&str; 4] =
+    ["/usr/lib/systemd/systemd", "/usr/bin/systemctl", "/usr/bin/systemd-run", "/usr/bin/unshare"];
 const EXECUTOR: &str = "/usr/lib/systemd/systemd-executor";
 const BOOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed_systemd/boot.sh");
 /// Last line of a script that found all as it should be.
@@ -24,7 +20,8 @@ const GOOD: &str = "all is as it should be";
 /// this systemd starts. `programs` are those of this host that it needs besides systemd and ours.
 /// Says so by name where the machine does not allow it.
 pub fn play(test: &str, programs: &[PathBuf], files: &[(&str, &Path)]) {
-    let needed: Vec<&Path> = SYSTEMD.iter().map(Path::new).chain(programs.iter().map(PathBuf::as_path)).collect();
+    let needed: Vec<&Path> =
+        SYSTEMD.iter().map(Path::new).chain(programs.iter().map(PathBuf::as_path)).collect();
     if let Some(missing) = needed.iter().find(|path| !path.is_file()) {
         return rtvirtio_testkit::skip(test, &format!("{} is missing", missing.display()));
     }
