@@ -17,7 +17,7 @@ const WITH_RESULT: [i32; 3] = [0, 2, 4];
 /// Time limit of a program to restore all settings after a signal.
 const PUT_BACK: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(50);
-/// Longest wait for each line, and for the result, of a program that has ended.
+/// Longest wait for the last lines, and for the result, of a program that has ended.
 const AFTER_END: Duration = Duration::from_secs(5);
 /// Number of lines kept of a failed program.
 const LAST_WORDS: usize = 3;
@@ -77,7 +77,8 @@ pub(crate) fn run(
         thread::sleep(POLL);
     };
     // To the end of its output; a process that it left behind may hold the other end.
-    while let Ok(line) = lines.recv_timeout(AFTER_END) {
+    let end = Instant::now() + AFTER_END;
+    while let Ok(line) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
         show(line, &mut last);
     }
     if let Some((_, why)) = signalled {

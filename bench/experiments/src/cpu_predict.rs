@@ -247,9 +247,8 @@ fn held(runs: &[CpuPredictRun], with_cpu: bool) -> (usize, usize) {
 
 /// Targets said to hold that did, without runs whose first cause is that the host stood still.
 fn but_for_host(runs: &[CpuPredictRun]) -> (usize, usize) {
-    let is_of_host = |run: &&CpuPredictRun| {
-        matches!(run.causes.first(), Some(CauseKind::HostStall | CauseKind::CpuSteal))
-    };
+    let is_of_host =
+        |run: &&CpuPredictRun| matches!(run.causes.first(), Some(CauseKind::HostStall | CauseKind::CpuSteal));
     let left: Vec<_> = runs.iter().filter(|run| !is_of_host(run)).cloned().collect();
     held(&left, true)
 }

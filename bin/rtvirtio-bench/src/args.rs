@@ -142,10 +142,10 @@ EXAMPLES
 The VM is a QEMU guest on an emulated drive. The result is written after each run, and the same command goes on from it.
 Exit code 2 when a claim is not met.")]
     CpuPredict(BenchCpuPredictArgs),
-    /// The demo while other programs use the CPUs: misses of what it said would hold, and their causes
+    /// The demo while other programs use the CPUs: misses of what it said would hold, and causes
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio-bench demo-busy                              ten demos next to four busy threads: half an hour
+  sudo rtvirtio-bench demo-busy                              ten demos next to busy threads: half an hour
   sudo rtvirtio-bench demo-busy --runs 1 --for 10s --out /tmp/busy
   rtvirtio-bench demo-busy --report-only --json | jq .claims
 
@@ -350,8 +350,11 @@ Measures nothing. Exit code 2 when a claim is not met.")]
 
 /// The directories of this command as options, for another of our programs.
 fn directories(global: &Global) -> Vec<String> {
-    let dirs =
-        [("--state-dir", &global.state_dir), ("--run-dir", &global.run_dir), ("--cache-dir", &global.cache_dir)];
+    let dirs = [
+        ("--state-dir", &global.state_dir),
+        ("--run-dir", &global.run_dir),
+        ("--cache-dir", &global.cache_dir),
+    ];
     let words = |(option, dir): (&str, &PathBuf)| [option.to_owned(), dir.display().to_string()];
     dirs.into_iter().flat_map(words).collect()
 }

@@ -50,10 +50,10 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
-    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs, BenchFleetClusterArgs,
-    BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchNetArgs,
-    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs,
+    BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs,
+    BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs,
+    BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};

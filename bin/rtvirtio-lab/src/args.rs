@@ -40,7 +40,7 @@ EXAMPLES
   sudo rtvirtio-lab demo
   sudo rtvirtio-lab demo --for 30s --out /tmp/demo examples/heavy-process.toml
 
-Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
+Writes report.html, result.json and plan.json. Ctrl-C at any time leaves nothing behind.")]
     Demo(DemoArgs),
     /// Make the device and start the VMs of a spec
     #[command(after_help = "\
@@ -201,7 +201,8 @@ pub struct DemoArgs {
     /// Duration of each of the two runs
     #[arg(long = "for", value_name = "TIME", default_value = "40s")]
     pub length: Nanos,
-    /// Directory for report.html, result.json, and page.html, the service's page of the second run
+    /// Directory for report.html, result.json, plan.json, and page.html, the service's page of the
+    /// second run
     #[arg(long, value_name = "DIR", default_value = "demo")]
     pub out: PathBuf,
     /// Accelerator of QEMU guests

@@ -1,6 +1,6 @@
 //! CPU time that requests of guests take, against what the host has free for them.
 
-use rtvirtio_planner::{CpuRoom, CpuWait, RunDelay, TaskOutlook};
+use rtvirtio_planner::{CpuRoom, CpuWait, TaskOutlook};
 
 use crate::num;
 
@@ -34,14 +34,19 @@ pub fn cpu_room(room: &CpuRoom) -> String {
 
 /// Sentence about the estimated waits of a task for CPUs.
 fn cpu_wait(vm: &str, of: &CpuWait) -> String {
-    let from = of.delay.map_or_else(
+    let from = of.mean_ns.zip(of.n).map_or_else(
         || "from the use of the CPUs by others and by guests".to_owned(),
-        |RunDelay { mean_ns, n }| {
-            format!("from {n} waits of a thread in a second, {} in the mean", num::latency(mean_ns, ""))
-        },
+        |(mean, n)| format!("from {n} waits of a thread in a second, {} in the mean", num::latency(mean, "")),
     );
-    let wait = if of.is_endless() { "without end".to_owned() } else { num::latency(of.wait_ns, "") };
-    format!("CPU of {vm}: an estimate: requests wait {wait} at this percentile, {from}")
+    match of.wait_ns {
+        Some(wait) => {
+            let wait = num::latency(wait, "");
+            format!("CPU of {vm}: an estimate: requests wait {wait} at this percentile, {from}")
+        }
+        None => {
+            format!("CPU of {vm}: others leave less CPU time than its requests need, so no wait is estimated")
+        }
+    }
 }
 
 /// Sentences about the waits of the tasks, the same one once, with whether a target may be missed
@@ -78,14 +83,17 @@ mod tests {
 
     #[test]
     fn an_estimate_says_so() {
-        let delay = Some(RunDelay { mean_ns: Nanos::from_millis(1), n: 812 });
-        let wait = CpuWait { wait_ns: Nanos::from_millis(9), delay };
+        let ms = |of| Some(Nanos::from_millis(of));
+        let wait = CpuWait { wait_ns: ms(9), mean_ns: ms(1), n: Some(812) };
         let said = cpu_wait("plc", &wait);
         assert!(said.contains("an estimate: requests wait 9ms at this percentile, from 812 waits"), "{said}");
-        let said = cpu_wait("plc", &CpuWait { delay: None, ..wait });
-        assert!(said.ends_with("wait 9ms at this percentile, from the use of the CPUs by others and by guests"));
-        let said = cpu_wait("plc", &CpuWait { wait_ns: Nanos(u64::MAX), delay: None });
-        assert!(said.contains("requests wait without end"), "{said}");
+        let wait = CpuWait { mean_ns: None, n: None, ..wait };
+        let said = cpu_wait("plc", &wait);
+        assert!(
+            said.ends_with("wait 9ms at this percentile, from the use of the CPUs by others and by guests")
+        );
+        let said = cpu_wait("plc", &CpuWait { wait_ns: None, ..wait });
+        assert!(said.contains("others leave less CPU time than its requests need"), "{said}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use rtvirtio_cpu::turn;
 use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_kernel::{HostError, Root, process, task};
 use rtvirtio_model::{Profile, is_guest};
@@ -88,7 +89,7 @@ fn used(root: &Root, pid: u32) -> Result<Duration, HostError> {
 
 /// Waits of threads for CPUs, with the number of times that each got one; none of a thread whose
 /// waits cannot be read.
-fn waits(pids: &[u32]) -> BTreeMap<u32, (Duration, u64)> {
+fn waits_of(pids: &[u32]) -> BTreeMap<u32, (Duration, u64)> {
     let root = Root::default();
     let threads = pids.iter().flat_map(|pid| {
         let tids = task::tids(&root, *pid).unwrap_or_default();
@@ -123,7 +124,7 @@ impl CpuTime {
     /// CPU time without an observation of the VMs' own threads.
     #[must_use]
     pub fn of_room(room: Option<CpuRoom>) -> Self {
-        Self { room, waits: CpuWaits { tick: rtvirtio_cpu::tick(), ..CpuWaits::default() } }
+        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room }
     }
 
     /// Adds what is known to the tasks that it is about.
@@ -152,7 +153,7 @@ pub fn measure<'a>(
     }
     let (own, unseen) = seen(host, dirs, progress);
     let pids: Vec<u32> = own.values().flatten().copied().collect();
-    let read = || own.iter().map(|(vm, pids)| (vm.clone(), waits(pids))).collect::<BTreeMap<_, _>>();
+    let read = || own.iter().map(|(vm, pids)| (vm.clone(), waits_of(pids))).collect::<BTreeMap<_, _>>();
     let before = read();
     let (cpus, free) = match free(&pids, progress) {
         Ok(found) => found,
@@ -173,8 +174,12 @@ pub fn measure<'a>(
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    let waits = CpuWaits { tick: rtvirtio_cpu::tick(), contracts: contracts(host), delays };
-    Ok(CpuTime { room, waits })
+    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room })
+}
+
+fn waits(room: Option<&CpuRoom>, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
+    let turn = room.map(|room| turn(&Root::default(), room.cpus)).unwrap_or_default();
+    CpuWaits { tick: rtvirtio_cpu::tick(), turn, contracts, delays }
 }
 
 /// Processes of the VMs without a contract, and the names of those not seen to run. Of VMs with one
@@ -236,7 +241,7 @@ mod tests {
 
     #[test]
     fn waits_of_own_threads_are_read() {
-        assert!(!waits(&[std::process::id()]).is_empty(), "no thread of this process has schedstat");
-        assert!(waits(&[u32::MAX]).is_empty());
+        assert!(!waits_of(&[std::process::id()]).is_empty(), "no thread of this process has schedstat");
+        assert!(waits_of(&[u32::MAX]).is_empty());
     }
 }

@@ -4,8 +4,6 @@
 //! the disk is done; and the vCPU, which gets the answer. Each finds a CPU, or waits for the turn of
 //! the program that has it. The chance that all CPUs are taken is that of a queue with as many
 //! servers (Erlang's C formula, "Solution of some problems in the theory of probabilities", 1917).
-//! A turn ends at the first tick after its slice (`kernel/sched/fair.c`: 0.75 ms, or 0.7 ms of late,
-//! times one more than the logarithm of the CPUs, of which 8 count at most).
 //!
 //! Near saturation requests also wait for those before them: exponentially, with a mean of the time
 //! of one over what is left of the CPUs (Kingman 1961).
@@ -15,11 +13,7 @@ use rtvirtio_units::{Nanos, Percentile};
 /// Threads that a request wakes in turn.
 const TURNS: f64 = 3.0;
 /// Part of the CPUs, and of one, that requests may take: their CPU time differs between loads.
-const MOST: f64 = 1.0 / 1.2;
-/// Slice of a thread on one CPU.
-const SLICE: Nanos = Nanos(750_000);
-/// Most CPUs by which the kernel makes slices longer.
-const MOST_CPUS: u32 = 8;
+const PART: f64 = 1.0 / 1.2;
 
 /// Use of a host's CPUs by requests of guests and by other programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,31 +26,26 @@ pub struct CpuLoad {
     pub free: f64,
     /// CPU time of one request.
     pub each: Nanos,
-    /// Length of the kernel's tick.
-    pub tick: Nanos,
+    /// Longest turn of a program while others wait for its CPU.
+    pub turn: Nanos,
 }
 
 impl CpuLoad {
     /// Estimated wait of a task's requests at a percentile, by its rate in 1/s: all of them pass
-    /// one CPU of the guest. The longest time where they need more than there is.
+    /// one CPU of the guest. `None` where they need more than others leave: how long they wait is
+    /// for the scheduler to choose.
     #[must_use]
-    pub fn wait(&self, rate: f64, percentile: Percentile) -> Nanos {
+    pub fn wait(&self, rate: f64, percentile: Percentile) -> Option<Nanos> {
         let beyond = beyond(percentile);
-        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) / MOST;
+        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) / PART;
         if self.free <= 0.0 || share >= 1.0 {
-            return Nanos(u64::MAX);
+            return None;
         }
         let others = (f64::from(self.cpus) - self.free).max(0.0);
         let is_taken = all_taken(self.cpus, others + self.needed) > beyond;
-        let turns = if others > 0.0 && is_taken { TURNS * self.turn().as_secs_f64() } else { 0.0 };
+        let turns = if others > 0.0 && is_taken { TURNS * self.turn.as_secs_f64() } else { 0.0 };
         let behind = self.each.as_secs_f64() / (1.0 - share) * (share / beyond).ln().max(0.0);
-        Nanos::from_secs_f64(turns + behind)
-    }
-
-    /// Longest turn of a program while others wait.
-    fn turn(&self) -> Nanos {
-        let slice = SLICE.0 * u64::from(1 + self.cpus.clamp(1, MOST_CPUS).ilog2());
-        Nanos(slice.div_ceil(self.tick.0.max(1)) * self.tick.0.max(1))
+        Some(Nanos::from_secs_f64(turns + behind))
     }
 }
 
@@ -83,7 +72,7 @@ mod tests {
     const P99: Percentile = Percentile(99.0);
 
     fn load(cpus: u32, needed: f64, free: f64) -> CpuLoad {
-        CpuLoad { cpus, needed, free, each: Nanos::from_micros(700), tick: Nanos::from_millis(4) }
+        CpuLoad { cpus, needed, free, each: Nanos::from_micros(700), turn: Nanos::from_millis(4) }
     }
 
     #[test]
@@ -97,36 +86,30 @@ mod tests {
 
     #[test]
     fn turns_of_others_and_requests_before_it() {
-        // Slices of 1.5 ms end at ticks of 4 ms; a tenth of what is free counts as 12 %.
-        let wait = load(2, 0.1, 1.0).wait(140.0, P99);
+        // A tenth of what is free counts as 12 %.
+        let wait = load(2, 0.1, 1.0).wait(140.0, P99).unwrap();
         let expected = 0.012 + 0.0007 / 0.88 * 12f64.ln();
         assert!((wait.as_secs_f64() - expected).abs() < 1e-8, "{wait}");
         // Nobody else, or CPUs enough: only what is before it.
-        assert!(load(2, 0.1, 2.0).wait(140.0, P99) < Nanos::from_millis(2));
-        assert!(load(64, 0.1, 54.0).wait(140.0, P99) < Nanos::from_millis(2));
-        // Too much for the host, and for one CPU of the guest.
-        assert_eq!(load(2, 0.5, 0.5).wait(10.0, P99), Nanos(u64::MAX));
-        assert_eq!(load(8, 1.1, 8.0).wait(1_200.0, P99), Nanos(u64::MAX));
-        assert!(load(8, 1.1, 8.0).wait(1_100.0, P99) < Nanos::from_millis(50));
-        assert_eq!(load(2, 0.0, 0.0).wait(0.0, P99), Nanos(u64::MAX));
+        let ms = |of: u64| Some(Nanos::from_millis(of));
+        assert!(load(2, 0.1, 2.0).wait(140.0, P99) < ms(2));
+        assert!(load(64, 0.1, 54.0).wait(140.0, P99) < ms(2));
+        assert!(load(8, 1.1, 8.0).wait(1_100.0, P99) < ms(50));
+        // Too much for what is free, and for one CPU of the guest.
+        assert_eq!(load(2, 0.5, 0.5).wait(10.0, P99), None);
+        assert_eq!(load(8, 1.1, 8.0).wait(1_200.0, P99), None);
+        assert_eq!(load(2, 0.0, 0.0).wait(0.0, P99), None);
     }
 
     #[test]
     fn more_of_anything_waits_longer() {
         let mut before = Nanos(0);
         for tenths in 0..12 {
-            let others = f64::from(tenths) / 10.0;
-            let wait = load(2, 0.6, 2.0 - others).wait(900.0, P99);
-            assert!(wait >= before, "{others}: {wait} after {before}");
-            assert!(load(2, 0.6, 2.0 - others).wait(900.0, Percentile(99.9)) > wait);
+            let of = load(2, 0.6, 2.0 - f64::from(tenths) / 10.0);
+            let wait = of.wait(900.0, P99).unwrap();
+            assert!(wait >= before, "{tenths}: {wait} after {before}");
+            assert!(of.wait(900.0, Percentile(99.9)).unwrap() > wait);
             before = wait;
         }
-    }
-
-    #[test]
-    fn a_turn_ends_at_a_tick() {
-        let turn = |cpus, tick| CpuLoad { tick: Nanos::from_millis(tick), ..load(cpus, 0.0, 0.0) }.turn();
-        let ms = Nanos::from_millis;
-        assert_eq!([turn(1, 1), turn(2, 1), turn(8, 1), turn(256, 4)], [ms(1), ms(2), ms(3), ms(4)]);
     }
 }

@@ -57,11 +57,11 @@ impl CpuRoom {
         self.needed > f64::from(self.cpus)
     }
 
-    /// The same for the estimate of waits, on a kernel with this tick.
+    /// Use of the CPUs for the estimate of waits, where a turn of others takes so long.
     #[must_use]
-    pub fn load(&self, tick: Nanos) -> CpuLoad {
+    pub fn load(&self, turn: Nanos) -> CpuLoad {
         let Self { cpus, needed, free, each_ns, .. } = *self;
-        CpuLoad { cpus, needed, free, each: each_ns, tick }
+        CpuLoad { cpus, needed, free, each: each_ns, turn }
     }
 
     /// Largest sum of rates that fits, 1/s.

@@ -13,18 +13,23 @@ use crate::cpu_room::{CpuRoom, is_counted};
 /// of the host's CPUs, whichever is longer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuWait {
-    /// Estimated wait at the target's percentile.
-    pub wait_ns: Nanos,
-    /// Observed waits; `None` where the estimate is from the use of the CPUs.
-    #[serde(flatten)]
-    pub delay: Option<RunDelay>,
+    /// Estimated wait at the target's percentile; `None` where others leave less CPU time than the
+    /// requests need.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_ns: Option<Nanos>,
+    /// Mean of the observed waits; `None` where the estimate is from the use of the CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_ns: Option<Nanos>,
+    /// Number of observed waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n: Option<u64>,
 }
 
 impl CpuWait {
-    /// Whether more is asked of the CPUs than there is, so that waits grow as long as it is.
+    /// Whether the wait may be longer than so much.
     #[must_use]
-    pub fn is_endless(&self) -> bool {
-        self.wait_ns == Nanos(u64::MAX)
+    pub fn exceeds(&self, room: Nanos) -> bool {
+        self.wait_ns.is_none_or(|wait| wait > room)
     }
 }
 
@@ -42,6 +47,8 @@ pub struct RunDelay {
 pub struct CpuWaits {
     /// Length of the kernel's tick, at which it detects that a budget is used up.
     pub tick: Nanos,
+    /// Longest turn of a program while others wait for its CPU.
+    pub turn: Nanos,
     /// VMs of the host with a CPU contract.
     pub contracts: u32,
     /// Run delay by VM, of those that were observed.
@@ -69,15 +76,16 @@ impl CpuWaits {
             return None;
         }
         let rate = vm.tasks.iter().find(|of| of.name == task).and_then(|of| of.rate);
-        let by_use = room.zip(rate).map(|(room, rate)| CpuWait {
-            wait_ns: room.load(self.tick).wait(rate.0, percentile),
-            delay: None,
+        let by_use = room.zip(rate).map(|(room, rate)| {
+            let wait_ns = room.load(self.turn).wait(rate.0, percentile);
+            CpuWait { wait_ns, mean_ns: None, n: None }
         });
-        let by_delay = self.delays.get(&vm.name).map(|delay| CpuWait {
-            wait_ns: tail_of_waits(delay.mean_ns, percentile),
-            delay: Some(*delay),
+        let by_delay = self.delays.get(&vm.name).map(|RunDelay { mean_ns, n }| {
+            let wait_ns = Some(tail_of_waits(*mean_ns, percentile));
+            CpuWait { wait_ns, mean_ns: Some(*mean_ns), n: Some(*n) }
         });
-        by_use.into_iter().chain(by_delay).max_by_key(|wait| wait.wait_ns)
+        let length = |wait: &CpuWait| (wait.wait_ns.is_none(), wait.wait_ns);
+        by_use.into_iter().chain(by_delay).max_by_key(length)
     }
 }
 
@@ -98,8 +106,7 @@ pub fn contracts(host: &HostSpec) -> u32 {
 pub fn add_cpu_waits(tasks: &mut [crate::TaskOutlook], spec: &Spec, waits: &CpuWaits) {
     for task in tasks {
         let vm = spec.vms.iter().find(|vm| vm.name == task.vm);
-        task.cpu_wait =
-            vm.and_then(|vm| waits.wait_of(vm, &task.task, task.percentile, task.cpu.as_ref()));
+        task.cpu_wait = vm.and_then(|vm| waits.wait_of(vm, &task.task, task.percentile, task.cpu.as_ref()));
     }
 }
 
@@ -121,7 +128,7 @@ mod tests {
         let forecast =
             rtvirtio_model::Forecast { latency_ns: ms(20), rate_kept: 1.0, terms: Vec::new(), upper: None };
         let mut tasks = crate::outlook(&spec, vec![forecast]);
-        add_cpu_waits(&mut tasks, &spec, &CpuWaits { tick: ms(1), contracts: 1, delays });
+        add_cpu_waits(&mut tasks, &spec, &CpuWaits { tick: ms(1), turn: ms(1), contracts: 1, delays });
         tasks.remove(0)
     }
 
@@ -134,7 +141,8 @@ mod tests {
             (true, 5_000, None, false),
         ] {
             let task = outlook(has_contract, mean);
-            assert_eq!((task.cpu_wait.map(|of| of.wait_ns.0), task.lacks_cpu()), (wait, lacks), "{mean}");
+            let found = task.cpu_wait.and_then(|of| of.wait_ns).map(|of| of.0);
+            assert_eq!((found, task.lacks_cpu()), (wait, lacks), "{mean}");
             let text = serde_json::to_string(&task).unwrap();
             assert_eq!(serde_json::from_str::<TaskOutlook>(&text).unwrap(), task, "{text}");
         }

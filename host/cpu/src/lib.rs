@@ -49,5 +49,5 @@ pub use probe::{KernelMechanism, Probe, choose, choose_pinned, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{group_name, settings};
 pub use split::{Share, split};
-pub use supply::{Surroundings, interference_us, tick};
+pub use supply::{Surroundings, interference_us, tick, turn};
 pub use urgency::{UrgencyRange, with_levels};

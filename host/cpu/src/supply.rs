@@ -13,10 +13,17 @@
 //! as work: it is one tick for the VM, and one for each other VM whose tick may run into this one's
 //! time.
 
+use rtvirtio_kernel::Root;
 use rtvirtio_units::Nanos;
 
 use crate::split::EVEN;
 use crate::{Backend, Contract};
+
+/// Slice, and period of all threads that wait, on one CPU (`kernel/sched/fair.c`), ns.
+const BASE_SLICE_NS: u64 = 750_000;
+const LATENCY_NS: u64 = 6_000_000;
+/// Most CPUs by which the kernel makes them longer.
+const MOST_CPUS: u32 = 8;
 
 /// Parameters of a mechanism and its host that add to a contract's own worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +93,38 @@ pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     others.iter().map(one).fold(0, u64::saturating_add)
 }
 
+/// Longest turn of a thread while others wait for its CPU: its slice, up to the next tick. The slice
+/// is that of the scheduler's debugfs, or the kernel's default for so many CPUs.
+#[must_use]
+pub fn turn(root: &Root, cpus: u32) -> Nanos {
+    up_to_tick(slice(root, cpus), tick())
+}
+
+fn up_to_tick(slice: u64, tick: Nanos) -> Nanos {
+    Nanos(slice.div_ceil(tick.0.max(1)).saturating_mul(tick.0.max(1)))
+}
+
+/// Length of a slice, ns (`kernel/sched/fair.c`): the base slice since Linux 6.6; before it half of
+/// the period in which each thread that waits has its turn, as two of them have it.
+fn slice(root: &Root, cpus: u32) -> u64 {
+    let read = |file: &str| {
+        let text = root.read_optional(format!("/sys/kernel/debug/sched/{file}")).ok().flatten();
+        text.and_then(|text| text.trim().parse::<u64>().ok())
+    };
+    let by_default = || {
+        let longer = u64::from(1 + cpus.clamp(1, MOST_CPUS).ilog2());
+        let has_base_slice = root.read("/proc/sys/kernel/osrelease").is_ok_and(|of| is_from_6_6(&of));
+        longer * if has_base_slice { BASE_SLICE_NS } else { LATENCY_NS / 2 }
+    };
+    read("base_slice_ns").or_else(|| read("latency_ns").map(|all| all / 2)).unwrap_or_else(by_default)
+}
+
+fn is_from_6_6(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map(|number| number.trim().parse::<u32>().ok());
+    let version = numbers.next().flatten().zip(numbers.next().flatten());
+    version.is_some_and(|version| version >= (6, 6))
+}
+
 /// Tick of this kernel: the resolution of its coarse clock (`posix_get_coarse_res()`,
 /// `kernel/time/posix-timers.c`).
 #[must_use]
@@ -93,4 +132,39 @@ pub fn tick() -> Nanos {
     let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
     let ns = tick.tv_sec.saturating_mul(1_000_000_000).saturating_add(tick.tv_nsec);
     Nanos(u64::try_from(ns).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_a_slice_up_to_the_next_tick() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("/proc/sys/kernel/osrelease", "6.1.0-57-amd64\n");
+        assert_eq!(
+            [1, 2, 8, 256].map(|cpus| slice(&root, cpus)),
+            [3_000_000, 6_000_000, 12_000_000, 12_000_000]
+        );
+        put("/proc/sys/kernel/osrelease", "6.18.3\n");
+        assert_eq!([slice(&root, 2), slice(&root, 8)], [1_500_000, 3_000_000]);
+        put("/sys/kernel/debug/sched/latency_ns", "24000000\n");
+        assert_eq!(slice(&root, 8), 12_000_000);
+        put("/sys/kernel/debug/sched/base_slice_ns", "2800000\n");
+        assert_eq!(slice(&root, 8), 2_800_000);
+        let (tick, ms) = (Nanos::from_millis(4), Nanos::from_millis);
+        assert_eq!([1, 4_000_000, 4_000_001].map(|slice| up_to_tick(slice, tick)), [ms(4), ms(4), ms(8)]);
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        let of = ["6.6.0", "6.10-rc1", "7.2.13-rt", "6.5.13", "5.15.0-91-generic", "odd"].map(is_from_6_6);
+        assert_eq!(of, [true, true, true, false, false, false]);
+    }
 }

@@ -276,6 +276,7 @@ impl DemoResult {
         }
         let json = serde_json::to_vec_pretty(&self.file)?;
         write_file(&data, &json)?;
+        write_file(&dir.join("plan.json"), &serde_json::to_vec_pretty(&self.plan)?)?;
         if ui.json {
             show(ui, &self.file, String::new)?;
         }

@@ -42,12 +42,8 @@ fn counters_of_the_measured_part_count_and_those_of_the_warm_up_where_a_load_is_
 
 #[test]
 fn stalls_count_only_where_load_does_not_delay_the_probes() {
-    let noise = Noise {
-        stalls: 2,
-        stalled_ns: Nanos::from_millis(30),
-        stood_still: Some(0.001),
-        ..Noise::default()
-    };
+    let noise =
+        Noise { stalls: 2, stalled_ns: Nanos::from_millis(30), stood_still: Some(0.001), ..Noise::default() };
     assert_eq!(of_noise(&noise, 10.0), None);
     let noise = Noise { realtime: true, ..noise };
     assert_eq!(of_noise(&noise, 10.0), Some(Stops { count: 2, total: Nanos::from_millis(10) }));
