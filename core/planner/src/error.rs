@@ -34,6 +34,12 @@ pub enum PlanError {
         /// Name of the VM.
         vm: String,
     },
+    /// A device that io.cost divides: what a search chooses rests on predictions.
+    #[error(
+        "io.cost divides the device, and no model covers that: switch it off with what set it (`echo 'MAJ:MIN enable=0' \
+         >/sys/fs/cgroup/io.cost.qos`), or leave the device to it"
+    )]
+    UnderIoCost,
     /// Options with which no plan is possible, and why.
     #[error("plan options: {0}")]
     BadOptions(String),

@@ -6,8 +6,8 @@ use rtvirtio_model::ModelKind;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
 use crate::evaluate::{Evaluator, Judged, Outcome, Problem};
-use crate::types::RATE_KEPT;
 use crate::search::{self, search};
+use crate::types::RATE_KEPT;
 use crate::{Infeasible, PlanError, Relaxation};
 
 /// Most targets for which [`conflict`] searches without each of them; with more, only

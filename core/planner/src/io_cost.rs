@@ -39,11 +39,21 @@ pub(crate) fn not_predicted(spec: &Spec) -> Option<Infeasible> {
     })
 }
 
+impl Plan {
+    /// Whether a model covers the device under the plan: none does where the plan divides it by
+    /// io.cost, or io.cost divides it already.
+    #[must_use]
+    pub fn is_predicted(&self) -> bool {
+        let is_io_cost = |s: &Setting| matches!(s.knob, Knob::HostIoCost(_) | Knob::VmIoWeight { .. });
+        !self.settings.iter().any(is_io_cost) && self.tasks.iter().all(|task| task.not_predicted.is_none())
+    }
+}
+
 /// Targets for io.cost: of each direction the shortest latency that a task has as its target, with
 /// that target's percentile.
 ///
-/// io.cost counts the time from a request's start at the device to its end, not what it held the
-/// request back before, nor guest and VMM.
+/// io.cost counts a request from its allocation to its end, less what its size costs
+/// (`ioc_rqos_done()`): neither what it held the request back before, nor guest and VMM.
 #[must_use]
 pub fn io_cost_targets(spec: &Spec) -> QosTargets {
     let of = |writes: bool| {
@@ -106,7 +116,7 @@ pub fn io_cost_plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Re
         push(Knob::HostElevator, Elevator::None.name().to_owned(), reason.to_owned());
     }
     let mut reason =
-        "what requests cost, as measured; sequential ones count as random ones, which alone were measured"
+        "cost of a request, as measured; sequential ones count as random ones, which alone were measured"
             .to_owned();
     if !measured.has_writes {
         reason.push_str("; writes were not measured and count as reads");

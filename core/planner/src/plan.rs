@@ -25,8 +25,13 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let problem = Problem::new(spec, options);
     let mut evaluator = Evaluator::new(profile, spec, options)?;
     let found = search::search(&problem, &mut evaluator)?;
-    let mut infeasible =
-        if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
+    let infeasible = if options.placements.is_under_io_cost() {
+        io_cost::not_predicted(spec)
+    } else if found.missed == 0 {
+        None
+    } else {
+        Some(infeasible::describe(&problem, &mut evaluator, &found)?)
+    };
     let mut settings = settings_of(spec, &options.start, &found.config);
     explain::explain(&problem, &mut evaluator, &found, &mut settings);
     for held in throttled(spec, profile, &options.start, &settings)? {
@@ -39,9 +44,6 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let forecasts = evaluator.forecast(&found.config)?;
     let mut tasks = outlook(spec, forecasts);
     mark_not_predicted(&mut tasks, &options.placements);
-    if options.placements.is_under_io_cost() && infeasible.is_none() {
-        infeasible = io_cost::not_predicted(spec);
-    }
     Ok(Plan {
         scheme: crate::scheme_of(options.model).to_owned(),
         model: options.model,

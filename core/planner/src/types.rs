@@ -133,7 +133,7 @@ pub enum BfqTunable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoCostFile {
-    /// `io.cost.model`: what requests cost.
+    /// `io.cost.model`: cost of a request.
     Model,
     /// `io.cost.qos`: whether io.cost acts, and the latencies that it keeps.
     Qos,
@@ -242,8 +242,7 @@ impl TaskOutlook {
     #[must_use]
     pub fn waits_too_long(&self) -> bool {
         let Some((of, margin)) = self.cpu_wait.zip(self.margin_ns) else { return false };
-        let room = u64::try_from(margin).unwrap_or(0);
-        of.wait_ns.0 > room
+        of.exceeds(Nanos(u64::try_from(margin).unwrap_or(0)))
     }
 }
 

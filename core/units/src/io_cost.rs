@@ -84,15 +84,17 @@ pub enum CostModel {
 }
 
 /// Latencies that io.cost keeps a device to, and how far it may change the device's rate for them.
+/// The latency of a request is from its allocation to its end, less what its size costs. The rate
+/// falls where too many are above, and where requests wait for a free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QosTargets {
     /// Share of reads that are to take no longer than `rlat`; 0 for no such target.
     pub rpct: Hundredths,
-    /// Latency of reads at the device, us.
+    /// Longest latency of reads, us.
     pub rlat: u32,
     /// Share of writes that are to take no longer than `wlat`; 0 for no such target.
     pub wpct: Hundredths,
-    /// Latency of writes at the device, us.
+    /// Longest latency of writes, us.
     pub wlat: u32,
     /// Lowest rate, in parts of what the model says.
     pub min: Hundredths,

@@ -139,6 +139,7 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
     let mut writes = Vec::new();
     let elevators = host_queues(&values, binding, machine, &mut writes)?;
     let io_cost_acts = io_cost::host_io_cost(&values, binding, machine, &elevators, &mut writes)?;
+    io_cost::bfq_is_alone(&values, binding, machine, &elevators)?;
     let on = vm::Acting { elevators: &elevators, io_cost: io_cost_acts };
     vm::weights_and_limits(&values, binding, machine, on, &mut writes)?;
     guest::queues(&values, binding, machine, &mut writes)?;

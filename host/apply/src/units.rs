@@ -178,6 +178,9 @@ fn property(
             let form = Form::UnitDeviceWeight { unit, dev: dev.clone(), path };
             Ok((named("IODeviceWeight", form, systemd_weight(weight).to_string()), write.value.clone()))
         }
+        Form::IoWeight { dev } if weighed_as(dev, now, machine)?.is_some() => {
+            Err("the unit has its own `IODeviceWeight=` of the device, which systemd writes there".to_owned())
+        }
         // systemd erases no device's line of `io.weight`: writing its default leaves them.
         Form::IoMax { .. } | Form::IoWeight { .. } => {
             Ok((named("IOAccounting", Form::UnitIo { unit }, "yes".to_owned()), write.value.clone()))
@@ -222,18 +225,23 @@ pub fn systemd_weight(bfq: u64) -> u64 {
 /// Name of a device in a unit's properties: the path that is set there already, or
 /// `/dev/block/MAJ:MIN`, which needs no file.
 fn path_of(dev: &str, now: &Unit<'_>, machine: &Machine<'_>) -> Result<String, String> {
+    Ok(weighed_as(dev, now, machine)?.unwrap_or_else(|| format!("/dev/block/{dev}")))
+}
+
+/// Name by which a unit has a weight for a device.
+fn weighed_as(dev: &str, now: &Unit<'_>, machine: &Machine<'_>) -> Result<Option<String>, String> {
     let number = format!("/dev/block/{dev}");
     let weights = now.device_weights().ok_or("its weights of devices are not understood")?;
     for (path, _) in weights {
         if path == number {
-            return Ok(number);
+            return Ok(Some(number));
         }
         let found = machine.host().device(Path::new(path)).map_err(|e| format!("{path}: {e}"))?;
         if found == dev {
-            return Ok(path.to_owned());
+            return Ok(Some(path.to_owned()));
         }
     }
-    Ok(number)
+    Ok(None)
 }
 
 /// Adds what systemd changes along with a property: what was written by hand into the unit's files,

@@ -8,11 +8,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use rtvirtio_apply::HostFiles as _;
 use rtvirtio_apply::points::Points;
+use rtvirtio_apply::{Fate, HostFiles as _, Machine, OnConflict, Outcome, Session, Silent};
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
 use support::child::{act, sweep};
-use support::sim::SimKernel;
+use support::sim::{SimGuests, SimKernel};
 use support::{Case, assert_same, full_plan, io_cost, limit, plan, snapshot, weight};
 
 #[test]
@@ -165,6 +165,34 @@ fn io_cost_is_put_back_at_every_point() {
         }
         let (apply, revert) = sweep(&lab.case, &lab.dirs);
         println!("{elevator}: points: apply {apply}, revert {revert}; 0 differences");
+    }
+}
+
+/// BFQ is not put back next to io.cost that another program has set up meanwhile.
+#[test]
+fn bfq_stays_away_while_another_programs_io_cost_is_on() {
+    let settings = [vec![(Knob::HostElevator, "none")], io_cost()].concat();
+    for enable in [1, 0] {
+        let lab = lab(true, "bfq", plan(&settings));
+        let before = snapshot(&lab.dirs);
+        assert!(cut_at(&lab.case, "apply", 0));
+        let theirs = format!("7:0 enable={enable} rpct=0 rlat=5 wpct=0 wlat=5 min=100 max=100");
+        write(&lab, "/sys/fs/cgroup/io.cost.qos", &theirs);
+        let root = lab.case.root();
+        let machine = Machine::with_host(&root, &lab.kernel, &SimGuests);
+        let session = Session::open(&lab.case.state).unwrap();
+        let revert = |on| session.revert(on, &machine, &mut Silent).unwrap().unwrap();
+        let has_bfq = || lab.kernel.get("/sys/block/loop0/queue/scheduler").contains("[bfq]");
+        for _ in 0..2 {
+            let reverted = revert(OnConflict::Report);
+            let by = |o: &Outcome| matches!(&o.fate, Fate::Blocked { by } if by.contains("io.cost.qos"));
+            let is_held = reverted.outcomes.iter().any(|o| o.path.ends_with("scheduler") && by(o));
+            assert!(!reverted.done && is_held == (enable == 1), "{}", reverted.summary());
+            assert_eq!(has_bfq(), enable == 0);
+        }
+        assert!(revert(OnConflict::Force).done && has_bfq());
+        drop(session);
+        assert_same(&before, &snapshot(&lab.dirs), "put back by force");
     }
 }
 

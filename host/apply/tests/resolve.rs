@@ -141,6 +141,54 @@ fn io_cost_is_refused_where_it_cannot_act_or_is_another_programs() {
     assert_says(&l.error(&with(&[])), &["does not exist", "CONFIG_BLK_CGROUP_IOCOST", "BFQ's weights"]);
 }
 
+/// BFQ where another program's io.cost divides the disk.
+#[test]
+fn bfq_is_refused_where_io_cost_is_on() {
+    let on = "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n";
+    let qos = "/sys/fs/cgroup/io.cost.qos";
+    let chooses = [(Knob::HostElevator, "bfq")];
+    let tunes = [(Knob::HostBfq(BfqTunable::SliceIdle), "0")];
+    let weighs = [(weight(0), "100")];
+    for (elevator, settings) in [("none", &chooses), ("bfq", &chooses), ("bfq", &tunes), ("bfq", &weighs)] {
+        let l = lab(true, elevator);
+        let resolved = || {
+            let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+            resolve(&plan(settings), &l.binding, &machine)
+        };
+        let is_refused = |words: &[&str]| assert_says(&resolved().unwrap_err().to_string(), words);
+        l.kernel.put(qos, on);
+        is_refused(&["BFQ of loop0", "io.cost is enabled there", "7:0 enable=0", "iocost.conf"]);
+        l.kernel.put(qos, "7:0 enable=maybe\n");
+        is_refused(&["io.cost.qos holds `7:0 enable=maybe`", "not understood"]);
+        std::fs::remove_file(l.kernel.at(qos)).unwrap();
+        std::fs::create_dir(l.kernel.at(qos)).unwrap();
+        is_refused(&["io.cost.qos"]);
+        std::fs::remove_dir(l.kernel.at(qos)).unwrap();
+        resolved().unwrap();
+        for off in ["", "7:0 enable=0 ctrl=auto\n", "8:0 enable=1 ctrl=auto\n"] {
+            l.kernel.put(qos, off);
+            resolved().unwrap();
+        }
+    }
+    // Without BFQ both go together, and a limit does not rely on it.
+    let l = lab(true, "bfq");
+    l.kernel.put(qos, on);
+    let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+    for setting in [(Knob::HostElevator, "none"), (limit(0, LimitKind::ReadIops), "1000")] {
+        resolve(&plan(&[setting]), &l.binding, &machine).unwrap();
+    }
+}
+
+/// The model is of the whole device.
+#[test]
+fn io_cost_is_refused_for_a_device_of_several_drives() {
+    let mut l = lab(true, "none");
+    l.kernel.disk("loop1", "none");
+    let other = l.binding.stack.disks[0].clone();
+    l.binding.stack.disks.push(rtvirtio_kernel::BlockDevice { name: "loop1".into(), ..other });
+    assert_says(&l.error(&plan(&io_cost())), &["several drives (loop0, loop1)", "BFQ's weights"]);
+}
+
 #[test]
 fn a_missing_weight_file_points_to_bfq() {
     let l = lab(false, "bfq");

@@ -26,6 +26,15 @@ ends() {
     cat said
     [ $ended = "$code" ] || fail "it ended with $ended"
 }
+# within COMMAND...: it succeeds within a minute of tries; else 1.
+within() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 120 ] || return 1
+        sleep 0.5
+    done
+}
 shows() { grep -q -e "$1" said || fail "not shown: $1"; }
 is() { [ "$1" = "$2" ] || fail "$1 in place of $2"; }
 process() { cat "/run/libvirt/qemu/$1.pid"; }
@@ -33,13 +42,12 @@ process() { cat "/run/libvirt/qemu/$1.pid"; }
 restart_libvirtd() {
     systemctl restart libvirtd.service
     # It connects to its VMs by and by.
-    sleep 3
-    virsh -q list --name >running
-    ! grep -qx plc running || return 0
+    within has_plc && return 0
     fail 'libvirtd has lost plc'
     tail -n 20 /root/libvirtd.log
     virsh -q start plc
 }
+has_plc() { virsh -q list --name | grep -qx plc; }
 # Path of the scope of a VM, and the name of that unit.
 scope() { sed -n 's|^0::\(.*\.scope\)/.*|\1|p' "/proc/$(process "$1")/cgroup"; }
 unit() { basename "$(scope "$1")"; }
@@ -72,6 +80,7 @@ in_force() {
     is "$(policy_of_main)" 6
 }
 # 6 is SCHED_DEADLINE.
+is_kept() { [ "$(grep -h -F "$1" "/proc/$(process plc)/task/"*/stat | sed 's/.*) //' | cut -d ' ' -f 39)" = 6 ]; }
 policy_of_main() { sed 's/.*) //' "/proc/$(process plc)/stat" | cut -d ' ' -f 39; }
 
 for vm in plc historian; do
@@ -125,7 +134,7 @@ run virsh iothreadadd plc 2 || fail 'no I/O thread'
 run virsh setvcpus plc 2 --live || fail 'no vCPU'
 rtvirtio keep plant.toml >kept 2>&1 &
 keeper=$!
-sleep 5
+within is_kept 'CPU 1/' && within is_kept iothread2 || fail 'keep took a plugged thread not in'
 kill -INT $keeper
 wait $keeper || fail 'keep failed'
 cat kept
@@ -134,6 +143,7 @@ whole
 run virsh destroy plc
 run virsh start plc
 ends 3 rtvirtio status
+shows 'ended'
 ends 0 rtvirtio revert
 snapshot >before
 
@@ -167,25 +177,16 @@ echo "$granted" >/proc/sys/kernel/sched_rt_runtime_us
 # The service, by the unit of the package.
 systemctl start rtvirtiod.service || fail "$(systemctl status rtvirtiod.service)"
 ends 0 rtvirtio contract set plc plant.toml
-# within COMMAND...: it succeeds within a minute of tries.
-within() {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        [ $tries -lt 120 ] || { fail "not within a minute: $*"; rtvirtio contract show; systemctl status rtvirtiod.service; return 0; }
-        sleep 0.5
-    done
-}
 held() {
     # Of the other VM there is no contract.
     rtvirtio contract show >said 2>&1 || true
     grep -q 'plc.*in force' said && [ "$(policy_of_main)" = 6 ]
 }
-within held
+within held || fail 'no contract'
 run rtvirtio contract show || true
 run virsh destroy plc
 run virsh start plc
-within held
+within held || fail 'no contract after a restart'
 run rtvirtio status || true
 run rtvirtio contract show || true
 ends 0 rtvirtio contract remove plc
@@ -195,7 +196,7 @@ ends 0 rtvirtio status
 shows 'no plan is in force'
 for vm in plc historian; do virsh -q destroy $vm; done
 # Of a VM that has ended nothing is left.
-sleep 1
-is "$(find $slice -mindepth 1 -type d)" ''
+is_empty() { [ -z "$(find $slice -mindepth 1 -type d)" ]; }
+within is_empty || fail 'a scope is left'
 [ -z "$wrong" ]
 echo 'all is as it should be'

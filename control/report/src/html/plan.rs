@@ -1,6 +1,6 @@
 //! HTML of a plan: settings with reasons, forecast, terms of the latency, conflicts.
 
-use rtvirtio_planner::{Enforcement, Infeasible, Plan, scheme_name};
+use rtvirtio_planner::{Enforcement, Infeasible, Plan, TaskOutlook, scheme_name};
 
 use super::{GAP, HtmlTable, NarrowLayout, THIN, figure, section};
 use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
@@ -13,19 +13,26 @@ const ROWS: usize = 24;
 
 /// Section with verdict, settings and forecast.
 pub(super) fn settings(plan: &Plan) -> String {
-    let verdict = if plan.feasible {
+    let verdict = if !plan.is_predicted() {
+        not_predicted(plan)
+    } else if plan.feasible {
         "<p>Every target is <span class=\"good\">predicted to be met</span>.</p>\n".to_owned()
     } else {
         plan.infeasible
             .as_ref()
             .map_or_else(|| "<p class=\"bad\">Not every target can be met.</p>\n".to_owned(), infeasible)
     };
-    let mut body = format!(
-        "{verdict}<p class=\"soft\">Scheme {}, {}; {} candidates evaluated.</p>\n",
-        xml(scheme_name(&plan.scheme)),
-        xml(words::model(plan.model)),
-        num::count(plan.evaluated, THIN)
-    );
+    let basis = if plan.is_predicted() {
+        format!(
+            ", {}; {} candidates evaluated",
+            xml(words::model(plan.model)),
+            num::count(plan.evaluated, THIN)
+        )
+    } else {
+        String::new()
+    };
+    let mut body =
+        format!("{verdict}<p class=\"soft\">Scheme {}{basis}.</p>\n", xml(scheme_name(&plan.scheme)));
     if plan.settings.is_empty() {
         body.push_str("<p>Nothing to change.</p>\n");
     } else {
@@ -51,6 +58,13 @@ pub(super) fn settings(plan: &Plan) -> String {
     }
     body.push_str(&outlook(plan));
     section("plan", "The plan", &body)
+}
+
+/// Verdict on a plan that no model covers.
+fn not_predicted(plan: &Plan) -> String {
+    let reason = plan.infeasible.as_ref().map(|i| i.reason.trim_start_matches("not predicted: "));
+    let why = reason.map_or_else(String::new, |why| format!(": {}", xml(why)));
+    format!("<p><span class=\"open\">Not predicted</span>{why}.</p>\n")
 }
 
 /// Explains the words for the strength of settings in the table.
@@ -99,6 +113,7 @@ fn outlook(plan: &Plan) -> String {
             _ => "",
         };
         let none = || "\u{2013}".to_owned();
+        let predicted = |text: String| if t.not_predicted.is_none() { text } else { none() };
         table.row(
             2,
             &[
@@ -106,9 +121,9 @@ fn outlook(plan: &Plan) -> String {
                 (t.task.clone(), "name"),
                 (t.percentile.to_string(), ""),
                 (t.target_ns.map_or_else(none, |l| num::latency(l, GAP)), "num"),
-                (num::latency(t.forecast.latency_ns, GAP), "num"),
-                (t.margin_ns.map_or_else(none, |m| num::margin(m, GAP)), "num"),
-                (num::percent(t.forecast.rate_kept), "num"),
+                (predicted(num::latency(t.forecast.latency_ns, GAP)), "num"),
+                (predicted(t.margin_ns.map_or_else(none, |m| num::margin(m, GAP))), "num"),
+                (predicted(num::percent(t.forecast.rate_kept)), "num"),
                 (word.to_owned(), class),
             ],
         );
@@ -142,7 +157,8 @@ fn infeasible(i: &Infeasible) -> String {
 
 /// Stacked bars of the prediction's terms.
 pub(super) fn terms(plan: &Plan) -> String {
-    let mut tasks: Vec<_> = plan.tasks.iter().filter(|t| !t.forecast.terms.is_empty()).collect();
+    let has_terms = |t: &&TaskOutlook| t.not_predicted.is_none() && !t.forecast.terms.is_empty();
+    let mut tasks: Vec<_> = plan.tasks.iter().filter(has_terms).collect();
     if tasks.is_empty() {
         return String::new();
     }

@@ -70,6 +70,28 @@ fn the_page_says_what_matters() {
     assert_eq!(page, html(&report(&r, Some(&p), Some(&d))), "the same input must give the same bytes");
 }
 
+/// Nothing of a plan under io.cost is said to be met, or not to fit.
+#[test]
+fn what_is_not_predicted_is_said_so() {
+    let (r, mut p) = (fixture::result(), fixture::infeasible_plan());
+    p.infeasible.as_mut().unwrap().reason = "not predicted: io.cost divides the device".into();
+    for task in &mut p.tasks {
+        task.not_predicted = Some("io.cost divides the device".into());
+    }
+    let none = "\u{2013}".to_owned();
+    for feasible in [false, true] {
+        p.feasible = feasible;
+        let text = check(&html(&report(&r, Some(&p), None)));
+        assert!(text.contains("Not predicted|: io.cost divides the device."), "{text}");
+        for bad in ["predicted to be met", "Not every target", "candidates evaluated", "would fit"] {
+            assert!(!text.contains(bad), "{bad}: {text}");
+        }
+        // Prediction, margin and rate of each task.
+        assert!(text.matches(&none).count() >= 3 * p.tasks.len(), "{text}");
+        assert!(!text.contains("Terms of each task"), "{text}");
+    }
+}
+
 #[test]
 fn all_plots_have_text_alternatives() {
     let (r, p, d) = (fixture::result(), fixture::plan(), fixture::profile());

@@ -43,9 +43,7 @@ fn of_length(u: &Upper) -> String {
 /// `old` holds the current values, as read from the kernel, where they are known.
 #[must_use]
 pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
-    // A plan by io.cost has no forecasts at all, and under io.cost those of another do not count.
-    let is_predicted = !(plan.tasks.is_empty() && plan.infeasible.is_some())
-        && plan.tasks.iter().all(|task| task.not_predicted.is_none());
+    let is_predicted = plan.is_predicted();
     let verdict = if !is_predicted {
         style.paint("not predicted", Paint::Open)
     } else if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
@@ -115,7 +113,7 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     if tasks.is_empty() {
         return String::new();
     }
-    let bounded = tasks.iter().any(|t| t.forecast.upper.is_some());
+    let bounded = tasks.iter().any(|t| t.not_predicted.is_none() && t.forecast.upper.is_some());
     let mut columns = vec![
         Column::name("vm"),
         Column::name("task"),
@@ -130,25 +128,28 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     let mut table = Table::new(columns);
     for t in tasks {
         let (word, paint) = words::outlook(t);
+        let predicted = |text: String| if t.not_predicted.is_none() { text } else { "-".to_owned() };
         let mut cells: Vec<Cell> = vec![
             t.vm.as_str().into(),
             t.task.as_str().into(),
             t.percentile.to_string().into(),
             t.target_ns.map_or_else(|| "-".to_owned(), |l| num::latency(l, "")).into(),
-            num::latency(t.forecast.latency_ns, "").into(),
+            predicted(num::latency(t.forecast.latency_ns, "")).into(),
         ];
         if bounded {
-            cells.push(num::latency(t.forecast.judged(), "").into());
+            cells.push(predicted(num::latency(t.forecast.judged(), "")).into());
         }
         cells.extend([
-            t.margin_ns.map_or_else(|| "-".to_owned(), |m| num::margin(m, "")).into(),
-            num::percent(t.forecast.rate_kept).into(),
+            predicted(t.margin_ns.map_or_else(|| "-".to_owned(), |m| num::margin(m, ""))).into(),
+            predicted(num::percent(t.forecast.rate_kept)).into(),
             Cell::painted(word, paint),
         ]);
         table.row(cells);
     }
     let mut out = format!("{}{}", style.heading("expected"), table.draw(style));
-    out.push_str(&bound_note(tasks, style));
+    if bounded {
+        out.push_str(&bound_note(tasks, style));
+    }
     out.push_str(&cpu_note(tasks, style));
     out
 }

@@ -250,6 +250,12 @@ fn what_is_not_predicted_is_not_said_to_hold() {
     p.infeasible.as_mut().unwrap().reason = reason.into();
     let mut forecasts = p.tasks.clone();
     p.tasks.clear();
+    let by_io_cost = rtvirtio_planner::Setting {
+        knob: Knob::HostIoCost(rtvirtio_planner::IoCostFile::Qos),
+        value: "enable=1 ctrl=auto".into(),
+        ..p.settings[0].clone()
+    };
+    p.settings.push(by_io_cost);
     forecasts.iter_mut().for_each(|task| task.not_predicted = Some("io.cost divides the device".into()));
     for tasks in [Vec::new(), forecasts.clone()] {
         p.tasks = tasks;

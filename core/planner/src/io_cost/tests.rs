@@ -62,7 +62,7 @@ fn a_plan_turns_io_cost_on_and_predicts_nothing() {
         ]
     );
     assert!(plan.settings.is_sorted_by_key(|s| s.knob.write_order()));
-    assert!(!plan.feasible && plan.tasks.is_empty());
+    assert!(!plan.feasible && plan.tasks.is_empty() && !plan.is_predicted());
     assert!(plan.infeasible.unwrap().reason.starts_with("not predicted"));
 
     let reads = Profile { write: Vec::new(), ..profile() };
@@ -80,11 +80,21 @@ fn nothing_is_predicted_while_io_cost_is_on() {
     let spec = spec(LabKind::Process, &[vec![task("t", 100.0, Some(400))]]);
     let options = PlanOptions::new(start(&spec));
     let off = crate::plan(&spec, &profile(), &options).unwrap();
-    assert!(off.feasible && off.tasks.iter().all(|task| task.not_predicted.is_none()));
+    assert!(off.feasible && off.is_predicted());
     let placements = Placements::default().under_io_cost(true);
-    let on = crate::plan(&spec, &profile(), &PlanOptions { placements, ..options }).unwrap();
-    assert!(!on.feasible && on.infeasible.unwrap().reason.starts_with("not predicted: io.cost"));
+    let under = PlanOptions { placements, ..options.clone() };
+    let on = crate::plan(&spec, &profile(), &under).unwrap();
+    assert!(!on.feasible && !on.is_predicted());
+    assert!(on.infeasible.unwrap().reason.starts_with("not predicted: io.cost"));
     assert!(on.tasks.iter().all(|task| task.not_predicted.is_some()));
+    // Nor is a target said not to fit.
+    let mut short = spec;
+    short.vms[0].tasks[0].targets[0].latency = Nanos(1);
+    let without = crate::plan(&short, &profile(), &options).unwrap().infeasible.unwrap();
+    assert!(!without.reason.starts_with("not predicted"), "{without:?}");
+    let found = crate::plan(&short, &profile(), &under).unwrap().infeasible.unwrap();
+    assert!(found.reason.starts_with("not predicted") && found.relaxation.is_empty(), "{found:?}");
+    assert!(found.conflict.is_empty() && found.sacrificed.is_empty(), "{found:?}");
 }
 
 #[test]

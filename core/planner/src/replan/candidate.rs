@@ -46,8 +46,11 @@ pub struct Candidate {
 /// Plans one device.
 ///
 /// # Errors
-/// Those of [`plan()`].
+/// Those of [`plan()`]; [`PlanError::UnderIoCost`] while io.cost divides the device.
 pub fn candidate(ground: &PlanInput<'_>, input: &Input) -> Result<Candidate, PlanError> {
+    if ground.options.placements.is_under_io_cost() {
+        return Err(PlanError::UnderIoCost);
+    }
     let spec = input.spec(ground.spec);
     let profile = input.profile(ground.device, ground.profile);
     let options = PlanOptions { safety: input.safety(ground.options.safety), ..ground.options.clone() };
@@ -131,6 +134,18 @@ mod tests {
         let mut spec = spec(LabKind::Process, &[vec![task("cycle", 200.0, Some(12))], vec![flood()]]);
         spec.vms[0].criticality = Criticality::High;
         spec
+    }
+
+    #[test]
+    fn nothing_is_planned_while_io_cost_is_on() {
+        let (spec, profile) = (plant(), profile());
+        let placements = crate::Placements::default().under_io_cost(true);
+        let options = PlanOptions { placements, ..PlanOptions::new(start(&spec)) };
+        let ground =
+            PlanInput { device: "/dev/a", spec: &spec, profile: &profile, options: &options, in_force: &[] };
+        let input = Input::declared(["vm0".to_owned(), "vm1".to_owned()].into());
+        assert_eq!(candidate(&ground, &input), Err(PlanError::UnderIoCost));
+        assert!(PlanError::UnderIoCost.to_string().starts_with("io.cost divides the device"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! io.cost of the shared device: two files of the root cgroup, a line for each disk.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, text, unless_gone};
 use rtvirtio_planner::{IoCostFile, Knob};
@@ -35,6 +36,17 @@ pub(super) fn host_io_cost(
         let why = binding.stack.describe().unwrap_or_default();
         return Err(cannot(name, why, "leave io.cost out, or use limits"));
     }
+    if !wanted.is_empty() && binding.stack.disks.len() > 1 {
+        let names: Vec<&str> = binding.stack.disks.iter().map(|disk| disk.name.as_str()).collect();
+        return Err(cannot(
+            name,
+            format!(
+                "the device has several drives ({}), and its model is of all together, not of each of them",
+                names.join(", ")
+            ),
+            "use BFQ's weights or limits, or plan for each drive by itself",
+        ));
+    }
     let then = wanted.iter().find(|(file, _)| *file == IoCostFile::Qos).map(|(_, value)| value);
     let mut acts = true;
     for (disk, elevator) in binding.stack.disks.iter().zip(elevators) {
@@ -62,6 +74,43 @@ pub(super) fn host_io_cost(
         }
     }
     Ok(acts)
+}
+
+/// Refuses a plan that relies on BFQ where a disk with BFQ has io.cost on. `elevators` are those
+/// that will be in use.
+///
+/// No plan switches io.cost off there itself: its settings are refused where io.cost is on.
+pub(super) fn bfq_is_alone(
+    values: &BTreeMap<Knob, String>,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    elevators: &[String],
+) -> Result<(), ApplyError> {
+    let is_of_bfq =
+        |knob: &Knob| matches!(knob, Knob::HostElevator | Knob::HostBfq(_) | Knob::VmWeight { .. });
+    let v2 = binding.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V2);
+    let (Some(cgroups), true) = (v2, values.keys().any(is_of_bfq)) else { return Ok(()) };
+    let path = cgroups.mount.join(IoCostFile::Qos.file_name());
+    let disks = binding.stack.disks.iter().zip(elevators).filter(|(_, elevator)| *elevator == "bfq");
+    for (disk, _) in disks.filter(|(disk, _)| !disk.is_hidden()) {
+        // A kernel without io.cost has no such file.
+        let Some(content) = machine.root().read_optional(&path)? else { return Ok(()) };
+        let now = qos_of(disk, &path, &content)?;
+        if now.enable {
+            return Err(cannot(
+                &format!("BFQ of {}", disk.name),
+                format!(
+                    "io.cost is enabled there ({now}) and divides the device too, and of the two neither share would \
+                     hold"
+                ),
+                format!(
+                    "let the plan set the elevator to `none` or `mq-deadline`, or {}",
+                    switch_off(disk, cgroups)
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The plan's settings of io.cost, each in its one form.
@@ -121,8 +170,11 @@ fn hierarchy<'b>(name: &str, binding: &'b Binding, machine: &Machine<'_>) -> Res
 /// The line of a disk; that of one that was never set up is the kernel's default.
 fn qos_now(disk: &BlockDevice, cgroups: &Cgroups, machine: &Machine<'_>) -> Result<CostQos, ApplyError> {
     let path = cgroups.mount.join(IoCostFile::Qos.file_name());
-    let content = machine.root().read(&path)?;
-    let line = text::device_line(&content, &disk.dev);
+    qos_of(disk, &path, &machine.root().read(&path)?)
+}
+
+fn qos_of(disk: &BlockDevice, path: &Path, content: &str) -> Result<CostQos, ApplyError> {
+    let line = text::device_line(content, &disk.dev);
     line.map_or_else(|| Ok(CostQos::default()), str::parse)
         .map_err(|_| ApplyError::Form { label: path.display().to_string(), text: content.trim().to_owned() })
 }
@@ -157,13 +209,18 @@ fn check(knob: &str, disk: &BlockDevice, now: CostQos, cgroups: &Cgroups) -> Res
         return Err(cannot(
             knob,
             format!("io.cost is enabled there already ({now}), and what enabled it is not overwritten"),
-            format!(
-                "leave io.cost out of the plan, or switch it off first, with what set it (systemd's iocost.conf by udev, \
-                 resctl-demo): echo '{} enable=0' >{}/io.cost.qos",
-                disk.dev,
-                cgroups.mount.display()
-            ),
+            format!("leave io.cost out of the plan, or {}", switch_off(disk, cgroups)),
         ));
     }
     Ok(())
+}
+
+/// Remedy for a disk that another program's io.cost divides.
+fn switch_off(disk: &BlockDevice, cgroups: &Cgroups) -> String {
+    format!(
+        "switch it off first, with what set it (systemd's iocost.conf by udev, resctl-demo): echo '{} enable=0' \
+         >{}/io.cost.qos",
+        disk.dev,
+        cgroups.mount.display()
+    )
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
+use rtvirtio_units::io_cost::CostQos;
 
 use super::{OnConflict, State, heirs, inspect, restore};
 use crate::journal::{Entry, Journal};
@@ -129,7 +130,12 @@ impl<'a, 'm> Pass<'a, 'm> {
             self.fates.insert(id, fate);
         }
         self.leave_movers_alone();
-        // Files created by a blocked or accepted knob stay with it.
+        self.leave_bfq_out();
+        self.leave_created();
+    }
+
+    /// Leaves files alone that a blocked or accepted knob has created: they stay with it.
+    fn leave_created(&mut self) {
         for entry in self.journal.entries.iter().filter(|e| e.old.is_none()) {
             let creator = entry.created_by.and_then(|id| self.fates.get(&id)).cloned();
             let path = entry.created_by.and_then(|id| self.journal.entry(id)).map(|e| e.target.to_string());
@@ -156,6 +162,46 @@ impl<'a, 'm> Pass<'a, 'm> {
                 self.fates.insert(entry.id, Fate::Blocked { by: moved.target.to_string() });
             }
         }
+    }
+
+    /// Leaves an elevator alone that would be BFQ again next to io.cost that stays.
+    fn leave_bfq_out(&mut self) {
+        for entry in &self.journal.entries {
+            if !self.todo.contains_key(&entry.id) {
+                continue;
+            }
+            if let Some(by) = self.io_cost_at(entry) {
+                self.todo.remove(&entry.id);
+                self.fates.insert(entry.id, Fate::Blocked { by });
+            }
+        }
+    }
+
+    /// Setting of io.cost that is not put back and may go on dividing the disk of this elevator,
+    /// which was BFQ: of the two neither share would hold. Another program's that is off does not.
+    fn io_cost_at(&self, elevator: &Entry) -> Option<String> {
+        let Target { place: Place::Host, path, form: Form::Elevator } = &elevator.target else { return None };
+        if elevator.old.as_deref() != Some("bfq") {
+            return None;
+        }
+        let stays = |fate: &Fate| match fate {
+            Fate::Conflict { found } => !found.parse::<CostQos>().is_ok_and(|qos| !qos.enable),
+            fate => fate.is_open(),
+        };
+        let is_qos = |e: &&Entry| matches!(e.target.form, Form::IoCostQos { .. });
+        let costs = self.journal.entries.iter().filter(is_qos);
+        let open: Vec<&Entry> = costs.filter(|e| self.fates.get(&e.id).is_some_and(stays)).collect();
+        if open.is_empty() {
+            return None;
+        }
+        let number = match self.machine.host().read(&path.ancestors().nth(2)?.join("dev")) {
+            Ok(number) => Some(number.trim().to_owned()),
+            Err(e) if rtvirtio_kernel::is_gone(&e) => return None,
+            // Of any disk, then.
+            Err(_) => None,
+        };
+        let is_here = |e: &&Entry| number.as_deref().is_none_or(|number| e.target.dev() == Some(number));
+        open.into_iter().find(is_here).map(|e| e.target.to_string())
     }
 
     /// Policy that keeps a thread in our cgroup: a real-time one that is not ours to put back,
@@ -294,7 +340,7 @@ impl<'a, 'm> Pass<'a, 'm> {
     }
 
     /// Knob that was not put back and needs this one: a file that this one creates, a thread in
-    /// this cgroup.
+    /// this cgroup, io.cost where this one is BFQ.
     fn held_by(&self, entry: &Entry) -> Option<String> {
         if self.open.is_empty() {
             return None;
@@ -306,7 +352,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         // A thread blocks only the cgroup that it is in.
         let holds = entry.target.place == Place::Host;
         let mut entries = self.journal.entries.iter().filter(|_| holds);
-        entries.find(needs).map(|e| e.target.to_string())
+        entries.find(needs).map(|e| e.target.to_string()).or_else(|| self.io_cost_at(entry))
     }
 
     /// A knob that could not be put back keeps the files that it created, and those that changed

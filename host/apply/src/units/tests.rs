@@ -83,6 +83,22 @@ fn each_weight_of_bfq_has_one_of_systemd() {
     assert_eq!(systemd_weight(1000), 10_000);
 }
 
+/// systemd writes its own weight of a device to `io.weight` too.
+#[test]
+fn a_weight_of_io_cost_is_not_kept_next_to_the_units_own() {
+    let root = rtvirtio_kernel::Root::default();
+    let machine = Machine::new(&root, &crate::machine::NoGuests);
+    let form = Form::IoWeight { dev: "253:0".to_owned() };
+    let file = "/sys/fs/cgroup/machine.slice/plc.scope/io.weight";
+    let write = Write::new("io.weight of plc", Target::host(file, form), "800");
+    let of = |shown: &str| property("plc.scope", &write, &Unit::new(shown), &machine);
+    let why = of("IODeviceWeight=/dev/block/253:0 6700\n").unwrap_err();
+    assert!(why.contains("IODeviceWeight="), "{why}");
+    let (given, kept) = of("IODeviceWeight=\n").unwrap();
+    assert_eq!((given.target.form, kept.as_str()), (Form::UnitIo { unit: "plc.scope".to_owned() }, "800"));
+    assert!(of("IODeviceWeight=/dev/sda much\n").unwrap_err().contains("not understood"));
+}
+
 #[test]
 fn a_unit_is_known_by_its_directory() {
     let unit = |path: &str| unit_of(Path::new(path)).map(str::to_owned);

@@ -193,32 +193,53 @@ fn cgroups(root: &Root, found: &mut Vec<Finding>) {
     }
 }
 
-/// Other controllers that act on the same requests.
-fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
-    const COST: &str =
+/// io.cost, which is a rival of BFQ only.
+fn io_cost(root: &Root, cgroups: &Cgroups) -> Finding {
+    const ID: &str = "io.cost";
+    const WHY: &str =
         "io.cost delays requests by a cost model of its own; with BFQ both act and neither holds";
-    let on = root.read_optional(cgroups.mount.join("io.cost.qos")).map(|qos| {
-        let of = |qos: String| {
+    let on = match root.read_optional(cgroups.mount.join("io.cost.qos")) {
+        Err(e) => return Finding::unknown(ID, &e, WHY),
+        Ok(None) => {
+            return Finding::ok(
+                ID,
+                "there is no io.cost: the kernel was built without CONFIG_BLK_CGROUP_IOCOST, or this is a container",
+                WHY,
+            );
+        }
+        Ok(Some(qos)) => {
             let on = qos.lines().filter(|l| text::has_word(l, "enable=1"));
             on.filter_map(|l| l.split_whitespace().next()).map(str::to_owned).collect::<Vec<_>>()
-        };
-        qos.map(of)
-    });
-    found.push(match on {
-        Err(e) => Finding::unknown("io.cost", &e, COST),
-        Ok(None) => Finding::ok(
-            "io.cost",
-            "there is no io.cost: the kernel was built without CONFIG_BLK_CGROUP_IOCOST, or this is a container",
-            COST,
-        ),
-        Ok(Some(on)) if on.is_empty() => Finding::ok("io.cost", "io.cost is off", COST),
-        Ok(Some(on)) => Finding::warn(
-            "io.cost",
-            format!("io.cost is on for device {}", on.join(", ")),
-            COST,
-            format!("echo '{} enable=0' >{}/io.cost.qos", on[0], cgroups.mount.display()),
-        ),
-    });
+        }
+    };
+    if on.is_empty() {
+        return Finding::ok(ID, "io.cost is off", WHY);
+    }
+    let disks = match BlockDevice::all(root) {
+        Ok(disks) => disks,
+        Err(e) => return Finding::unknown(ID, &e, WHY),
+    };
+    let mut with_bfq = Vec::new();
+    for dev in &on {
+        let Some(disk) = disks.iter().find(|disk| disk.dev == *dev) else { continue };
+        match disk.elevators(root) {
+            Ok(elevators) if elevators.current == "bfq" => with_bfq.push(dev.as_str()),
+            Ok(_) => {}
+            Err(e) => return Finding::unknown(ID, &e, WHY),
+        }
+    }
+    if with_bfq.is_empty() {
+        return Finding::ok(ID, format!("io.cost divides device {}", on.join(", ")), WHY);
+    }
+    let qos = cgroups.mount.join("io.cost.qos");
+    let remedies = with_bfq.iter().map(|dev| format!("echo '{dev} enable=0' >{}", qos.display()));
+    let what = format!("io.cost is on for device {}, whose elevator is BFQ", with_bfq.join(", "));
+    Finding::warn(ID, what, WHY, remedies.collect::<Vec<_>>().join("; "))
+}
+
+/// Other controllers that act on the same requests.
+fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
+    found.push(io_cost(root, cgroups));
     const LATENCY: &str = "io.latency throttles all other groups when one misses its target";
     let used = cgroups.all_dirs(root).and_then(|dirs| {
         for dir in dirs {

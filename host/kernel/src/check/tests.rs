@@ -65,6 +65,28 @@ fn a_kernel_without_io_cost_is_named() {
 }
 
 #[test]
+fn io_cost_is_a_fault_next_to_bfq_only() {
+    let (_d, root) = good();
+    for (path, text) in [
+        ("/sys/class/block/sdb/size", "8\n"),
+        ("/sys/block/sdb/dev", "8:16\n"),
+        ("/sys/block/sdb/queue/scheduler", "none mq-deadline [bfq]\n"),
+        ("/sys/fs/cgroup/io.cost.qos", "8:0 enable=1 ctrl=auto\n8:16 enable=1 ctrl=auto\n"),
+    ] {
+        file(&root, path, text);
+    }
+    let both = finding(&root, "io.cost");
+    assert!(both.level == Level::Warn && both.what.contains("8:0, 8:16"), "{both:?}");
+    assert!(both.remedy.contains("'8:0 enable=0'") && both.remedy.contains("'8:16 enable=0'"), "{both:?}");
+    file(&root, "/sys/block/sda/queue/scheduler", "[none] mq-deadline bfq\n");
+    let one = finding(&root, "io.cost");
+    assert!(one.level == Level::Warn && !one.remedy.contains("8:0 "), "{one:?}");
+    file(&root, "/sys/block/sdb/queue/scheduler", "none [mq-deadline] bfq\n");
+    let none = finding(&root, "io.cost");
+    assert_eq!((none.level, none.what.as_str()), (Level::Ok, "io.cost divides device 8:0, 8:16"));
+}
+
+#[test]
 fn preempt_rt_is_seen_by_the_file_and_by_the_version() {
     let (_d, root) = good();
     let of = |root: &Root| finding(root, "preempt_rt").what;
