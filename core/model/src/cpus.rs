@@ -1,8 +1,8 @@
 //! Estimate of the wait of a guest's requests for CPUs that other programs use as well.
 //!
 //! A request wakes three threads in turn: QEMU's, which takes it from the guest; QEMU's again, when
-//! the disk is done; and the vCPU, which gets the answer. Each finds a CPU, or waits for the turn of
-//! the program that has it. The chance that all CPUs are taken is that of a queue with as many
+//! the disk is done; and the vCPU, which gets the answer. Each finds a CPU, or waits for the turn
+//! of the program that has it. The chance that all CPUs are taken is that of a queue with as many
 //! servers (Erlang's C formula, "Solution of some problems in the theory of probabilities", 1917).
 //!
 //! Near saturation requests also wait for those before them: exponentially, with a mean of the time

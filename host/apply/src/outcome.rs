@@ -18,8 +18,8 @@ pub enum Fate {
         /// Value that it has now.
         found: String,
     },
-    /// Left alone because another knob, which depends on it or excludes it, was left alone; still in
-    /// the journal.
+    /// Left alone because another knob, which depends on it or excludes it, was left alone; still
+    /// in the journal.
     Blocked {
         /// Path of the other knob.
         by: String,

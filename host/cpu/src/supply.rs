@@ -93,8 +93,8 @@ pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     others.iter().map(one).fold(0, u64::saturating_add)
 }
 
-/// Longest turn of a thread while others wait for its CPU: its slice, up to the next tick. The slice
-/// is that of the scheduler's debugfs, or the kernel's default for so many CPUs.
+/// Longest turn of a thread while others wait for its CPU: its slice, up to the next tick. The
+/// slice is that of the scheduler's debugfs, or the kernel's default for so many CPUs.
 #[must_use]
 pub fn turn(root: &Root, cpus: u32) -> Nanos {
     up_to_tick(slice(root, cpus), tick())
