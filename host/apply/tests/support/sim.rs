@@ -268,8 +268,10 @@ impl SimKernel {
             }
         } else {
             let qos: CostQos = words.parse().map_err(|_| invalid())?;
-            let wbt = format!("/sys/dev/block/{DEV}/queue/wbt_lat_usec");
-            self.put(wbt, if qos.enable { "0\n" } else { "2000\n" });
+            let queue = PathBuf::from(format!("/sys/dev/block/{DEV}/queue"));
+            // As `wbt_enable_default()`: BFQ keeps it off.
+            let is_off = qos.enable || self.get(queue.join("scheduler")).contains("[bfq]");
+            self.put(queue.join("wbt_lat_usec"), if is_off { "0\n" } else { "2000\n" });
             match qos.targets {
                 None => auto[1].1.replace("enable=0", &format!("enable={}", u8::from(qos.enable))),
                 Some(_) => qos.to_string(),
