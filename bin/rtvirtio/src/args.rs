@@ -231,7 +231,7 @@ EXAMPLES
   sudo rtvirtio status --json | jq '.knobs[] | select(.state != \"in_force\")'
 
 Exit code 3 when a setting is not as applied or cannot be read, when `apply` or `revert` was interrupted, and when the I/O domain does not run. Settings that are gone
-with a thread, a VM or a device are counted and are no reason, unless all are.")]
+with a thread or a device are counted and are no reason, unless all are; a VM that has ended is one.")]
     Status,
     /// Put back every setting as it was before `apply`, and stop the I/O domain; also after a crash
     /// of rtvirtio
