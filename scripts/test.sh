@@ -219,8 +219,8 @@ deny() {
     fi
 }
 
-# `KIND NAME` of each integration test program. Kinds: those in the box, the one in the box that needs both CPUs (a guest in it that boots
-# for longer than a minute counts as lost), those that boot guests on this host, those that start a cluster, those that run while others
+# `KIND NAME` of each integration test program. Kinds: those in the box, those in the box that need both CPUs (guests in it boot for a minute,
+# and libvirtd waits for each), those that boot guests on this host, those that start a cluster, those that run while others
 # do, or the others.
 list_programs() {
     for file in */*/tests/*.rs; do
@@ -229,7 +229,7 @@ list_programs() {
         if slow_name "$name"; then kind=guests; fi
         if cluster_name "$name"; then kind=cluster; fi
         if parallel_name "$name"; then kind=parallel; fi
-        case $name in boxed_cpu) kind=alone ;; boxed*) kind=box ;; esac
+        case $name in boxed_cpu | boxed_libvirt) kind=alone ;; boxed*) kind=box ;; esac
         echo "$kind $name"
     done | sort -u
 }
