@@ -104,9 +104,7 @@ fn last_words(status: ExitStatus, stdout: &str, last: &[String]) -> String {
 
 fn signal(child: &Child, signal: Signal) {
     // The child has not been waited for, so the id is its own.
-    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, signal);
-    }
+    let _ = kill_process(Pid::from_child(child), signal);
 }
 
 fn read_all(from: Option<impl Read + Send + 'static>) -> Receiver<String> {

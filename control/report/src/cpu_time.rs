@@ -44,7 +44,10 @@ fn cpu_wait(vm: &str, of: &CpuWait) -> String {
             format!("CPU of {vm}: an estimate: requests wait {wait} at this percentile, {from}")
         }
         None => {
-            format!("CPU of {vm}: others leave less CPU time than its requests need, so no wait is estimated")
+            format!(
+                "CPU of {vm}: its requests may need more CPU time than others leave, or than one CPU of the guest has, so no \
+                 wait is estimated"
+            )
         }
     }
 }
@@ -93,7 +96,12 @@ mod tests {
             said.ends_with("wait 9ms at this percentile, from the use of the CPUs by others and by guests")
         );
         let said = cpu_wait("plc", &CpuWait { wait_ns: None, ..wait });
-        assert!(said.contains("others leave less CPU time than its requests need"), "{said}");
+        assert!(
+            said.contains(
+                "its requests may need more CPU time than others leave, or than one CPU of the guest has"
+            ),
+            "{said}"
+        );
     }
 
     #[test]

@@ -12,8 +12,9 @@ use rtvirtio_units::{Nanos, Percentile};
 
 /// Threads that a request wakes in turn.
 const TURNS: f64 = 3.0;
-/// Part of the CPUs, and of one, that requests may take: their CPU time differs between loads.
-const PART: f64 = 1.0 / 1.2;
+/// Factor by which the CPU time of requests may be above what was measured, as it differs between
+/// loads.
+const MARGIN: f64 = 1.2;
 
 /// Use of a host's CPUs by requests of guests and by other programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,12 +33,12 @@ pub struct CpuLoad {
 
 impl CpuLoad {
     /// Estimated wait of a task's requests at a percentile, by its rate in 1/s: all of them pass
-    /// one CPU of the guest. `None` where they need more than others leave: how long they wait is
-    /// for the scheduler to choose.
+    /// one CPU of the guest. `None` where they may need more than others leave, or than one CPU:
+    /// how long they wait is for the scheduler to choose.
     #[must_use]
     pub fn wait(&self, rate: f64, percentile: Percentile) -> Option<Nanos> {
         let beyond = beyond(percentile);
-        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) / PART;
+        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) * MARGIN;
         if self.free <= 0.0 || share >= 1.0 {
             return None;
         }
@@ -90,7 +91,7 @@ mod tests {
         let wait = load(2, 0.1, 1.0).wait(140.0, P99).unwrap();
         let expected = 0.012 + 0.0007 / 0.88 * 12f64.ln();
         assert!((wait.as_secs_f64() - expected).abs() < 1e-8, "{wait}");
-        // Nobody else, or CPUs enough: only what is before it.
+        // No other program, or enough CPUs: a request waits only for those before it.
         let ms = |of: u64| Some(Nanos::from_millis(of));
         assert!(load(2, 0.1, 2.0).wait(140.0, P99) < ms(2));
         assert!(load(64, 0.1, 54.0).wait(140.0, P99) < ms(2));

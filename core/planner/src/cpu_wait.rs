@@ -13,8 +13,8 @@ use crate::cpu_room::{CpuRoom, is_counted};
 /// of the host's CPUs, whichever is longer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuWait {
-    /// Estimated wait at the target's percentile; `None` where others leave less CPU time than the
-    /// requests need.
+    /// Estimated wait at the target's percentile; `None` where the requests may need more CPU
+    /// time than others leave, or than one CPU of the guest has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_ns: Option<Nanos>,
     /// Mean of the observed waits; `None` where the estimate is from the use of the CPUs.

@@ -152,7 +152,7 @@ impl IoCostFile {
     /// The one text of a setting that means the same.
     ///
     /// # Errors
-    /// When the kernel would refuse or cut it.
+    /// A value that the kernel would refuse or cut.
     pub fn canonical(self, value: &str) -> Result<String, IoCostError> {
         match self {
             Self::Model => value.parse::<CostModel>().map(|model| model.to_string()),

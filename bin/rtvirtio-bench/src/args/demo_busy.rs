@@ -31,7 +31,7 @@ impl BenchDemoBusyArgs {
     /// For the experiment.
     ///
     /// # Errors
-    /// When the path of this program is not known.
+    /// The path of this program is not known.
     pub fn options(&self, global: &Global) -> std::io::Result<DemoBusyOptions> {
         Ok(DemoBusyOptions {
             lab: std::env::current_exe()?.with_file_name("rtvirtio-lab"),

@@ -18,7 +18,7 @@ const GOOD: &str = "all is as it should be";
 
 /// Runs `/root/check.sh`, which is one of `files` (path in the box, path here), as the service that
 /// this systemd starts. `programs` are those of this host that it needs besides systemd and ours.
-/// Says so by name where the machine does not allow it.
+/// A machine without these programs or the box skips the test by its name.
 pub fn play(test: &str, programs: &[PathBuf], files: &[(&str, &Path)]) {
     let needed: Vec<&Path> =
         SYSTEMD.iter().map(Path::new).chain(programs.iter().map(PathBuf::as_path)).collect();

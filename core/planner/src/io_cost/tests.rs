@@ -74,7 +74,7 @@ fn a_plan_turns_io_cost_on_and_predicts_nothing() {
     assert!(error.contains("io.weight of vm0") && error.contains("cgroup of its own"), "{error}");
 }
 
-/// A plan by another means says so too, as long as io.cost is on.
+/// While io.cost is on, the plan of a search predicts nothing either.
 #[test]
 fn nothing_is_predicted_while_io_cost_is_on() {
     let spec = spec(LabKind::Process, &[vec![task("t", 100.0, Some(400))]]);

@@ -46,7 +46,7 @@ pub struct Candidate {
 /// Plans one device.
 ///
 /// # Errors
-/// Those of [`plan()`]; [`PlanError::UnderIoCost`] while io.cost divides the device.
+/// Errors of [`plan()`]; [`PlanError::UnderIoCost`] while io.cost divides the device.
 pub fn candidate(ground: &PlanInput<'_>, input: &Input) -> Result<Candidate, PlanError> {
     if ground.options.placements.is_under_io_cost() {
         return Err(PlanError::UnderIoCost);
