@@ -74,9 +74,13 @@ impl Vm {
     }
 
     fn spec(&self, cores: &str) -> String {
+        self.spec_on("/dev/nullb0", cores)
+    }
+
+    fn spec_on(&self, disk: &str, cores: &str) -> String {
         let path = self.dir.join("spec.toml");
         let spec = format!(
-            "[device]\npath = \"/dev/nullb0\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\n\
+            "[device]\npath = \"{disk}\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\n\
              cpu = {{ budget = \"10ms\", period = \"20ms\" }}\ncores = {cores}\n\
              [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.name,
@@ -112,8 +116,61 @@ fn ok(of: &str, args: &[&str]) -> String {
     text
 }
 
+fn until(mut is_so: impl FnMut() -> bool, why: impl Fn() -> String) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < HANG, "{}", why());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 fn online(cpu: u32, online: bool) {
     fs::write(format!("/sys/devices/system/cpu/cpu{cpu}/online"), if online { "1" } else { "0" }).unwrap();
+}
+
+/// Interrupts of a virtio disk by the names of their handlers, each with the list of its CPUs.
+#[derive(Debug, PartialEq, Eq)]
+struct Interrupts(Vec<(u32, String, String)>);
+
+impl Interrupts {
+    fn of(disk: &str) -> Self {
+        let controller = fs::canonicalize(format!("/sys/block/{disk}/device/..")).unwrap();
+        let numbers = fs::read_dir(controller.join("msi_irqs")).unwrap();
+        let mut numbers: Vec<u32> =
+            numbers.map(|file| file.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
+        numbers.sort_unstable();
+        let one = |number: u32| {
+            let dir = format!("/proc/irq/{number}");
+            let names = fs::read_dir(&dir).unwrap().map(|file| file.unwrap().file_name());
+            let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+            let handler = names.into_iter().find(|name| name.starts_with("virtio")).unwrap_or_default();
+            let cpus = fs::read_to_string(format!("{dir}/smp_affinity_list")).unwrap();
+            (number, handler, cpus.trim().to_owned())
+        };
+        Self(numbers.into_iter().map(one).collect())
+    }
+
+    /// Checks that what can be moved has left these CPUs, and that the kernel has kept the
+    /// interrupts of the queues, which it manages.
+    fn moved_off(&self, vcpus: &[u32], dry: &str, told: &str) {
+        let mut moved = 0;
+        for (before, now) in self.0.iter().zip(Self::of("vda").0) {
+            let file = format!("/proc/irq/{}/smp_affinity_list", now.0);
+            println!("{before:?} -> {now:?}");
+            if now.1.ends_with("-config") {
+                let cpus = cpu_list(&now.2).unwrap();
+                assert!(vcpus.iter().all(|cpu| !cpus.contains(cpu)), "{now:?} {vcpus:?}");
+                assert!(dry.contains(&file), "{dry}");
+                moved += 1;
+            } else {
+                assert_eq!(*before, now);
+            }
+        }
+        assert_eq!(moved, 1, "{self:?}");
+        assert!(told.contains("the kernel manages them itself"), "{told}");
+        let status = ok("first", &["status"]);
+        assert!(status.contains("CPUs of interrupt"), "{status}");
+    }
 }
 
 #[test]
@@ -132,7 +189,13 @@ fn inside_the_box() {
     let (first, second) = (Vm::start("first", 4), Vm::start("second", 4));
     let before = [first.cpus(), second.cpus()];
     let whole = "\"whole\"";
-    println!("{}", ok("first", &["apply", &first.spec(whole), "--cpu-only"]));
+    let interrupts = Interrupts::of("vda");
+    let on_disk = first.spec_on("/dev/vda", whole);
+    let dry = ok("first", &["apply", &on_disk, "--cpu-only", "--dry-run"]);
+    assert_eq!(interrupts, Interrupts::of("vda"), "a dry run sets nothing: {dry}");
+    let told = ok("first", &["apply", &on_disk, "--cpu-only"]);
+    println!("{dry}\n{told}");
+    interrupts.moved_off(&first.vcpus(), &dry, &told);
     println!("{}", ok("second", &["apply", &second.spec(whole), "--cpu-only"]));
     let placed = [first.vcpus(), second.vcpus()];
     let groups = placed.clone().map(|vm| {
@@ -158,17 +221,14 @@ fn inside_the_box() {
     let shared = first.cpus()[0].cpus.clone();
     let mut keeper = command("first", &["keep", &first.spec(whole)]).spawn().unwrap();
     first.plug();
-    let begin = Instant::now();
     let is_placed = |of: &ThreadCpus| match of.name.as_str() {
         // One that it inherited may be a single CPU too.
         "CPU 4/TCG" => of.cpus != shared,
         "IO late" => of.cpus == shared,
         _ => false,
     };
-    while first.cpus().iter().filter(|thread| is_placed(thread)).count() < 2 {
-        assert!(begin.elapsed() < HANG, "{:?}", first.cpus());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let are_placed = || first.cpus().iter().filter(|thread| is_placed(thread)).count() == 2;
+    until(are_placed, || format!("{:?}", first.cpus()));
     keeper.kill().unwrap();
     keeper.wait().unwrap();
     let now = first.vcpus();
@@ -188,6 +248,7 @@ fn inside_the_box() {
     println!("{}", ok("second", &["revert"]));
     println!("{}", ok("first", &["revert"]));
     assert_eq!(second.cpus(), before[1]);
+    assert_eq!(Interrupts::of("vda"), interrupts);
     let all = &before[0][0].cpus;
     let differ: Vec<_> = first.cpus().into_iter().filter(|thread| thread.cpus != *all).collect();
     assert!(differ.is_empty(), "{differ:?}");

@@ -25,6 +25,7 @@ use crate::find::{self, HostVm};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force;
+use crate::interrupts;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::{load_profile, warn_throttled};
 use crate::plan_file::HostPlan;
@@ -286,6 +287,11 @@ pub fn resolve(
     if let Some(probe) = probe {
         append(&mut writes, room.writes(&probe, &held, &vms)?);
         append(&mut writes, of_vms);
+        // Contracts of several journals may have one controller.
+        if matches!(room, Room::Own) {
+            let sites = wanted.devices().map(|devices| devices.sites.as_slice());
+            append(&mut writes, interrupts::writes(host, sites, &held, progress));
+        }
     }
     if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {
         bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
@@ -355,7 +361,10 @@ impl Resolved {
             let _ = acting::settle(dirs);
         }
         match applied {
-            Ok(applied) => Ok(applied.knobs.len()),
+            Ok(applied) => {
+                interrupts::report(&applied, progress);
+                Ok(applied.knobs.len())
+            }
             Err(ApplyError::RolledBack { cause, rollback })
                 if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
             {

@@ -30,6 +30,7 @@ pub mod holders;
 mod host;
 mod identity;
 pub mod in_force;
+pub mod interrupts;
 pub mod inventory;
 pub mod keep;
 pub mod leftovers;

@@ -105,7 +105,7 @@ pub(crate) fn amend(
     Ok(out)
 }
 
-/// Drops entries whose setting ended with its thread, or with the cgroup of a VM that has ended:
+/// Drops entries whose setting ended with its thread or device, or with the cgroup of an ended VM:
 /// nothing is left to put back, and the next cgroup of this name has old values of its own. Returns
 /// whether any was dropped.
 fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
@@ -118,7 +118,8 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
                 .or_insert_with(|| matches!(machine.same_thread(pid, tid, start), Err(Fault::Gone(_)))),
             Place::Host | Place::Guest { .. } => false,
         };
-        let removed = e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none();
+        let removed = (e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none())
+            || matches!(e.target.form, Form::Interrupt { .. });
         // systemd is not asked for each unit: its directory says whether it is the same.
         let is_gone = || match e.target.form.unit() {
             Some(_) => is_other_directory(e, machine),

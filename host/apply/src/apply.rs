@@ -1,5 +1,7 @@
 //! Journal, write, read back, compare; undo on failure.
 
+use std::collections::BTreeMap;
+
 use rtvirtio_kernel::leftovers;
 use serde::Serialize;
 
@@ -21,6 +23,20 @@ pub struct Applied {
     pub knobs: Vec<Line>,
     /// Number of knobs that had the value already and were not written.
     pub unchanged: usize,
+    /// Interrupts that were left as they are, and are in no journal.
+    pub left: Vec<Left>,
+}
+
+/// Knob that was left as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// The setting as users know it.
+    pub knob: String,
+    /// Error of the write.
+    pub error: String,
+    /// Whether the kernel manages it itself and lets no program set it; else another program has
+    /// just set it.
+    pub is_fixed: bool,
 }
 
 pub(crate) fn apply(
@@ -53,7 +69,7 @@ pub(crate) fn apply(
     }
     observer.step(Step::Journaled);
     match write_all(dir, &mut journal, machine, observer) {
-        Ok(unchanged) => {
+        Ok((unchanged, left)) => {
             observer.step(Step::Completed);
             let line = |e: &Entry| {
                 let shown = |v: &str| e.target.form.shown(v);
@@ -64,7 +80,7 @@ pub(crate) fn apply(
                     new: shown(e.new.as_deref()?),
                 })
             };
-            Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged })
+            Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged, left })
         }
         Err(cause) => {
             // A value that another program set before our write is now the old value to put back.
@@ -83,22 +99,26 @@ pub(crate) fn apply(
     }
 }
 
-/// Returns how many knobs had their value already.
+/// Returns how many knobs had their value already, and those that were left as they are.
 fn write_all(
     dir: &StateDir,
     journal: &mut Journal,
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
-) -> Result<usize, ApplyError> {
+) -> Result<(usize, Vec<Left>), ApplyError> {
     let planned: Vec<&Entry> = journal.entries.iter().filter(|e| e.new.is_some()).collect();
     let of = planned.len();
-    let mut unchanged = 0;
+    let (mut unchanged, mut left) = (0, BTreeMap::new());
     for (index, entry) in planned.iter().enumerate() {
         if observer.stop() {
             return Err(ApplyError::Interrupted);
         }
-        if write_one(entry, machine)?.is_none() {
-            unchanged += 1;
+        match write_one(entry, machine) {
+            Ok(written) => unchanged += usize::from(written.is_none()),
+            Err(e) => {
+                let of = leave(entry, e)?;
+                left.insert(entry.id, of);
+            }
         }
         if matches!(entry.target.form, Form::Group { .. }) {
             // For the search for leftovers, should the journal be lost. A cgroup that takes no
@@ -108,12 +128,27 @@ fn write_all(
         observer.step(Step::Wrote { index: index + 1, of });
     }
     // Compare all once more: a later write may have changed an earlier knob.
-    for entry in &planned {
+    for entry in planned.iter().filter(|entry| !is_interrupt(entry)) {
         compare(entry, machine)?;
     }
+    journal.entries.retain(|entry| !left.contains_key(&entry.id));
     journal.complete = true;
     journal::store_done(dir, journal)?;
-    Ok(unchanged)
+    Ok((unchanged, left.into_values().collect()))
+}
+
+/// An interrupt that the kernel manages, or that irqbalance moves at this moment, hinders nothing.
+fn leave(entry: &Entry, error: ApplyError) -> Result<Left, ApplyError> {
+    let is_fixed = matches!(&error, ApplyError::Refused { source, .. } if entry.target.is_fixed(source));
+    let is_raced = is_interrupt(entry) && matches!(error, ApplyError::Raced { .. });
+    if !is_fixed && !is_raced {
+        return Err(error);
+    }
+    Ok(Left { knob: entry.knob.clone(), error: error.to_string(), is_fixed })
+}
+
+fn is_interrupt(entry: &Entry) -> bool {
+    matches!(entry.target.form, Form::Interrupt { .. })
 }
 
 /// Returns the value before, where anything had to be written.
@@ -136,7 +171,7 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<Option<S
     let text = entry.target.form.text(new);
     match machine.write(&entry.target, &text) {
         Ok(()) => {}
-        Err(Fault::Gone(_)) if entry.target.is_thread() => return Ok(None),
+        Err(Fault::Gone(_)) if entry.target.may_end() => return Ok(None),
         Err(fault) => {
             let label = entry.target.to_string();
             return Err(ApplyError::Refused { label, value: text, source: fault.into_io() });
@@ -155,11 +190,12 @@ fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
 }
 
-/// Current value; `None` for a thread that has ended, which is no error: nothing is left to set.
+/// Current value; `None` for a thread or an interrupt that has ended, which is no error: nothing is
+/// left to set.
 fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
     match machine.read(&entry.target) {
         Ok(text) => value_of(&entry.target, &text).map(Some),
-        Err(Fault::Gone(_)) if entry.target.is_thread() => Ok(None),
+        Err(Fault::Gone(_)) if entry.target.may_end() => Ok(None),
         Err(fault) => Err(ApplyError::Capture {
             label: entry.target.to_string(),
             source: fault.into_io(),

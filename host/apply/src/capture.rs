@@ -133,8 +133,8 @@ pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError
 }
 
 /// Each write with the value of its target; `None` where an earlier write creates the file. Threads
-/// that have ended are left out (no other write depends on them). Each target is read once, because
-/// a thread may end between two reads.
+/// and interrupts that have ended are left out (no other write depends on them). Each target is
+/// read once, because a thread may end between two reads.
 fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<String>)>, ApplyError> {
     let mut kept: Vec<(Write, Option<String>)> = Vec::with_capacity(all.len());
     // Index in `kept` of each write.
@@ -143,7 +143,7 @@ fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<Stri
         places.push(kept.len());
         let value = match machine.read(&write.target) {
             Ok(text) => Some(value_of(&write.target, &text)?),
-            Err(Fault::Gone(_)) if write.target.is_thread() => continue,
+            Err(Fault::Gone(_)) if write.target.may_end() => continue,
             Err(Fault::Gone(_)) if write.created_by.is_some() => None,
             Err(fault) => return Err(unreadable(&write.target, fault)),
         };

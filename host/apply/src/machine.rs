@@ -294,7 +294,23 @@ impl<'a> Machine<'a> {
                     fault => Err(fault),
                 },
             },
-            (place, _) => self.read_at(place, &target.path),
+            (place, form) => {
+                self.same_vector(form)?;
+                self.read_at(place, &target.path)
+            }
+        }
+    }
+
+    /// Checks that an interrupt's number still names the vector of the journal. As with threads the
+    /// number may be given out again between this check and the next call.
+    fn same_vector(&self, form: &Form) -> Result<(), Fault> {
+        let Form::Interrupt { vector, inode } = form else { return Ok(()) };
+        match self.host.identity(vector).map_err(Fault::from_io)? {
+            now if now == *inode => Ok(()),
+            _ => {
+                let why = format!("{} is another interrupt by now", vector.display());
+                Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, why)))
+            }
         }
     }
 
@@ -348,7 +364,10 @@ impl<'a> Machine<'a> {
                 PRESENT => self.host.make_dir(&target.path).map_err(Fault::from_io),
                 _ => self.host.remove_dir(&target.path).map_err(Fault::from_io),
             },
-            Place::Host => self.host.write(&target.path, text).map_err(Fault::from_io),
+            Place::Host => {
+                self.same_vector(&target.form)?;
+                self.host.write(&target.path, text).map_err(Fault::from_io)
+            }
             Place::Guest { agent, .. } => {
                 self.in_guest(agent, |g| g.write(&target.path.to_string_lossy(), text.as_bytes()))
             }

@@ -1,12 +1,15 @@
 //! File or thread of a knob, and the meaning of its text.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::irq::{self, Vector};
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
 use rtvirtio_planner::IoCostFile;
 use rtvirtio_vmm::AgentAddress;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::systemd::{self, Unit};
@@ -91,6 +94,13 @@ pub enum Form {
     Scheduling,
     /// CPUs that a thread may use: the value is the kernel's list, such as `0-3,6`.
     Affinity,
+    /// CPUs that an interrupt of a device may come to: the value is the kernel's list.
+    Interrupt {
+        /// File of the vector in its device's directory.
+        vector: PathBuf,
+        /// Inode of that file: numbers of interrupts are given out again.
+        inode: u64,
+    },
     /// The cgroup of a thread in one v1 hierarchy: the value is the path below its root.
     ThreadCgroup {
         /// Controller of the hierarchy, such as `cpu`.
@@ -178,6 +188,9 @@ impl Form {
                 let list = file.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
                 text::cpu_ranges(&text::cpu_list(list).filter(|cpus| !cpus.is_empty())?)
             }
+            Self::Interrupt { .. } => {
+                text::cpu_ranges(&text::cpu_list(file.trim()).filter(|cpus| !cpus.is_empty())?)
+            }
             Self::ThreadCgroup { controller, .. } => {
                 let fits = |line: &&str| {
                     line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == controller))
@@ -201,6 +214,7 @@ impl Form {
             | Self::IoEnabled
             | Self::Scheduling
             | Self::Affinity
+            | Self::Interrupt { .. }
             | Self::ThreadCgroup { .. }
             | Self::Group { .. } => value.to_owned(),
             Self::DeviceWeight { dev }
@@ -305,6 +319,13 @@ impl Target {
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form: Form::Affinity }
     }
 
+    /// CPUs that an interrupt may come to.
+    #[must_use]
+    pub fn interrupt(vector: &Vector) -> Self {
+        let form = Form::Interrupt { vector: vector.file.clone(), inode: vector.inode };
+        Self::host(irq::affinity_file(vector.number), form)
+    }
+
     /// The cgroup of a thread in the v1 hierarchy of `controller` at `mount`.
     #[must_use]
     pub fn thread_cgroup(pid: u32, tid: u32, start: u64, controller: &str, mount: &Path) -> Self {
@@ -319,16 +340,24 @@ impl Target {
         found == old || (self.form == Form::Scheduling && self.form.is(found, old))
     }
 
-    /// Whether a thread, rather than a file, is meant.
-    pub(crate) fn is_thread(&self) -> bool {
-        matches!(self.place, Place::Thread { .. })
+    /// Whether a thread or an interrupt is meant, which may end at any time, and takes its settings
+    /// with it.
+    pub(crate) fn may_end(&self) -> bool {
+        matches!(self.place, Place::Thread { .. }) || matches!(self.form, Form::Interrupt { .. })
+    }
+
+    /// Whether an error of a write is the kernel's way to say that no program may set this: it
+    /// manages the interrupt itself (`write_irq_affinity()`; `EIO` before Linux 6.9).
+    pub(crate) fn is_fixed(&self, error: &io::Error) -> bool {
+        let code = error.raw_os_error().map(Errno::from_raw_os_error);
+        matches!(self.form, Form::Interrupt { .. }) && matches!(code, Some(Errno::IO | Errno::PERM))
     }
 
     /// Whether the file belongs to a cgroup of the host.
     pub(crate) fn in_cgroup(&self) -> bool {
         let in_sys = |dir| self.path.starts_with(Path::new(dir));
-        let dir = matches!(self.form, Form::Group { .. });
-        self.place == Place::Host && !dir && !in_sys("/sys/block") && !in_sys("/sys/devices")
+        let other = matches!(self.form, Form::Group { .. } | Form::Interrupt { .. });
+        self.place == Place::Host && !other && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 
     /// Device number of the line that is meant, if the file has one line per device.

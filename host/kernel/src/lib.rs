@@ -15,6 +15,7 @@ mod error;
 pub mod flock;
 pub mod holders;
 pub mod io_counters;
+pub mod irq;
 pub mod leftovers;
 pub mod mounts;
 pub mod pressure;

@@ -13,7 +13,9 @@ use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, OfResource};
 use rtvirtio_workflow::plan_file::HostPlan;
-use rtvirtio_workflow::{Progress, acting, domain, in_force, scope_files, scopes, service_plan, started};
+use rtvirtio_workflow::{
+    Progress, acting, domain, in_force, interrupts, scope_files, scopes, service_plan, started,
+};
 
 use super::domain::status_text;
 use super::service;
@@ -123,7 +125,8 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             None => "no plan is in force\n".to_owned(),
             Some(status) => {
                 let ended: String = ended.iter().map(|vm| vm.message() + "\n").collect();
-                text(status, plan.as_ref()) + &ended
+                let notes = interrupts::notes(status).into_iter().map(|note| note + "\n");
+                text(status, plan.as_ref()) + &ended + &notes.collect::<String>()
             }
         };
         let service = match (&service, &unknown) {

@@ -3,7 +3,7 @@
 use std::path::{Component, Path};
 
 use rtvirtio_kernel::sched::{Attr, Policy};
-use rtvirtio_kernel::text;
+use rtvirtio_kernel::{irq, text};
 
 use super::{guest, is_hidden};
 use crate::machine::{ABSENT, TASKS};
@@ -32,6 +32,12 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             let list = text::cpu_ranges(&cpus);
             Ok(vec![format!("{} && taskset --cpu-list --pid {list} {tid}", same_thread(*pid, *tid, *start))])
         }
+        (Form::Interrupt { vector, inode }, Place::Host) => {
+            let cpus = text::cpu_list(old).ok_or("its old value is no list of CPUs")?;
+            let (list, file) = (text::cpu_ranges(&cpus), interrupt_file(&target.path)?);
+            let vector = kernel_file(vector)?;
+            Ok(vec![format!("test \"$(stat -c %i {vector})\" = {inode} && echo {list} > {file}")])
+        }
         (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }) => {
             let tasks = below(mount, old)?.join(TASKS);
             let line = echo(&tid.to_string(), &tasks)?;
@@ -49,9 +55,14 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             ])
         }
         (_, Place::Thread { .. })
-        | (Form::Group { .. } | Form::Scheduling | Form::Affinity | Form::ThreadCgroup { .. }, _) => {
-            Err("its place and its form do not fit together".to_owned())
-        }
+        | (
+            Form::Group { .. }
+            | Form::Scheduling
+            | Form::Affinity
+            | Form::Interrupt { .. }
+            | Form::ThreadCgroup { .. },
+            _,
+        ) => Err("its place and its form do not fit together".to_owned()),
         (Form::DeviceWeight { dev }, Place::Host) if old == "default" => {
             dev_number(dev)?;
             let file = kernel_file(&target.path)?;
@@ -138,6 +149,14 @@ fn kernel_file(path: &Path) -> Result<String, String> {
         return Err("its path does not lie below /sys".to_owned());
     }
     quoted(&path.to_string_lossy())
+}
+
+/// Path of an interrupt's CPUs.
+fn interrupt_file(path: &Path) -> Result<String, String> {
+    let text = path.to_string_lossy();
+    let number = text.strip_prefix("/proc/irq/").and_then(|rest| rest.strip_suffix("/smp_affinity_list"));
+    let number: Option<u32> = number.and_then(|number| number.parse().ok());
+    number.map(|n| irq::affinity_file(n).display().to_string()).ok_or("its path is no interrupt's".to_owned())
 }
 
 /// Text as a single word of a shell, in single quotes.

@@ -54,6 +54,11 @@ fn each_form_has_a_command() {
     ] {
         assert_eq!(one(&host(path, &form), old).unwrap(), [command]);
     }
+    let vector = json!({ "interrupt": { "vector": "/sys/devices/pci0/msi_irqs/24", "inode": 7 } });
+    let irq = "/proc/irq/24/smp_affinity_list";
+    let same = "test \"$(stat -c %i '/sys/devices/pci0/msi_irqs/24')\" = 7";
+    assert_eq!(one(&host(irq, &vector), "0-3").unwrap(), [format!("{same} && echo 0-3 > {irq}")]);
+    one(&host("/proc/sysrq-trigger", &vector), "0").unwrap_err();
     let default = one(&host(weights, &weight), "default").unwrap();
     assert!(default[0].starts_with("# this erases") && default[1].starts_with("weight=$(awk"), "{default:?}");
 }

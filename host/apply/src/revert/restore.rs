@@ -121,10 +121,10 @@ fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {
         .ok_or_else(|| failed(format!("it holds `{}`, which is not understood", file.trim())))
 }
 
-/// A thread may end at any moment, and takes its settings with it.
+/// A thread or an interrupt may end at any moment, and takes its settings with it.
 fn fault(target: &Target, fault: Fault, doing: &str) -> Fate {
     match fault {
-        Fault::Gone(e) if target.is_thread() => Fate::Gone { why: e.to_string() },
+        Fault::Gone(e) if target.may_end() => Fate::Gone { why: e.to_string() },
         other => failed(format!("{doing}: {}", other.into_io())),
     }
 }

@@ -82,7 +82,7 @@ fn settings_of_threads_are_read_and_compared_by_meaning() {
     assert_eq!(group.value("3:cpuset:/\n0::/\n"), None);
 
     let thread = Target::scheduling(7, 8, 99);
-    assert!(thread.is_thread() && !thread.in_cgroup());
+    assert!(thread.may_end() && !thread.in_cgroup());
     assert_eq!(thread.to_string(), "/proc/7/task/8/sched");
     // A group's own directory is not a file in a cgroup: its parent's identity shows nothing about
     // it.

@@ -29,6 +29,8 @@ pub enum Fails {
     From(u64),
     /// All calls that name a path with this end.
     Path(PathBuf),
+    /// All changes that name a path with this end.
+    Write(PathBuf),
 }
 
 /// Counter of the calls of a host and its guests together, which lets some of them fail.
@@ -65,6 +67,7 @@ impl Injector {
             Fails::At(numbers) => numbers.contains(&number),
             Fails::From(first) => number >= *first,
             Fails::Path(end) => path.ends_with(end),
+            Fails::Write(end) => is_change && path.ends_with(end),
         };
         if !fails {
             return call();

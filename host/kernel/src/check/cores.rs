@@ -6,12 +6,12 @@ use std::path::Path;
 use rtvirtio_cores::{Host, Request, Use};
 
 use super::Finding;
+use crate::irq::{IRQS, is_fixed};
 use crate::sched::Policy;
 use crate::task::{self, TaskStat};
 use crate::topology::{cpus_in, isolated, topology};
 use crate::{HostError, Root, text};
 
-const IRQS: &str = "/proc/irq";
 const WHY_FIFO: &str = "of two real-time vCPUs on one CPU the one that works keeps the other from running, unless each has a budget";
 const WHY_ONE: &str = "vCPUs that share a CPU wait for each other, whatever other CPUs have nothing to do";
 
@@ -125,19 +125,6 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<Routed, HostError> {
         }
     }
     Ok(found)
-}
-
-/// Whether the kernel lets no program move an interrupt, as those of a device's queues, whose
-/// affinity it manages itself: from Linux 6.11 on their file is read-only (`register_irq_proc()`),
-/// and before a write fails with `EIO`, which is not tried here. False where it does not say.
-fn is_fixed(root: &Root, irq: &str) -> Result<bool, HostError> {
-    let mode = root.mode(format!("{IRQS}/{irq}/smp_affinity_list"))?;
-    if mode.is_some_and(|mode| mode & 0o222 == 0) {
-        return Ok(true);
-    }
-    // Only kernels with CONFIG_GENERIC_IRQ_DEBUGFS have it, and only for root.
-    let debug = root.read_optional(format!("/sys/kernel/debug/irq/irqs/{irq}")).ok().flatten();
-    Ok(debug.is_some_and(|text| text.contains("IRQD_AFFINITY_MANAGED")))
 }
 
 /// Isolated CPUs from which the kernel keeps the interrupts that it manages (`isolcpus=` with
