@@ -239,10 +239,22 @@ fn inside_the_box() {
     assert!(is_own(of(now[4]).core) && !own.contains(&now[4]), "{now:?}");
     assert_eq!(now.iter().collect::<BTreeSet<_>>().len(), 5);
     let gone = *placed[1].iter().find(|cpu| **cpu > 0).unwrap();
+    let log = second.dir.join("keep");
+    let mut keep = command("second", &["keep", &second.spec(whole)]);
+    let mut keeper = keep.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+    let pinned = second.cpus();
     online(gone, false);
-    let alone = second.cpus();
-    println!("CPU {gone} offline: {alone:?}");
+    until(|| fs::read_to_string(&log).unwrap().contains("is offline"), || format!("{:?}", second.cpus()));
+    let status = String::from_utf8(rtvirtio("second", &["status"]).stdout).unwrap();
+    println!("CPU {gone} offline: {:?}\n{status}", second.cpus());
+    assert!(status.contains(&format!("CPU {gone} of its vCPUs is offline")), "{status}");
+    // Each thread has its CPUs again: this kernel takes them all with one.
     online(gone, true);
+    until(|| second.cpus() == pinned, || fs::read_to_string(&log).unwrap());
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    println!("{}", fs::read_to_string(&log).unwrap());
+    assert_eq!(second.vcpus(), placed[1]);
 
     // Everything is as before, also for what came later.
     println!("{}", ok("second", &["revert"]));

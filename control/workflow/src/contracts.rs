@@ -27,6 +27,8 @@ use crate::host::kernel_release;
 use crate::progress::Progress;
 use crate::started;
 
+#[cfg(test)]
+pub(crate) use cores::tests as cores_tests;
 pub(crate) use cores::{give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
 use ranks::rank;

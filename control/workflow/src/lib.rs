@@ -11,6 +11,7 @@ pub mod bfq;
 mod block_sizes;
 pub mod contracts;
 pub mod controls;
+pub mod core_faults;
 pub mod covered;
 pub mod cpu_room;
 pub mod data_guard;

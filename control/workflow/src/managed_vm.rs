@@ -155,6 +155,12 @@ impl ManagedVm {
         !self.watcher.has_polled() || self.watcher.threads().next().is_some()
     }
 
+    /// Threads of the VM at the last scan.
+    #[must_use]
+    pub fn threads(&self) -> Vec<Thread> {
+        self.watcher.threads().cloned().collect()
+    }
+
     /// Threads whose settings are not written yet.
     #[must_use]
     pub fn pending(&self) -> usize {

@@ -20,6 +20,10 @@ pub struct Cores {
     /// CPUs among which the spec lets them be chosen; all that the VM may use where `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub among: Option<BTreeSet<u32>>,
+    /// All CPUs of the cores that whole vCPUs have: of a CPU that is offline the kernel does not
+    /// tell the core. Empty without whole vCPUs.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub siblings: BTreeSet<u32>,
 }
 
 impl Cores {
@@ -56,7 +60,7 @@ impl Cores {
     pub fn with_hotplugged(&self, vcpu: u32, placement: Placement) -> Self {
         let mut vcpus = self.vcpus.clone();
         vcpus.push(vcpu);
-        Self { vcpus, placement, among: self.among.clone() }
+        Self { vcpus, placement, ..self.clone() }
     }
 
     fn cpu_of(&self, vcpu: u32) -> Option<u32> {
@@ -153,7 +157,7 @@ mod tests {
             domains: 1,
             beyond: 0,
         };
-        Cores { vcpus: vec![0, 2], placement, among: None }
+        Cores { vcpus: vec![0, 2], placement, among: None, siblings: BTreeSet::new() }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use rtvirtio_daemon::Snapshot;
 use rtvirtio_daemon::api::Client;
 use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::core_faults::core_faults;
 use rtvirtio_workflow::covered::{self, InForce};
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, OfResource};
@@ -45,6 +46,10 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             Err(e) => or_warn("what no setting acts on", e),
         }
     }
+    let faults = core_faults(&root, &global.dirs()).unwrap_or_else(|e| {
+        or_warn("whether VMs have the CPUs of their `cores`", e);
+        Vec::new()
+    });
     let mut value = match &status {
         Some(status) => serde_json::to_value(status)?,
         None => serde_json::json!({}),
@@ -100,6 +105,9 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     if !uncovered.is_empty() {
         value["uncovered"] = serde_json::to_value(&uncovered)?;
     }
+    if !faults.is_empty() {
+        value["cores"] = serde_json::to_value(&faults)?;
+    }
     if let Some(domain) = &domain {
         value["domain"] = serde_json::to_value(domain)?;
     }
@@ -154,7 +162,9 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         let uncovered: String = uncovered.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
         let elsewhere: String = elsewhere.iter().map(|of| terminal(&of.to_string(), false) + "\n").collect();
         let agents: String = of_resources.iter().map(resource_text).collect();
+        let faults: String = faults.iter().map(|of| terminal(&of.text, false) + "\n").collect();
         plan + &uncovered
+            + &faults
             + &elsewhere
             + &service
             + &agents
@@ -164,6 +174,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         && ended.is_empty()
         && uncovered.iter().all(|of| of.void.is_empty())
         && elsewhere.is_empty()
+        && faults.is_empty()
         && domain.is_none_or(|d| d.runs())
         && unknown.is_none()
         && is_seen

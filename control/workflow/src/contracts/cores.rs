@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_apply::append;
-use rtvirtio_cores::{Host, Placement, Refused, Request, Use};
+use rtvirtio_cores::{Cpu, Host, Placement, Refused, Request, Use};
 use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology, unless_gone};
@@ -122,8 +122,8 @@ impl Taken {
             Ok(host) => host,
             Err(e) => bail!(System, "no CPUs can be chosen on this host: {e}"),
         };
-        let placed = || others.iter().filter_map(|(of, pids)| Some((&of.cores.as_ref()?.placement, pids)));
-        placed().for_each(|(placement, _)| host.take(placement));
+        let placed = || others.iter().filter_map(|(of, pids)| Some((of.cores.as_ref()?, pids)));
+        placed().for_each(|(cores, _)| take(&mut host, cores));
         let known: BTreeSet<u32> =
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
         // Any user may start a program of a VMM's name and pin its threads.
@@ -177,6 +177,7 @@ pub(crate) fn with_hotplugged_vcpus(
                 host.release(&cores.placement);
                 host.take(&placement);
                 cores = cores.with_hotplugged(vcpu, placement);
+                cores.siblings.extend(siblings(&host, &cores.placement));
             }
             Err(refused) => {
                 let why = format!("{refused}; it may use CPUs {}", cpu_ranges(&may_use));
@@ -228,9 +229,26 @@ pub(super) fn choose(
         };
         host.take(&placement);
         let (vcpus, among) = (ask.vcpus(), ask.wanted.cpus.clone());
-        chosen.insert(ask.vm.to_owned(), Cores { vcpus, placement, among });
+        let siblings = siblings(&host, &placement);
+        chosen.insert(ask.vm.to_owned(), Cores { vcpus, placement, among, siblings });
     }
     Ok(chosen)
+}
+
+/// Takes what another VM has, also on cores of which a CPU is offline.
+fn take(host: &mut Host, cores: &Cores) {
+    host.take(&cores.placement);
+    cores.siblings.iter().for_each(|cpu| host.keep(*cpu));
+}
+
+/// CPUs of the cores on which a placement has whole vCPUs.
+fn siblings(host: &Host, placement: &Placement) -> BTreeSet<u32> {
+    if placement.request.each != Use::Whole {
+        return BTreeSet::new();
+    }
+    let of_vcpu = |cpu: &&Cpu| placement.vcpus.contains(&cpu.id);
+    let cores: BTreeSet<u32> = host.cpus().iter().filter(of_vcpu).map(|cpu| cpu.core).collect();
+    host.cpus().iter().filter(|cpu| cores.contains(&cpu.core)).map(|cpu| cpu.id).collect()
 }
 
 fn place(host: &Host, ask: &CoresAsk<'_>) -> std::result::Result<Placement, Refused> {
@@ -311,4 +329,4 @@ pub(super) fn add(cores: &Cores, probe: &Probe, vm: &str, threads: &[Thread], se
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

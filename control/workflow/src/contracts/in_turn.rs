@@ -153,13 +153,39 @@ fn place(
         Err(e) => return Err(e.into()),
     };
     let Some(ask) = CoresAsk::from_contract(one, &threads) else { return Ok(None) };
-    let others = now.in_force.iter().filter(|(of, _)| of.vm != one.vm);
-    let others: Vec<(InForce, Vec<u32>)> = others.chain(placed).cloned().collect();
+    let others = others(&one.vm, now.in_force, placed);
     let cores = cores::choose(&root, probe, &[ask], &others)?.remove(&one.vm);
     Ok(Some((InForce::planned(one, cores), handle.pids.into_iter().collect())))
+}
+
+/// Contracts next to which a VM's CPUs are chosen: those in force, and in place of these the ones
+/// that were admitted before it.
+fn others(
+    vm: &str,
+    in_force: &[(InForce, Vec<u32>)],
+    placed: &[(InForce, Vec<u32>)],
+) -> Vec<(InForce, Vec<u32>)> {
+    let is_replaced = |of: &InForce| of.vm == vm || placed.iter().any(|(new, _)| new.vm == of.vm);
+    in_force.iter().filter(|(of, _)| !is_replaced(of)).chain(placed).cloned().collect()
 }
 
 /// Whether these CPUs were chosen for what the spec wants.
 fn is_for(cores: &Cores, wanted: &rtvirtio_spec::Cores) -> bool {
     cores.among == wanted.cpus && (cores.placement.request.each == Use::Whole) == wanted.whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cores::tests::{auto, in_force, one, placed};
+    use super::*;
+
+    #[test]
+    fn of_a_contract_that_is_set_anew_only_the_new_cpus_count() {
+        let of = |vm: &str, cpus: &[u32]| (in_force(&one(vm, 10, auto()), placed(cpus)), vec![7]);
+        let (old, new, other) = (of("x", &[0]), of("x", &[1]), of("z", &[2]));
+        let in_force = [old.clone(), other.clone()];
+        assert_eq!(others("y", &in_force, &[]), [old, other.clone()]);
+        assert_eq!(others("y", &in_force, std::slice::from_ref(&new)), [other.clone(), new]);
+        assert_eq!(others("x", &in_force, &[]), [other]);
+    }
 }

@@ -62,7 +62,7 @@ fn threads(pid: u32, vcpus: u32) -> Vec<Thread> {
     std::iter::once(thread(pid, Role::Emulator)).chain((0..vcpus).map(vcpu)).collect()
 }
 
-fn one(vm: &str, budget_ms: u64, cores: rtvirtio_spec::Cores) -> Contracted {
+pub fn one(vm: &str, budget_ms: u64, cores: rtvirtio_spec::Cores) -> Contracted {
     Contracted {
         vm: vm.to_owned(),
         contract: Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(20)).unwrap(),
@@ -76,15 +76,24 @@ fn one(vm: &str, budget_ms: u64, cores: rtvirtio_spec::Cores) -> Contracted {
     }
 }
 
-fn in_force(one: &Contracted, cores: Cores) -> InForce {
+/// Whole vCPUs on these CPUs.
+pub fn placed(cpus: &[u32]) -> Cores {
+    let vcpus = u32::try_from(cpus.len()).unwrap();
+    let request = Request { vcpus, each: Use::Whole, service: 0, service_share: 200, node: None };
+    let placement =
+        Placement { request, vcpus: cpus.to_vec(), service: Vec::new(), nodes: 1, domains: 1, beyond: 0 };
+    Cores { vcpus: (0..vcpus).collect(), placement, among: None, siblings: BTreeSet::new() }
+}
+
+pub fn in_force(one: &Contracted, cores: Cores) -> InForce {
     InForce::planned(one, Some(cores))
 }
 
-fn auto() -> rtvirtio_spec::Cores {
+pub fn auto() -> rtvirtio_spec::Cores {
     rtvirtio_spec::Cores::default()
 }
 
-fn whole() -> rtvirtio_spec::Cores {
+pub fn whole() -> rtvirtio_spec::Cores {
     rtvirtio_spec::Cores { whole: true, ..auto() }
 }
 
@@ -257,4 +266,22 @@ fn cpus_that_a_user_of_the_host_pins_to_are_not_taken() {
     assert!(chosen(&threads(100, 8)).is_err());
     fs::remove_file(root.at("/proc/900/status")).unwrap();
     chosen(&threads(100, 8)).unwrap();
+}
+
+/// A CPU goes offline while a VM has its core whole: no other VM gets the sibling.
+#[test]
+fn the_core_of_a_cpu_that_is_offline_stays_taken() {
+    let (_dir, root) = host();
+    let mut cores = placed(&[4]);
+    cores.siblings = siblings(&Host::new(topology(&root).unwrap(), 950).unwrap(), &cores.placement);
+    assert_eq!(cores.siblings, BTreeSet::from([4, 5]));
+    let read: Cores = serde_json::from_str(&serde_json::to_string(&cores).unwrap()).unwrap();
+    assert_eq!(read, cores);
+    put(&root, "/sys/devices/system/cpu/online", "0-3,5-7\n");
+    let a = (in_force(&one("a", 15, whole()), cores), vec![100]);
+    let b = one("b", 15, whole());
+    let fits = |vcpus: u32| choose_one(&root, &b, &threads(200, vcpus), std::slice::from_ref(&a));
+    assert!(fits(7).is_err(), "three cores of two CPUs are left");
+    let found = fits(6).unwrap();
+    assert!(!found.placement.vcpus.contains(&5), "{found}");
 }
