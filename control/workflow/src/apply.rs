@@ -20,6 +20,7 @@ use crate::covered::{self, CoveredVm};
 use crate::cpu_room::{self, CpuTime};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
+use crate::domain::engine_cpus;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::find::{self, HostVm};
 use crate::guests::GuestAgents;
@@ -287,9 +288,10 @@ pub fn resolve(
     if let Some(probe) = probe {
         append(&mut writes, room.writes(&probe, &held, &vms)?);
         append(&mut writes, of_vms);
-        // Contracts of several journals may have one controller.
+        // Contracts of several journals may have one controller, and one I/O domain.
         if matches!(room, Room::Own) {
             let sites = wanted.devices().map(|devices| devices.sites.as_slice());
+            append(&mut writes, engine_cpus::writes(&held, &vms, dirs, progress));
             append(&mut writes, interrupts::writes(host, sites, &held, progress));
         }
     }

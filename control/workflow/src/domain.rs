@@ -2,6 +2,7 @@
 
 pub mod client;
 mod cpu_guarantee;
+pub(crate) mod engine_cpus;
 pub mod live;
 pub mod plan;
 pub mod process;

@@ -1,0 +1,155 @@
+//! Threads of the I/O domain among the other threads of a VM with `cores`: those that serve its
+//! disks and no other VM's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtvirtio_apply::{Target, Write};
+use rtvirtio_domain_protocol::{Command, Status};
+use rtvirtio_kernel::text::cpu_ranges;
+use rtvirtio_kernel::{HostError, Root, process as processes, task, unless_gone};
+
+use super::client::{self, ANSWER_TIMEOUT, connect, listener};
+use super::process;
+use crate::contracts::VmCpu;
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result};
+use crate::progress::Progress;
+use crate::started::StartedVm;
+
+/// Most bytes of a thread's name that the kernel keeps.
+const NAME: usize = 15;
+
+/// The writes that give the I/O domain's threads for these VMs' disks the CPUs of the VMs' other
+/// threads. What stays where it is is reported, and hinders nothing.
+pub(crate) fn writes(held: &[VmCpu], vms: &[StartedVm], dirs: &Dirs, progress: &dyn Progress) -> Vec<Write> {
+    if held.iter().all(|v| v.cores.is_none()) {
+        return Vec::new();
+    }
+    let root = Root::default();
+    let (pid, status) = match running(dirs) {
+        Ok(None) => return Vec::new(),
+        Ok(Some(found)) => found,
+        Err(e) => {
+            progress.warn(&format!("threads of the I/O domain stay on their CPUs: {e:#}"));
+            return Vec::new();
+        }
+    };
+    let mut writes = Vec::new();
+    for of in held {
+        let (Some(cores), Some(vm)) = (&of.cores, vms.iter().find(|vm| vm.vm == of.vm)) else { continue };
+        let pids: BTreeSet<u32> = vm.processes.iter().map(|process| process.pid).collect();
+        for (device, is_alone) in devices(&status, &pids) {
+            let thread = if is_alone {
+                thread(&root, pid, device).unwrap_or_else(|e| Err(e.to_string()))
+            } else {
+                Err("serves other VMs too".to_owned())
+            };
+            let name = format!("thread {device} of the I/O domain");
+            match thread {
+                Ok((tid, start)) => {
+                    let (knob, cpus) = (format!("CPUs of {name} ({})", of.vm), cpu_ranges(&cores.service()));
+                    writes.push(Write::new(knob, Target::affinity(pid, tid, start), cpus));
+                }
+                Err(why) => {
+                    progress.step(&format!("{}: the {name} stays on its CPUs: it {why}", of.vm));
+                }
+            }
+        }
+    }
+    writes
+}
+
+/// The process of the I/O domain that answers, with its status; `None` where none listens.
+fn running(dirs: &Dirs) -> Result<Option<(u32, Status)>> {
+    let control = process::control(&dirs.state)?.unwrap_or_else(|| dirs.run.join("iod.sock"));
+    if listener(&control)?.is_none() {
+        return Ok(None);
+    }
+    let stream = connect(&control)?;
+    let pid = processes::peer(&stream)?.context("its process is in another PID namespace")?;
+    Ok(Some((pid, client::request(&stream, &control, &Command::Status, ANSWER_TIMEOUT)?)))
+}
+
+/// Devices with a disk of these processes, each with whether no other process has one there.
+fn devices<'s>(status: &'s Status, pids: &BTreeSet<u32>) -> Vec<(&'s str, bool)> {
+    let mut found: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
+    for disk in status.vms.iter().filter(|disk| disk.connected) {
+        let is_own = disk.peer.is_some_and(|pid| pids.contains(&pid));
+        let (has_own, is_alone) = found.entry(&disk.device).or_insert((false, true));
+        *has_own |= is_own;
+        *is_alone &= is_own;
+    }
+    found.into_iter().filter(|(_, (has_own, _))| *has_own).map(|(name, (_, alone))| (name, alone)).collect()
+}
+
+/// Number and start of the thread of a device; the reason why it stays where it is.
+fn thread(root: &Root, pid: u32, device: &str) -> Result<Result<(u32, u64), String>, HostError> {
+    let name: String = device.chars().take(NAME).collect();
+    let mut found = Vec::new();
+    for tid in task::tids(root, pid)?.into_iter().filter(|tid| *tid != pid) {
+        // An ended thread serves no disk.
+        let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
+        if stat.comm == name && !stat.ended {
+            found.push((tid, stat.start));
+        }
+    }
+    let [(tid, start)] = found[..] else {
+        return Ok(Err(format!("is not found by its name, which {} threads have", found.len())));
+    };
+    // `cpus` of its configuration: the other threads have all CPUs of the process.
+    if task::affinity(root, pid, tid)? != task::affinity(root, pid, pid)? {
+        return Ok(Err("has CPUs by the I/O domain's configuration".to_owned()));
+    }
+    Ok(Ok((tid, start)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(disks: &[(&str, Option<u32>, bool)]) -> Status {
+        let disk = |(device, peer, connected): &(&str, Option<u32>, bool)| {
+            serde_json::json!({ "device": device, "name": "n", "socket": "", "connected": connected, "attached": true,
+                "peer": peer, "read": {}, "write": {}, "promises": [], "refused": null, "refused_requests": {} })
+        };
+        let device = |name: &str| serde_json::json!({ "name": name, "policy": "drr" });
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "devices": [device("a"), device("b")], "networks": [], "ports": [],
+            "vms": disks.iter().map(disk).collect::<Vec<_>>(),
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_serves_others_too_is_not_the_vms() {
+        let own = BTreeSet::from([7, 8]);
+        let of = status(&[("a", Some(7), true), ("b", Some(8), true), ("b", Some(9), true)]);
+        assert_eq!(devices(&of, &own), [("a", true), ("b", false)]);
+        // A front end that is not known may be another VM; a socket without one is none.
+        let of = status(&[("a", Some(7), true), ("a", None, true), ("b", Some(7), true), ("b", None, false)]);
+        assert_eq!(devices(&of, &own), [("a", false), ("b", true)]);
+        assert_eq!(devices(&of, &BTreeSet::from([1])), []);
+    }
+
+    #[test]
+    fn the_thread_of_a_device_is_found_by_its_name() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |tid: u32, name: &str, cpus: &str| {
+            let dir = root.at(format!("/proc/7/task/{tid}"));
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("stat"), format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60))).unwrap();
+            std::fs::write(dir.join("status"), format!("Cpus_allowed_list:\t{cpus}\n")).unwrap();
+        };
+        put(7, "rtvirtio-iod", "0-7");
+        put(8, "a-name-of-sixte", "0-7");
+        put(9, "pinned", "3");
+        put(10, "twice", "0-7");
+        put(11, "twice", "0-7");
+        let of = |device: &str| thread(&root, 7, device).unwrap();
+        assert_eq!(of("a-name-of-sixteen").map(|found| found.0), Ok(8));
+        assert!(of("pinned").unwrap_err().contains("configuration"));
+        assert!(of("twice").unwrap_err().contains("2 threads"));
+        assert!(of("none").unwrap_err().contains("0 threads"));
+    }
+}
