@@ -167,7 +167,7 @@ impl Interrupts {
             }
         }
         assert_eq!(moved, 1, "{self:?}");
-        assert!(told.contains("the kernel manages them itself"), "{told}");
+        assert!(told.contains("the kernel lets no program move them"), "{told}");
         let status = ok("first", &["status"]);
         assert!(status.contains("CPUs of interrupt"), "{status}");
     }

@@ -20,7 +20,7 @@ use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::named::load_host;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, is_there, started, write_state};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, interrupts, is_there, started, write_state};
 
 use crate::PacemakerError;
 use crate::node::{NOTHING_TO_SET, contract_dirs, has_directory};
@@ -355,13 +355,14 @@ fn asked_now(p: &Parameters) -> Result<Option<String>, PacemakerError> {
 }
 
 /// Compares the settings with what was applied. Settings of a thread that has ended do not count:
-/// threads end all the time.
+/// threads end all the time. Nor do CPUs of interrupts, which irqbalance moves at any time: a VM
+/// keeps its contract all the same.
 fn compared(status: &Status) -> ContractState {
     if !status.is_whole() {
         return ContractState::Differs("its settings are half applied, or half put back".to_owned());
     }
     let (mut in_force, mut gone, mut unknown) = (0, 0, None);
-    for knob in &status.knobs {
+    for knob in status.knobs.iter().filter(|knob| !interrupts::is_of(&knob.path)) {
         match &knob.state {
             KnobState::InForce => in_force += 1,
             KnobState::Gone { .. } => gone += 1,
@@ -410,10 +411,10 @@ mod tests {
     fn what_cannot_be_read_is_not_what_was_changed() {
         let unknown = || KnobState::Unknown { error: "no answer".to_owned() };
         let gone = || KnobState::Gone { why: "no thread".to_owned() };
-        let of = |states: Vec<KnobState>| {
-            let knob = |state| KnobStatus {
+        let of_knobs = |knobs: Vec<(&str, KnobState)>| {
+            let knob = |(path, state): (&str, KnobState)| KnobStatus {
                 knob: "knob".to_owned(),
-                path: "/path".to_owned(),
+                path: path.to_owned(),
                 old: None,
                 new: "1".to_owned(),
                 state,
@@ -425,7 +426,7 @@ mod tests {
                 reverting: false,
                 leftover: false,
                 rebooted: false,
-                knobs: states.into_iter().map(knob).collect(),
+                knobs: knobs.into_iter().map(knob).collect(),
             };
             match compared(&status) {
                 ContractState::Verified => "verified",
@@ -434,6 +435,7 @@ mod tests {
                 ContractState::Unknown(_) => "unknown",
             }
         };
+        let of = |states: Vec<KnobState>| of_knobs(states.into_iter().map(|state| ("/path", state)).collect());
         let changed = || KnobState::Changed { found: "2".to_owned() };
         assert_eq!(of(vec![KnobState::InForce, gone()]), "verified");
         assert_eq!(of(vec![KnobState::InForce, unknown()]), "unknown");
@@ -441,6 +443,10 @@ mod tests {
         assert_eq!(of(vec![unknown()]), "unknown");
         assert_eq!(of(vec![unknown(), gone()]), "differs");
         assert_eq!(of(vec![gone()]), "differs");
+        // irqbalance moves interrupts, and the contract holds all the same.
+        let irq = || ("/proc/irq/24/smp_affinity_list", changed());
+        assert_eq!(of_knobs(vec![irq(), ("/path", KnobState::InForce)]), "verified");
+        assert_eq!(of_knobs(vec![irq(), ("/path", changed())]), "differs");
     }
 
     #[test]

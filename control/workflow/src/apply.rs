@@ -216,6 +216,9 @@ impl Wanted {
 pub enum Room<'a> {
     /// The journal of the contracts themselves: the returned writes raise the budgets.
     Own,
+    /// Like `Own`, for the one journal of a host that also has what contracts share with others:
+    /// interrupts of controllers, threads of the I/O domain. The one of `rtvirtio apply`.
+    OwnAndHost,
     /// The one that all contracts share: [`resolve`] raises the budgets to what the new contracts
     /// need together with the listed ones, which are in force. Before, it refuses VMs of which
     /// another program than this holder holds settings.
@@ -226,7 +229,7 @@ impl Room<'_> {
     /// Raises the budgets, or returns the writes for that.
     fn writes(self, probe: &Probe, held: &[VmCpu], vms: &[StartedVm]) -> Result<Vec<Write>> {
         match self {
-            Self::Own => contracts::ancestor_capacity(probe, held),
+            Self::Own | Self::OwnAndHost => contracts::ancestor_capacity(probe, held),
             Self::Shared(scopes, others, holder) => {
                 holders::refuse(vms, holder, scopes.dirs())?;
                 let all: Vec<InForce> =
@@ -289,10 +292,10 @@ pub fn resolve(
         append(&mut writes, room.writes(&probe, &held, &vms)?);
         append(&mut writes, of_vms);
         // Contracts of several journals may have one controller, and one I/O domain.
-        if matches!(room, Room::Own) {
+        if matches!(room, Room::OwnAndHost) {
             let sites = wanted.devices().map(|devices| devices.sites.as_slice());
             append(&mut writes, engine_cpus::writes(&held, &vms, dirs, progress));
-            append(&mut writes, interrupts::writes(host, sites, &held, progress));
+            append(&mut writes, interrupts::writes(host, sites, &held, dirs, progress));
         }
     }
     if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {

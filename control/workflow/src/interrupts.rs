@@ -1,21 +1,27 @@
 //! Interrupts of the spec's disks, kept off the CPUs that vCPUs have by `cores`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
-use rtvirtio_apply::{Applied, KnobState, Left, Line, Status, Target, Write};
+use rtvirtio_apply::{Applied, KnobState, Left, LeftCause, Line, Machine, NoGuests, Status, Target, Write};
 use rtvirtio_cores::Cpu;
+use rtvirtio_cpu::Cores;
 use rtvirtio_kernel::irq::{Vector, Vectors};
 use rtvirtio_kernel::text::{cpu_list, cpu_ranges};
 use rtvirtio_kernel::{BlockDevice, HostError, Root, Stack, irq, topology};
 use rtvirtio_spec::{Device, HostSpec};
 
-use crate::contracts::VmCpu;
+use crate::acting;
+use crate::contracts::{self, VmCpu};
+use crate::dirs::{Dirs, is_there};
+use crate::error::{Context as _, Result};
+use crate::holders;
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// Reason and remedy where the kernel lets no program move an interrupt.
-const MANAGED: &str = "the kernel manages them itself, and they come for requests that are sent from these CPUs; booting with isolcpus=managed_irq,CPUS keeps \
-                       those of other CPUs away";
+/// Fact and remedy where the kernel lets no program move an interrupt.
+const FIXED: &str = "the kernel lets no program move them; where it manages them itself they come for requests that are sent from these CPUs, and \
+                     booting with isolcpus=managed_irq,CPUS keeps those of other CPUs away";
 
 /// The writes that keep the interrupts of the disks of VMs with `cores` off the CPUs of the vCPUs
 /// of all of these. `sites` are the spec's devices where they were looked for. What cannot be moved
@@ -24,18 +30,21 @@ pub(crate) fn writes(
     host: &HostSpec,
     sites: Option<&[Site]>,
     held: &[VmCpu],
+    dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Vec<Write> {
-    let with_cores: BTreeMap<&str, &[u32]> =
-        held.iter().filter_map(|v| Some((v.vm.as_str(), &v.cores.as_ref()?.placement.vcpus[..]))).collect();
+    let with_cores: BTreeMap<&str, &Cores> =
+        held.iter().filter_map(|v| Some((v.vm.as_str(), v.cores.as_ref()?))).collect();
     if with_cores.is_empty() {
         return Vec::new();
     }
     let root = Root::default();
-    let free = match topology(&root) {
-        Ok(cpus) => Free::new(&cpus, with_cores.values().copied().flatten().copied().collect()),
+    let own: Vec<&Cores> = with_cores.values().copied().collect();
+    let known = find_free(&root, &own, dirs).and_then(|free| Ok((free, journaled(&root, dirs)?)));
+    let (free, journaled) = match known {
+        Ok(known) => known,
         Err(e) => {
-            progress.warn(&format!("interrupts of disks stay where they are: {e}"));
+            progress.warn(&format!("interrupts of disks stay where they are: {e:#}"));
             return Vec::new();
         }
     };
@@ -43,7 +52,7 @@ pub(crate) fn writes(
     for disk in disks(&root, host, sites, &|vm| with_cores.contains_key(vm), progress) {
         match irq::vectors(&root, &disk) {
             Ok(vectors) => {
-                let found = of_disk(&vectors, &free);
+                let found = of_disk(&vectors, &free, &journaled);
                 found.notes.iter().for_each(|note| progress.step(note));
                 // Several disks may have one controller.
                 let fresh = |write: &Write| writes.iter().all(|w: &Write| w.target != write.target);
@@ -53,20 +62,49 @@ pub(crate) fn writes(
             Err(e) => progress.warn(&format!("interrupts of {} stay where they are: {e}", disk.name)),
         }
     }
-    if !writes.is_empty() {
+    let numbers: BTreeSet<u32> =
+        writes.iter().filter_map(|write| number(&write.target.to_string())).collect();
+    if !numbers.is_empty() {
         match irq::balancer(&root) {
-            Ok(pid) => pid.into_iter().for_each(|pid| progress.warn(&remedy(pid, &cpu_ranges(&free.taken)))),
+            Ok(pid) => pid.into_iter().for_each(|pid| progress.warn(&remedy(pid, &numbers))),
             Err(e) => progress.warn(&format!("whether irqbalance runs is not known: {e}")),
         }
     }
     writes
 }
 
-fn remedy(pid: u32, cpus: &str) -> String {
+/// Advice on irqbalance. CPUs that are banned are no remedy: it moves an interrupt among the others
+/// all the same.
+fn remedy(pid: u32, numbers: &BTreeSet<u32>) -> String {
     format!(
-        "irqbalance runs (process {pid}) and will move interrupts again: ban it from the vCPUs' CPUs \
-         (IRQBALANCE_BANNED_CPULIST={cpus} in its configuration, then restart it), or stop it"
+        "irqbalance runs (process {pid}) and moves interrupts again: start it with --banirq=N for each N of {}, or stop it",
+        cpu_ranges(numbers)
     )
+}
+
+/// CPUs for interrupts, next to those that the VMs of this spec and all others have by `cores`.
+fn find_free(root: &Root, own: &[&Cores], dirs: &Dirs) -> Result<Free> {
+    let others = holders::cpu_of_others(dirs).context("the CPUs of other VMs are not known")?;
+    let cpus = topology(root).context("the host's CPUs are not known")?;
+    let placed = || others.iter().filter_map(|(of, _)| of.cores.as_ref());
+    let vcpus = |of: &Cores| of.placement.vcpus.clone();
+    let siblings = own.iter().copied().chain(placed()).flat_map(|of| of.siblings.iter().copied());
+    let siblings: BTreeSet<u32> = siblings.collect();
+    let taken: BTreeSet<u32> = own.iter().copied().flat_map(vcpus).collect();
+    Ok(Free::new(&cpus, taken, &placed().flat_map(vcpus).collect(), &siblings))
+}
+
+/// Numbers of interrupts that the journals of other state directories have, each with the
+/// directory.
+fn journaled(root: &Root, dirs: &Dirs) -> Result<BTreeMap<u32, PathBuf>> {
+    let mut found = BTreeMap::new();
+    for of in acting::elsewhere(dirs)? {
+        let status = rtvirtio_apply::status(&of.state, &Machine::new(root, &NoGuests))?;
+        let Some(status) = status.filter(|status| !status.rebooted) else { continue };
+        let numbers = status.knobs.iter().filter_map(|knob| number(&knob.path));
+        found.extend(numbers.map(|number| (number, of.state.clone())));
+    }
+    Ok(found)
 }
 
 /// The disks below the devices of these VMs, each once.
@@ -99,27 +137,33 @@ fn disks(
 
 /// CPUs that are left for interrupts.
 struct Free {
-    /// CPUs that vCPUs have.
+    /// CPUs that vCPUs of this spec have.
     taken: BTreeSet<u32>,
-    /// CPUs that are online and not taken.
+    /// CPUs that are online, on no core that a vCPU is to have whole, and of no vCPU.
     online: BTreeSet<u32>,
     /// CPUs among these that are not isolated.
     ordinary: BTreeSet<u32>,
+    /// CPUs that are online and of no vCPU.
+    last: BTreeSet<u32>,
 }
 
 impl Free {
-    fn new(cpus: &[Cpu], taken: BTreeSet<u32>) -> Self {
-        let left = || cpus.iter().filter(|cpu| !taken.contains(&cpu.id));
-        let online = left().map(|cpu| cpu.id).collect();
-        let ordinary = left().filter(|cpu| !cpu.isolated).map(|cpu| cpu.id).collect();
-        Self { online, ordinary, taken }
+    /// `others` are CPUs of the vCPUs of other VMs, `siblings` those of whole cores.
+    fn new(cpus: &[Cpu], taken: BTreeSet<u32>, others: &BTreeSet<u32>, siblings: &BTreeSet<u32>) -> Self {
+        let left = || cpus.iter().filter(|cpu| !taken.contains(&cpu.id) && !others.contains(&cpu.id));
+        let apart = || left().filter(|cpu| !siblings.contains(&cpu.id));
+        let online = apart().map(|cpu| cpu.id).collect();
+        let ordinary = apart().filter(|cpu| !cpu.isolated).map(|cpu| cpu.id).collect();
+        let last = left().map(|cpu| cpu.id).collect();
+        Self { taken, online, ordinary, last }
     }
 
     /// CPUs for an interrupt: those that it has now, else those near its device, else any. `None`
     /// where no CPU is left.
     fn for_interrupt(&self, now: &BTreeSet<u32>, local: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
         let of = |cpus: &BTreeSet<u32>| cpus.intersection(&self.ordinary).copied().collect();
-        let choices: [BTreeSet<u32>; 4] = [of(now), of(local), self.ordinary.clone(), self.online.clone()];
+        let (ordinary, online, last) = (self.ordinary.clone(), self.online.clone(), self.last.clone());
+        let choices: [BTreeSet<u32>; 5] = [of(now), of(local), ordinary, online, last];
         choices.into_iter().find(|cpus| !cpus.is_empty())
     }
 }
@@ -131,7 +175,7 @@ struct OfDisk {
     notes: Vec<String>,
 }
 
-fn of_disk(found: &Vectors, free: &Free) -> OfDisk {
+fn of_disk(found: &Vectors, free: &Free, journaled: &BTreeMap<u32, PathBuf>) -> OfDisk {
     let (mut out, name, taken) = (OfDisk::default(), &found.disk, cpu_ranges(&free.taken));
     let (fixed, movable): (Vec<&Vector>, Vec<&Vector>) =
         found.all.iter().filter(|vector| !vector.cpus.is_disjoint(&free.taken)).partition(|v| v.is_fixed);
@@ -143,8 +187,17 @@ fn of_disk(found: &Vectors, free: &Free) -> OfDisk {
     }
     if !fixed.is_empty() {
         out.notes.push(format!(
-            "{name}: its interrupts {} cannot be moved off the vCPUs' CPUs {taken}: {MANAGED}",
+            "{name}: its interrupts {} cannot be moved off the vCPUs' CPUs {taken}: {FIXED}",
             numbers(&fixed)
+        ));
+    }
+    let (elsewhere, movable): (Vec<&Vector>, Vec<&Vector>) =
+        movable.into_iter().partition(|vector| journaled.contains_key(&vector.number));
+    if let Some(state) = elsewhere.first().and_then(|vector| journaled.get(&vector.number)) {
+        out.notes.push(format!(
+            "{name}: its interrupts {} stay: settings in force of another state directory have them (`--state-dir {}`)",
+            numbers(&elsewhere),
+            state.display()
         ));
     }
     for vector in &movable {
@@ -173,15 +226,7 @@ fn of_disk(found: &Vectors, free: &Free) -> OfDisk {
 /// Reports what became of interrupts that were to be moved: those that were left, and the CPUs that
 /// the others are sent to.
 pub(crate) fn report(applied: &Applied, progress: &dyn Progress) {
-    let (fixed, moved): (Vec<&Left>, Vec<&Left>) = applied.left.iter().partition(|left| left.is_fixed);
-    if let [first, rest @ ..] = &fixed[..] {
-        let Left { knob, error, .. } = first;
-        let others = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        progress.warn(&format!("left as before: {knob}{others}: {error}: {MANAGED}"));
-    }
-    for Left { knob, error, .. } in moved {
-        progress.warn(&format!("left to another program: {knob}: {error}"));
-    }
+    left(&applied.left).iter().for_each(|line| progress.warn(line));
     let root = Root::default();
     for Line { knob, path, new, .. } in applied.knobs.iter().filter(|line| number(&line.path).is_some()) {
         progress.step(&match sent_to(&root, path) {
@@ -196,9 +241,63 @@ pub(crate) fn report(applied: &Applied, progress: &dyn Progress) {
     }
 }
 
+/// Sentences on interrupts that were left, one for each error.
+fn left(all: &[Left]) -> Vec<String> {
+    let mut by_error: BTreeMap<(LeftCause, &str), Vec<&str>> = BTreeMap::new();
+    for Left { knob, error, cause } in all {
+        by_error.entry((*cause, error.as_str())).or_default().push(knob.as_str());
+    }
+    let line = |((cause, error), knobs): ((LeftCause, &str), Vec<&str>)| {
+        let more = if knobs.len() > 1 { format!(" and {} more", knobs.len() - 1) } else { String::new() };
+        let knobs = format!("{}{more}", knobs.first().unwrap_or(&""));
+        match cause {
+            LeftCause::Fixed => format!("left as before: {knobs}: {error}: {FIXED}"),
+            LeftCause::Refused => format!("left as before: {knobs}: the kernel refuses other CPUs: {error}"),
+            LeftCause::Raced => format!("left to another program: {knobs}: {error}"),
+        }
+    };
+    by_error.into_iter().map(line).collect()
+}
+
 /// CPUs that an interrupt is sent to, by the path of the CPUs that it is set to.
 fn sent_to(root: &Root, path: &str) -> Result<Option<BTreeSet<u32>>, HostError> {
     number(path).map_or(Ok(None), |number| irq::effective(root, number))
+}
+
+/// Whether a setting's path is that of an interrupt's CPUs.
+#[must_use]
+pub fn is_of(path: &str) -> bool {
+    number(path).is_some()
+}
+
+/// Counts interrupts that may come to no CPU of a vCPU as in force, whatever CPUs another program
+/// has given them. The status is of the journal of `rtvirtio apply`.
+///
+/// # Errors
+/// When the contracts in force cannot be read; the status is as before then.
+pub fn count_by_vcpus(status: &mut Status, dirs: &Dirs) -> Result<()> {
+    if !status.knobs.iter().any(|knob| is_of(&knob.path))
+        || !is_there(&dirs.state.join(contracts::IN_FORCE_FILE))?
+    {
+        return Ok(());
+    }
+    let contracts = contracts::in_force(&dirs.state)?;
+    let cores = contracts.iter().filter_map(|of| of.cores.as_ref());
+    count_apart(status, &cores.flat_map(|cores| cores.placement.vcpus.iter().copied()).collect());
+    Ok(())
+}
+
+fn count_apart(status: &mut Status, vcpus: &BTreeSet<u32>) {
+    for knob in status.knobs.iter_mut().filter(|knob| is_of(&knob.path)) {
+        let found = match &knob.state {
+            KnobState::Changed { found } => cpu_list(found),
+            KnobState::Original => knob.old.as_deref().and_then(cpu_list),
+            KnobState::InForce | KnobState::Gone { .. } | KnobState::Unknown { .. } => None,
+        };
+        if found.is_some_and(|cpus| !cpus.is_empty() && cpus.is_disjoint(vcpus)) {
+            knob.state = KnobState::InForce;
+        }
+    }
 }
 
 fn number(path: &str) -> Option<u32> {
@@ -206,12 +305,13 @@ fn number(path: &str) -> Option<u32> {
     number.parse().ok()
 }
 
-/// Sentences on the interrupts among settings in force: the CPUs that they are sent to, and the
-/// program that moves them again.
+/// Sentences on the interrupts among settings in force, as [`count_by_vcpus`] counts them: the CPUs
+/// that they are sent to, and the program that moves them again.
 #[must_use]
 pub fn notes(status: &Status) -> Vec<String> {
     let (root, mut notes, mut moved) = (Root::default(), Vec::new(), BTreeSet::new());
-    for knob in status.knobs.iter().filter(|knob| number(&knob.path).is_some()) {
+    for knob in &status.knobs {
+        let Some(number) = number(&knob.path) else { continue };
         match &knob.state {
             KnobState::InForce => match sent_to(&root, &knob.path) {
                 Ok(on) => {
@@ -220,18 +320,25 @@ pub fn notes(status: &Status) -> Vec<String> {
                 Err(e) => notes.push(format!("{}: where it goes is not known: {e}", knob.knob)),
             },
             KnobState::Changed { .. } | KnobState::Original => {
-                let before = knob.old.as_deref().and_then(cpu_list).unwrap_or_default();
-                let ours = cpu_list(&knob.new).unwrap_or_default();
-                moved.extend(before.difference(&ours).copied());
+                moved.insert(number);
             }
             KnobState::Gone { .. } | KnobState::Unknown { .. } => {}
         }
     }
     if !moved.is_empty() {
+        let back = format!("interrupts {} of disks may come to the vCPUs' CPUs again", cpu_ranges(&moved));
         notes.push(match irq::balancer(&root) {
-            Ok(Some(pid)) => remedy(pid, &cpu_ranges(&moved)),
-            Ok(None) => "another program moved interrupts of disks; no irqbalance runs".to_owned(),
-            Err(e) => format!("another program moved interrupts; whether irqbalance runs is not known: {e}"),
+            Ok(Some(pid)) => format!("{back}: {}", remedy(pid, &moved)),
+            Ok(None) => {
+                format!(
+                    "{back}: the kernel, as where all CPUs of one go offline, or another program moved them; no irqbalance runs"
+                )
+            }
+            Err(e) => {
+                format!(
+                    "{back}: the kernel or another program moved them; whether irqbalance runs is not known: {e}"
+                )
+            }
         });
     }
     notes
@@ -248,16 +355,22 @@ mod tests {
     }
 
     /// CPUs 0 to 7, 6 and 7 isolated.
-    fn free(taken: &[u32]) -> Free {
+    fn free(taken: &[u32], others: &[u32], siblings: &[u32]) -> Free {
         let cpu =
             |id| Cpu { id, core: id, llc: 0, node: 0, capacity: 1024, isolated: id > 5, tickless: false };
-        Free::new(&(0..8).map(cpu).collect::<Vec<_>>(), taken.iter().copied().collect())
+        let set = |cpus: &[u32]| cpus.iter().copied().collect::<BTreeSet<u32>>();
+        Free::new(&(0..8).map(cpu).collect::<Vec<_>>(), set(taken), &set(others), &set(siblings))
+    }
+
+    fn on(all: Vec<Vector>, free: &Free, journaled: &[u32]) -> (Vec<String>, String) {
+        let local = BTreeSet::from([2, 3]);
+        let journaled = journaled.iter().map(|number| (*number, PathBuf::from("/other"))).collect();
+        let found = of_disk(&Vectors { disk: "vda".to_owned(), all, local }, free, &journaled);
+        (found.writes.into_iter().map(|write| write.value).collect(), found.notes.join("; "))
     }
 
     fn of(all: Vec<Vector>, taken: &[u32]) -> (Vec<String>, String) {
-        let local = BTreeSet::from([2, 3]);
-        let found = of_disk(&Vectors { disk: "vda".to_owned(), all, local }, &free(taken));
-        (found.writes.into_iter().map(|write| write.value).collect(), found.notes.join("; "))
+        on(all, &free(taken, &[], &[]), &[])
     }
 
     #[test]
@@ -269,6 +382,70 @@ mod tests {
         assert_eq!(of(vec![vector(24, "4", false)], &[2, 4]).0, ["3"]);
         assert_eq!(of(vec![vector(24, "4", false)], &[2, 3, 4]).0, ["0-1,5"]);
         assert_eq!(of(vec![vector(24, "4", false)], &[0, 1, 2, 3, 4, 5]).0, ["6-7"]);
+    }
+
+    #[test]
+    fn interrupts_go_to_no_other_vms_vcpus_and_to_idle_siblings_last() {
+        let to = |others: &[u32], siblings: &[u32]| {
+            on(vec![vector(24, "0-7", false)], &free(&[2], others, siblings), &[]).0
+        };
+        assert_eq!(to(&[4], &[2, 3]), ["0-1,5"]);
+        assert_eq!(to(&[0, 1, 4, 5], &[2, 3]), ["6-7"], "isolated CPUs come first");
+        assert_eq!(to(&[0, 1, 4, 5, 6, 7], &[2, 3]), ["3"]);
+        assert!(to(&[0, 1, 3, 4, 5, 6, 7], &[2, 3]).is_empty());
+    }
+
+    #[test]
+    fn interrupts_of_another_journal_are_left_to_it() {
+        let all = vec![vector(24, "0-7", false), vector(25, "0-7", false)];
+        let (writes, notes) = on(all, &free(&[2], &[], &[]), &[25]);
+        assert_eq!(writes, ["0-1,3-5"]);
+        assert!(notes.contains("its interrupts 25 stay") && notes.contains("/other"), "{notes}");
+    }
+
+    #[test]
+    fn interrupts_off_the_vcpus_count_as_in_force() {
+        let changed = |found: &str| KnobState::Changed { found: found.to_owned() };
+        let knob = |path: &str, state: KnobState| rtvirtio_apply::KnobStatus {
+            knob: "knob".to_owned(),
+            path: path.to_owned(),
+            old: Some("0-7".to_owned()),
+            new: "0-3".to_owned(),
+            state,
+        };
+        let file = "/proc/irq/24/smp_affinity_list";
+        let of = |path: &str, state: KnobState| {
+            let (version, knobs) = (String::new(), vec![knob(path, state)]);
+            let (pid, complete, reverting, leftover, rebooted) = (1, true, false, false, false);
+            let mut status = Status { pid, version, complete, reverting, leftover, rebooted, knobs };
+            count_apart(&mut status, &BTreeSet::from([4, 5]));
+            status.knobs.remove(0).state
+        };
+        assert_eq!(of(file, changed("6")), KnobState::InForce);
+        assert_eq!(of(file, changed("4-6")), changed("4-6"));
+        assert_eq!(of(file, changed("what")), changed("what"));
+        assert_eq!(of(file, KnobState::Original), KnobState::Original);
+        assert_eq!(of("/sys/block/sda/queue/scheduler", changed("6")), changed("6"));
+    }
+
+    #[test]
+    fn each_error_of_an_interrupt_is_told_with_those_that_have_it() {
+        let of = |number: u32, cause: LeftCause, error: &str| Left {
+            knob: format!("CPUs of interrupt {number}"),
+            error: error.to_owned(),
+            cause,
+        };
+        let all = [
+            of(24, LeftCause::Fixed, "EIO"),
+            of(25, LeftCause::Refused, "ENOSPC"),
+            of(26, LeftCause::Fixed, "EIO"),
+            of(27, LeftCause::Raced, "it changed"),
+        ];
+        let lines = left(&all);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[0].contains("interrupt 24 and 1 more: EIO: the kernel lets no program"), "{lines:?}");
+        assert!(lines[1].contains("interrupt 25: the kernel refuses other CPUs: ENOSPC"), "{lines:?}");
+        assert!(lines[2].contains("another program: CPUs of interrupt 27"), "{lines:?}");
     }
 
     #[test]

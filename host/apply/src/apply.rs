@@ -27,16 +27,27 @@ pub struct Applied {
     pub left: Vec<Left>,
 }
 
-/// Knob that was left as it is.
+/// Interrupt that was left as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
     /// The setting as users know it.
     pub knob: String,
-    /// Error of the write.
+    /// Error of the write, or the value that another program has set meanwhile.
     pub error: String,
-    /// Whether the kernel manages it itself and lets no program set it; else another program has
-    /// just set it.
-    pub is_fixed: bool,
+    /// Cause of the error.
+    pub cause: LeftCause,
+}
+
+/// Cause for which an interrupt was left as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeftCause {
+    /// The kernel lets no program set it.
+    Fixed,
+    /// The kernel refuses this value, for the reason in the error.
+    Refused,
+    /// Another program has just set it.
+    Raced,
 }
 
 pub(crate) fn apply(
@@ -68,8 +79,9 @@ pub(crate) fn apply(
         return Err(e);
     }
     observer.step(Step::Journaled);
-    match write_all(dir, &mut journal, machine, observer) {
-        Ok((unchanged, left)) => {
+    let mut left = BTreeMap::new();
+    match write_all(dir, &mut journal, &mut left, machine, observer) {
+        Ok(unchanged) => {
             observer.step(Step::Completed);
             let line = |e: &Entry| {
                 let shown = |v: &str| e.target.form.shown(v);
@@ -80,9 +92,12 @@ pub(crate) fn apply(
                     new: shown(e.new.as_deref()?),
                 })
             };
-            Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged, left })
+            let knobs = journal.entries.iter().filter_map(line).collect();
+            Ok(Applied { knobs, unchanged, left: left.into_values().collect() })
         }
         Err(cause) => {
+            // Interrupts that were left have another program's value, or the old one.
+            journal.entries.retain(|e| !left.contains_key(&e.id));
             // A value that another program set before our write is now the old value to put back.
             if let ApplyError::Raced { entry, found, .. } = &cause {
                 journal.entries.retain(|e| e.changed_by != Some(*entry));
@@ -99,26 +114,25 @@ pub(crate) fn apply(
     }
 }
 
-/// Returns how many knobs had their value already, and those that were left as they are.
+/// Returns how many knobs had their value already. Those that were left as they are go to `left`,
+/// by the number of their entry.
 fn write_all(
     dir: &StateDir,
     journal: &mut Journal,
+    left: &mut BTreeMap<usize, Left>,
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
-) -> Result<(usize, Vec<Left>), ApplyError> {
+) -> Result<usize, ApplyError> {
     let planned: Vec<&Entry> = journal.entries.iter().filter(|e| e.new.is_some()).collect();
     let of = planned.len();
-    let (mut unchanged, mut left) = (0, BTreeMap::new());
+    let mut unchanged = 0;
     for (index, entry) in planned.iter().enumerate() {
         if observer.stop() {
             return Err(ApplyError::Interrupted);
         }
         match write_one(entry, machine) {
             Ok(written) => unchanged += usize::from(written.is_none()),
-            Err(e) => {
-                let of = leave(entry, e)?;
-                left.insert(entry.id, of);
-            }
+            Err(e) => left.extend(leave(entry, e, machine)?.map(|of| (entry.id, of))),
         }
         if matches!(entry.target.form, Form::Group { .. }) {
             // For the search for leftovers, should the journal be lost. A cgroup that takes no
@@ -134,17 +148,34 @@ fn write_all(
     journal.entries.retain(|entry| !left.contains_key(&entry.id));
     journal.complete = true;
     journal::store_done(dir, journal)?;
-    Ok((unchanged, left.into_values().collect()))
+    Ok(unchanged)
 }
 
-/// An interrupt that the kernel manages, or that irqbalance moves at this moment, hinders nothing.
-fn leave(entry: &Entry, error: ApplyError) -> Result<Left, ApplyError> {
-    let is_fixed = matches!(&error, ApplyError::Refused { source, .. } if entry.target.is_fixed(source));
-    let is_raced = is_interrupt(entry) && matches!(error, ApplyError::Raced { .. });
-    if !is_fixed && !is_raced {
+/// An interrupt that the kernel does not move, or that irqbalance moves at this moment, hinders
+/// nothing. `None` for one that has our value all the same, which is to be put back.
+fn leave(entry: &Entry, error: ApplyError, machine: &Machine<'_>) -> Result<Option<Left>, ApplyError> {
+    if !is_interrupt(entry) {
         return Err(error);
     }
-    Ok(Left { knob: entry.knob.clone(), error: error.to_string(), is_fixed })
+    let (cause, text) = match &error {
+        ApplyError::Refused { source, .. } if entry.target.is_fixed(source) => {
+            (LeftCause::Fixed, source.to_string())
+        }
+        ApplyError::Refused { source, .. } => (LeftCause::Refused, source.to_string()),
+        ApplyError::Raced { .. } => (LeftCause::Raced, error.to_string()),
+        ApplyError::ReadBack { .. } => {
+            let (form, now) = (&entry.target.form, read_value(entry, machine)?);
+            let is_ours = |now: &String| {
+                entry.new.as_ref().is_some_and(|new| form.is(now, new) || form.is_left_of(now, new))
+            };
+            if now.as_ref().is_none_or(is_ours) {
+                return Ok(None);
+            }
+            (LeftCause::Raced, error.to_string())
+        }
+        _ => return Err(error),
+    };
+    Ok(Some(Left { knob: entry.knob.clone(), error: text, cause }))
 }
 
 fn is_interrupt(entry: &Entry) -> bool {

@@ -30,7 +30,7 @@ mod target;
 mod units;
 
 pub use amend::Amended;
-pub use apply::{Applied, Left};
+pub use apply::{Applied, Left, LeftCause};
 pub use capture::{Line, dry_run, unkept};
 pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA, KnownJournal};

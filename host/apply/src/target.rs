@@ -284,10 +284,10 @@ impl Form {
     }
 
     /// Whether a value that was read is what the kernel left of `old`: a thread's CPUs are cut to
-    /// those of its cpuset that are online.
+    /// those of its cpuset that are online, an interrupt's to those that its chip can send it to.
     pub(crate) fn is_left_of(&self, found: &str, old: &str) -> bool {
         let cpus = |list: &str| text::cpu_list(list).filter(|cpus| !cpus.is_empty());
-        *self == Self::Affinity
+        matches!(self, Self::Affinity | Self::Interrupt { .. })
             && cpus(found).zip(cpus(old)).is_some_and(|(found, old)| found.is_subset(&old))
     }
 }

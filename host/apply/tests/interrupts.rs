@@ -5,13 +5,17 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
-    Applied, KnobState, Machine, NoGuests, OnConflict, Session, Silent, Target, Write, dry_run, status,
+    Applied, ApplyError, HostFiles, KnobState, LeftCause, Machine, NoGuests, Observer, OnConflict, Session,
+    Silent, Step, Target, Write, dry_run, status,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::irq::Vector;
+use rtvirtio_kernel::sched::Attr;
 use rustix::io::Errno;
 use support::inject::{FailingHost, Fails, Injector};
 
@@ -73,6 +77,10 @@ impl Host {
         session.apply(&self.writes(), &self.machine(), &mut Silent).unwrap()
     }
 
+    fn online(&self, cpus: &str) {
+        self.put(Path::new("/sys/devices/system/cpu/online"), &format!("{cpus}\n"));
+    }
+
     fn states(&self) -> Vec<KnobState> {
         let status = status(&self.state(), &self.machine()).unwrap().unwrap();
         status.knobs.into_iter().map(|knob| knob.state).collect()
@@ -106,11 +114,33 @@ fn interrupts_are_moved_and_put_back() {
     // Another program moves one, as irqbalance does.
     host.set(25, "6");
     assert_eq!(host.states()[1], KnobState::Changed { found: "6".to_owned() });
-    assert!(!host.revert(), "it is left to that program");
+    assert!(host.revert(), "it is left to that program");
     assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-7", "6"]);
-    host.set(25, "0-3");
+    // A part of ours is what a chip, or irqbalance, has left of it.
+    let host = Host::new();
+    host.apply();
+    host.set(25, "2");
     assert!(host.revert());
     assert_eq!(host.cpus(25), "0-7");
+}
+
+/// The kernel gives an interrupt all CPUs that are online when the last one of its own goes, and
+/// takes no CPUs of which none is online.
+#[test]
+fn cpus_that_have_gone_offline_keep_nothing_from_being_put_back() {
+    let host = Host::new();
+    host.apply();
+    host.online("4-6");
+    host.set(24, "4-6");
+    assert!(host.revert());
+    assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-7", "0-7"]);
+
+    let host = Host::new();
+    host.set(24, "6-7");
+    host.apply();
+    host.online("0-5");
+    assert!(host.revert());
+    assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-5", "0-7"]);
 }
 
 #[test]
@@ -148,19 +178,142 @@ fn an_interrupt_that_the_kernel_manages_hinders_nothing() {
         let session = Session::open(host.state()).unwrap();
         let applied = session.apply(&host.writes(), &machine, &mut Silent).unwrap();
         assert_eq!((applied.knobs.len(), applied.left.len()), (1, 1), "{applied:?}");
-        assert!(applied.left[0].is_fixed && applied.left[0].knob.contains("interrupt 24"), "{applied:?}");
+        assert_eq!(applied.left[0].cause, LeftCause::Fixed);
+        assert!(applied.left[0].knob.contains("interrupt 24"), "{applied:?}");
         assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-7", "0-3"]);
         assert_eq!(host.states(), [KnobState::InForce], "the refused one is in no journal");
         drop(session);
         assert!(host.revert());
         assert_eq!(host.cpus(25), "0-7");
     }
-    // Any other refusal is an error, and all is put back.
+    // Chips that move none, CPUs without room for a vector.
+    for errno in [Errno::INVAL, Errno::NOSPC] {
+        let host = Host::new();
+        let injector = Injector::new(Fails::Write("irq/25/smp_affinity_list".into()), errno, false);
+        let failing = FailingHost(&host.root, injector);
+        let machine = Machine::with_host(&host.root, &failing, &NoGuests);
+        let session = Session::open(host.state()).unwrap();
+        let applied = session.apply(&host.writes(), &machine, &mut Silent).unwrap();
+        assert_eq!(applied.left[0].cause, LeftCause::Refused, "{applied:?}");
+        assert_eq!(applied.left[0].error, io::Error::from(errno).to_string());
+        assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-3", "0-7"]);
+        assert_eq!(host.states(), [KnobState::InForce]);
+    }
+}
+
+/// Host where each write of an interrupt is followed by another program's.
+struct Irqbalance<'a>(&'a Root, &'static str);
+
+impl HostFiles for Irqbalance<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        HostFiles::read(self.0, path)
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        HostFiles::write(self.0, path, value)?;
+        HostFiles::write(self.0, path, self.1)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        HostFiles::list(self.0, dir)
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        HostFiles::identity(self.0, path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        HostFiles::make_dir(self.0, path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        HostFiles::remove_dir(self.0, path)
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        HostFiles::thread_start(self.0, pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        HostFiles::scheduling(self.0, pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        HostFiles::set_scheduling(self.0, pid, tid, attr)
+    }
+}
+
+#[test]
+fn an_interrupt_that_another_program_sets_right_after_us_is_left_to_it() {
+    for (found, is_left) in [("6", true), ("2", false)] {
+        let host = Host::new();
+        let other = Irqbalance(&host.root, found);
+        let machine = Machine::with_host(&host.root, &other, &NoGuests);
+        let session = Session::open(host.state()).unwrap();
+        let applied = session.apply(&host.writes(), &machine, &mut Silent).unwrap();
+        let all = if is_left { (0, 2) } else { (2, 0) };
+        assert_eq!((applied.knobs.len(), applied.left.len()), all, "{applied:?}");
+        assert!(applied.left.iter().all(|left| left.cause == LeftCause::Raced), "{applied:?}");
+        // What it does while all is put back hinders nothing either.
+        let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+        assert!(reverted.done, "{reverted:?}");
+        assert_eq!(host.cpus(24), found);
+    }
+}
+
+/// Another program that moves interrupt 24 after its value was captured, and a user who stops or
+/// kills the apply after the first write.
+struct RaceAndStop<'a> {
+    host: &'a Host,
+    kills: bool,
+    stops: bool,
+}
+
+impl Observer for RaceAndStop<'_> {
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Journaled => self.host.set(24, "6"),
+            Step::Wrote { .. } => {
+                assert!(!self.kills, "killed");
+                self.stops = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        self.stops
+    }
+}
+
+#[test]
+fn an_interrupt_that_was_left_is_not_put_back_by_a_rollback() {
     let host = Host::new();
-    let injector = Injector::new(Fails::Write("irq/25/smp_affinity_list".into()), Errno::INVAL, false);
-    let failing = FailingHost(&host.root, injector);
-    let machine = Machine::with_host(&host.root, &failing, &NoGuests);
     let session = Session::open(host.state()).unwrap();
-    session.apply(&host.writes(), &machine, &mut Silent).unwrap_err();
-    assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-7", "0-7"]);
+    let mut observer = RaceAndStop { host: &host, kills: false, stops: false };
+    let error = session.apply(&host.writes(), &host.machine(), &mut observer).unwrap_err();
+    let ApplyError::RolledBack { cause, rollback } = &error else { panic!("{error}") };
+    assert!(matches!(**cause, ApplyError::Interrupted), "{cause}");
+    assert!(rollback.done && rollback.outcomes.len() == 1, "{rollback:?}");
+    assert_eq!([24, 25].map(|number| host.cpus(number)), ["6", "0-7"]);
+    assert_eq!(status(&host.state(), &host.machine()).unwrap(), None);
+}
+
+#[test]
+fn an_interrupt_that_was_left_keeps_no_killed_apply_from_being_put_back() {
+    let host = Host::new();
+    let apply = || {
+        let session = Session::open(host.state()).unwrap();
+        let mut observer = RaceAndStop { host: &host, kills: true, stops: false };
+        session.apply(&host.writes(), &host.machine(), &mut observer).map(drop)
+    };
+    assert!(catch_unwind(AssertUnwindSafe(apply)).is_err());
+    assert_eq!(host.states().len(), 2, "the journal is as before the first write");
+    assert!(host.revert());
+    assert_eq!([24, 25].map(|number| host.cpus(number)), ["6", "0-7"]);
+}
+
+#[test]
+fn what_is_set_again_is_shown_as_the_kernel_has_left_it() {
+    let host = Host::new();
+    host.apply();
+    host.set(24, "6");
+    let cuts = Irqbalance(&host.root, "2");
+    let machine = Machine::with_host(&host.root, &cuts, &NoGuests);
+    let session = Session::open(host.state()).unwrap();
+    let restored = session.restore(&|_, _| true, &machine).unwrap();
+    assert!(restored.failed.is_empty() && restored.written.len() == 1, "{restored:?}");
+    assert_eq!((restored.written[0].old.as_deref(), restored.written[0].new.as_str()), (Some("6"), "2"));
 }

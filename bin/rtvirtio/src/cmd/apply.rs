@@ -96,7 +96,7 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             return Ok(ExitCode::from(INFEASIBLE));
         }
     }
-    let resolved = apply::resolve(&wanted, &args.cpu_profiles, Room::Own, dirs, ui)?;
+    let resolved = apply::resolve(&wanted, &args.cpu_profiles, Room::OwnAndHost, dirs, ui)?;
     if args.dry_run {
         if let Some(reasons) = &reasons {
             ui.warn(&format!("would not be applied: {reasons}. With --compromise this would be written:"));

@@ -27,7 +27,7 @@ const STATUS_SCHEMA: &str = "rtvirtio.status.v1";
 /// `rtvirtio status`. Changes nothing.
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
-    let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
+    let mut status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
     let domain = domain::status(&global.dirs());
     let ended = match &status {
         Some(_) => started::ended(&global.state_dir)?,
@@ -45,6 +45,10 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             Ok(found) => uncovered.extend(found),
             Err(e) => or_warn("what no setting acts on", e),
         }
+    }
+    if let Some(status) = &mut status {
+        let counted = interrupts::count_by_vcpus(status, &global.dirs());
+        counted.unwrap_or_else(|e| or_warn("whether interrupts are off the vCPUs' CPUs", e));
     }
     let faults = core_faults(&root, &global.dirs()).unwrap_or_else(|e| {
         or_warn("whether VMs have the CPUs of their `cores`", e);

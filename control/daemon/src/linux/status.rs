@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use rtvirtio_apply::{KnobState, Status};
-use rtvirtio_workflow::{Result, scope_files};
+use rtvirtio_workflow::{Result, interrupts, scope_files};
 
 use crate::observed::{Drift, KnobClass, ScopeState, ScopeView};
 
@@ -54,7 +54,8 @@ pub(super) fn threads(status: &Status) -> BTreeSet<u32> {
     status.knobs.iter().filter_map(|knob| of(&knob.path)).collect()
 }
 
-/// The settings in force that have another value now.
+/// The settings in force that have another value now. CPUs of interrupts are left out: irqbalance
+/// moves them at any time, and the service moves none.
 pub(super) fn drift(status: &Status) -> Vec<Drift> {
     let one = |knob: &rtvirtio_apply::KnobStatus| {
         let found = match &knob.state {
@@ -65,7 +66,7 @@ pub(super) fn drift(status: &Status) -> Vec<Drift> {
         let (name, path, wanted) = (knob.knob.clone(), knob.path.clone(), knob.new.clone());
         Some(Drift { class: KnobClass::of_path(&path), knob: name, path, wanted, found })
     };
-    status.knobs.iter().filter_map(one).collect()
+    status.knobs.iter().filter(|knob| !interrupts::is_of(&knob.path)).filter_map(one).collect()
 }
 
 #[cfg(test)]

@@ -67,8 +67,9 @@ pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> S
     if ours { State::Ours(found) } else { State::Foreign(found) }
 }
 
-/// Whether CPUs that a thread has are what the kernel left of ours: those of them that its cpuset
-/// still has and that are online, or any of its own where none is.
+/// Whether CPUs that a thread or an interrupt has are what the kernel left of ours: a part of them,
+/// or others where none of them is online. Then a thread gets those of its cpuset, and an interrupt
+/// any that are online (`migrate_one_irq()`).
 fn is_cut(entry: &Entry, found: &str, new: &str, machine: &Machine<'_>) -> bool {
     let form = &entry.target.form;
     if form.is_left_of(found, new) {
@@ -79,8 +80,12 @@ fn is_cut(entry: &Entry, found: &str, new: &str, machine: &Machine<'_>) -> bool 
         let (online, ours) = (text::cpu_list(&online)?, text::cpu_list(new)?);
         Some(ours.is_disjoint(&online))
     };
-    let own = entry.old.as_deref().is_some_and(|old| form.is_left_of(found, old));
-    *form == Form::Affinity && own && gone() == Some(true)
+    let may_get = match form {
+        Form::Affinity => entry.old.as_deref().is_some_and(|old| form.is_left_of(found, old)),
+        Form::Interrupt { .. } => true,
+        _ => false,
+    };
+    may_get && gone() == Some(true)
 }
 
 #[cfg(test)]

@@ -15,6 +15,10 @@ use crate::target::{Form, Place, Target};
 /// Planned fate of each entry, and the current values of those that are to be put back.
 pub(super) type Decided = (BTreeMap<usize, Fate>, BTreeMap<usize, String>);
 
+fn is_interrupt(entry: &Entry) -> bool {
+    matches!(entry.target.form, Form::Interrupt { .. })
+}
+
 pub(super) struct Pass<'a, 'm> {
     journal: &'a Journal,
     machine: &'a Machine<'m>,
@@ -95,7 +99,10 @@ impl<'a, 'm> Pass<'a, 'm> {
                     stays = entry.new.iter().chain(&entry.also_ours).find_map(|v| self.group_of(entry, v));
                     Fate::Failed { error }
                 }
-                State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
+                // irqbalance moves any interrupt at any time.
+                State::Foreign(_) if self.on_conflict == OnConflict::Accept || is_interrupt(entry) => {
+                    Fate::Accepted
+                }
                 State::Foreign(found) => Fate::Conflict { found },
                 State::Old => Fate::Untouched,
                 State::Ours(found) => match self.stuck(entry) {
@@ -387,7 +394,8 @@ impl<'a, 'm> Pass<'a, 'm> {
             let Some(old) = self.to_settle(entry) else { continue };
             match inspect(entry, true, self.machine) {
                 State::Old | State::Gone(_) => {}
-                State::Ours(found) | State::Foreign(found) if entry.target.form.is_left_of(&found, old) => {}
+                State::Ours(found) | State::Foreign(found)
+                    if is_interrupt(entry) || entry.target.form.is_left_of(&found, old) => {}
                 State::Ours(found) | State::Foreign(found) => {
                     let error = format!("`{old}` was written repeatedly, but it shows `{found}`");
                     self.fail(entry, Fate::Failed { error });
@@ -414,9 +422,10 @@ impl<'a, 'm> Pass<'a, 'm> {
             let Some(old) = self.to_settle(entry) else { continue };
             let found = match inspect(entry, true, self.machine) {
                 State::Old => continue,
-                // All that the kernel leaves of it was put back already.
+                // All that the kernel leaves of it was put back already, or irqbalance moves it.
                 State::Ours(found) | State::Foreign(found)
-                    if self.was_put_back(entry) && entry.target.form.is_left_of(&found, old) =>
+                    if is_interrupt(entry)
+                        || (self.was_put_back(entry) && entry.target.form.is_left_of(&found, old)) =>
                 {
                     continue;
                 }

@@ -3,6 +3,7 @@
 mod budget;
 mod group;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -16,6 +17,7 @@ use crate::target::{Form, Target};
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far
 /// above one that was not.
 const TICK_MS: u64 = 10;
+const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// Puts `old` back, and reads it back.
 pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
@@ -33,6 +35,7 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
             group::give_back(&target.path, machine);
             group::remove(target, machine)?;
         }
+        (Form::Interrupt { .. }, _) => return interrupt(target, old, machine),
         (Form::Plain, _) if target.path.ends_with(budget::FILE) => budget::write(target, old, machine)?,
         _ => write(target, &target.form.text(old), machine)?,
     }
@@ -54,6 +57,22 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
         write(target, old, machine)?;
     }
     Err(Fate::Failed { error: format!("`{old}` was written but it shows `{found}`") })
+}
+
+/// Lets an interrupt come to its old CPUs again; to all that are online where none of them is: the
+/// kernel takes no others. Another value right after the write is another program's.
+fn interrupt(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    // An error here leaves it to the kernel to refuse.
+    let online = machine.host().read(Path::new(ONLINE)).ok().and_then(|text| text::cpu_list(text.trim()));
+    let offline = |online: &BTreeSet<u32>| text::cpu_list(old).is_some_and(|old| old.is_disjoint(online));
+    let given = match online.filter(|online| !online.is_empty() && offline(online)) {
+        Some(online) => text::cpu_ranges(&online),
+        None => old.to_owned(),
+    };
+    write(target, &given, machine)?;
+    let found = read(target, machine)?;
+    let is_back = found == given || target.form.is_left_of(&found, &given);
+    if is_back { Ok(()) } else { Err(Fate::Accepted) }
 }
 
 /// Removes a device's weight line.
