@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_apply::{Target, Write};
 use rtvirtio_domain_protocol::{Command, Status};
 use rtvirtio_kernel::text::cpu_ranges;
-use rtvirtio_kernel::{HostError, Root, process as processes, task, unless_gone};
+use rtvirtio_kernel::{HostError, Root, cpuset, process as processes, task, unless_gone};
 
 use super::client::{self, ANSWER_TIMEOUT, connect, listener};
 use super::process;
@@ -38,16 +38,17 @@ pub(crate) fn writes(held: &[VmCpu], vms: &[StartedVm], dirs: &Dirs, progress: &
     for of in held {
         let (Some(cores), Some(vm)) = (&of.cores, vms.iter().find(|vm| vm.vm == of.vm)) else { continue };
         let pids: BTreeSet<u32> = vm.processes.iter().map(|process| process.pid).collect();
+        let service = cores.service();
         for (device, is_alone) in devices(&status, &pids) {
             let thread = if is_alone {
-                thread(&root, pid, device).unwrap_or_else(|e| Err(e.to_string()))
+                thread(&root, pid, device, &service).unwrap_or_else(|e| Err(e.to_string()))
             } else {
-                Err("serves other VMs too".to_owned())
+                Err("serves other VMs too, or has sockets for them".to_owned())
             };
             let name = format!("thread {device} of the I/O domain");
             match thread {
                 Ok((tid, start)) => {
-                    let (knob, cpus) = (format!("CPUs of {name} ({})", of.vm), cpu_ranges(&cores.service()));
+                    let (knob, cpus) = (format!("CPUs of {name} ({})", of.vm), cpu_ranges(&service));
                     writes.push(Write::new(knob, Target::affinity(pid, tid, start), cpus));
                 }
                 Err(why) => {
@@ -70,11 +71,12 @@ fn running(dirs: &Dirs) -> Result<Option<(u32, Status)>> {
     Ok(Some((pid, client::request(&stream, &control, &Command::Status, ANSWER_TIMEOUT)?)))
 }
 
-/// Devices with a disk of these processes, each with whether no other process has one there.
+/// Devices with a disk of these processes, each with whether no other process has one there, nor
+/// may connect to one: a socket without a front end is another VM's.
 fn devices<'s>(status: &'s Status, pids: &BTreeSet<u32>) -> Vec<(&'s str, bool)> {
     let mut found: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
-    for disk in status.vms.iter().filter(|disk| disk.connected) {
-        let is_own = disk.peer.is_some_and(|pid| pids.contains(&pid));
+    for disk in &status.vms {
+        let is_own = disk.connected && disk.peer.is_some_and(|pid| pids.contains(&pid));
         let (has_own, is_alone) = found.entry(&disk.device).or_insert((false, true));
         *has_own |= is_own;
         *is_alone &= is_own;
@@ -82,8 +84,14 @@ fn devices<'s>(status: &'s Status, pids: &BTreeSet<u32>) -> Vec<(&'s str, bool)>
     found.into_iter().filter(|(_, (has_own, _))| *has_own).map(|(name, (_, alone))| (name, alone)).collect()
 }
 
-/// Number and start of the thread of a device; the reason why it stays where it is.
-fn thread(root: &Root, pid: u32, device: &str) -> Result<Result<(u32, u64), String>, HostError> {
+/// Number and start of the thread of a device, which may have these CPUs; the reason why it stays
+/// where it is.
+fn thread(
+    root: &Root,
+    pid: u32,
+    device: &str,
+    cpus: &BTreeSet<u32>,
+) -> Result<Result<(u32, u64), String>, HostError> {
     let name: String = device.chars().take(NAME).collect();
     let mut found = Vec::new();
     for tid in task::tids(root, pid)?.into_iter().filter(|tid| *tid != pid) {
@@ -99,6 +107,12 @@ fn thread(root: &Root, pid: u32, device: &str) -> Result<Result<(u32, u64), Stri
     // `cpus` of its configuration: the other threads have all CPUs of the process.
     if task::affinity(root, pid, tid)? != task::affinity(root, pid, pid)? {
         return Ok(Err("has CPUs by the I/O domain's configuration".to_owned()));
+    }
+    // `AllowedCPUs=` of its unit: the kernel takes no others.
+    let may_use = cpuset(root, &task::cgroups(root, pid, tid)?)?;
+    if !cpus.is_subset(&may_use) {
+        let (own, wanted) = (cpu_ranges(&may_use), cpu_ranges(cpus));
+        return Ok(Err(format!("has only CPUs {own} by its cpuset, not all of {wanted}")));
     }
     Ok(Ok((tid, start)))
 }
@@ -125,9 +139,9 @@ mod tests {
         let own = BTreeSet::from([7, 8]);
         let of = status(&[("a", Some(7), true), ("b", Some(8), true), ("b", Some(9), true)]);
         assert_eq!(devices(&of, &own), [("a", true), ("b", false)]);
-        // A front end that is not known may be another VM; a socket without one is none.
+        // A front end that is not known may be another VM, and so may the next one of a socket.
         let of = status(&[("a", Some(7), true), ("a", None, true), ("b", Some(7), true), ("b", None, false)]);
-        assert_eq!(devices(&of, &own), [("a", false), ("b", true)]);
+        assert_eq!(devices(&of, &own), [("a", false), ("b", false)]);
         assert_eq!(devices(&of, &BTreeSet::from([1])), []);
     }
 
@@ -140,16 +154,27 @@ mod tests {
             std::fs::create_dir_all(&dir).unwrap();
             std::fs::write(dir.join("stat"), format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60))).unwrap();
             std::fs::write(dir.join("status"), format!("Cpus_allowed_list:\t{cpus}\n")).unwrap();
+            std::fs::write(dir.join("cgroup"), "0::/system.slice/iod.service\n").unwrap();
         };
+        let file = |path: &str, text: &str| {
+            let path = root.at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        file("/sys/devices/system/cpu/online", "0-7\n");
+        file("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         put(7, "rtvirtio-iod", "0-7");
         put(8, "a-name-of-sixte", "0-7");
         put(9, "pinned", "3");
         put(10, "twice", "0-7");
         put(11, "twice", "0-7");
-        let of = |device: &str| thread(&root, 7, device).unwrap();
+        let of = |device: &str| thread(&root, 7, device, &BTreeSet::from([4, 5])).unwrap();
         assert_eq!(of("a-name-of-sixteen").map(|found| found.0), Ok(8));
         assert!(of("pinned").unwrap_err().contains("configuration"));
         assert!(of("twice").unwrap_err().contains("2 threads"));
         assert!(of("none").unwrap_err().contains("0 threads"));
+        // Its unit has `AllowedCPUs=`.
+        file("/sys/fs/cgroup/system.slice/iod.service/cpuset.cpus.effective", "0-4\n");
+        assert!(of("a-name-of-sixteen").unwrap_err().contains("only CPUs 0-4"));
     }
 }
