@@ -1,45 +1,58 @@
 //! CPUs of the host that go offline and come back while contracts with `cores` are kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{ApplyError, Line, Machine, NoGuests, Session};
 use rtvirtio_kernel::text::cpu_list;
-use rtvirtio_kernel::{cpuset, task, unless_gone};
+use rtvirtio_kernel::{HostError, Root, cpuset, task, unless_gone};
 
 use super::Keeper;
 use crate::core_faults::{CoreFault, core_faults};
 use crate::error::{Context as _, Result};
 use crate::managed_vm::ManagedVm;
 
-const ONLINE: &str = "/sys/devices/system/cpu/online";
+const CPUS: &str = "/sys/devices/system/cpu";
 
 /// Time after a change in which the kernel may take threads their CPUs: it does so by a work queue.
 const SETTLES: Duration = Duration::from_secs(5);
 /// Interval of looks in that time.
 const AGAIN: Duration = Duration::from_millis(200);
 
+/// CPUs that are online, each with the inode of its directory `topology`, where the kernel has one:
+/// it makes that directory anew when the CPU comes back (`drivers/base/topology.c`).
+type Online = BTreeMap<u32, Option<u64>>;
+
 /// CPUs of the host at the last look.
 #[derive(Default)]
 pub(super) struct HostCpus {
-    online: Option<BTreeSet<u32>>,
-    /// Last change of the CPUs that are online, and the next look after it.
+    online: Option<Online>,
+    /// VMs at the last look: each may have lost CPUs before it was found.
+    vms: BTreeSet<String>,
+    /// Last change of these, and the next look after it.
     changed: Option<(Instant, Instant)>,
+    /// Time of the last look.
+    looked: Option<Instant>,
+    /// Whether the last try to give CPUs back did not come to its end.
+    is_open: bool,
     said: BTreeSet<String>,
 }
 
 impl HostCpus {
-    /// Where CPUs have gone or come since the last look: gives threads the CPUs again that they
-    /// lost by that, unless another VM is on the core by now. Before Linux 6.2 each change takes
-    /// all threads of a cpuset their CPUs (`cpuset_hotplug_update_tasks()`), later ones only those
-    /// that have none left. Returns what is to be said, each sentence once for as long as it is
-    /// true.
+    /// At first, and where CPUs have gone or come since the last look: gives threads the CPUs again
+    /// that they lost by that, unless another VM is on the core by now. Before Linux 6.2 each
+    /// change takes all threads of a cpuset their CPUs (`cpuset_hotplug_update_tasks()`), later
+    /// ones only those that have none left. Returns what is to be said, each sentence once for as
+    /// long as it is true.
     pub fn look(&mut self, keeper: &Keeper<'_>, kept: &[ManagedVm]) -> Vec<String> {
-        if kept.iter().all(|vm| vm.contract().cores.is_none()) {
+        let now = Instant::now();
+        let is_early = self.looked.is_some_and(|at| now.saturating_duration_since(at) < AGAIN);
+        if is_early || kept.iter().all(|vm| vm.contract().cores.is_none()) {
             return Vec::new();
         }
-        let lines = match self.changes(keeper, kept) {
+        self.looked = Some(now);
+        let lines = match self.changes(now, keeper, kept) {
             Ok(None) => return Vec::new(),
             Ok(Some(lines)) => lines,
             Err(e) => vec![format!("whether all CPUs of VMs with `cores` are there is not known: {e:#}")],
@@ -50,36 +63,69 @@ impl HostCpus {
         new
     }
 
-    fn changes(&mut self, keeper: &Keeper<'_>, kept: &[ManagedVm]) -> Result<Option<Vec<String>>> {
-        let online = cpu_list(keeper.root.read(ONLINE)?.trim()).context("the CPUs that are online")?;
-        let now = Instant::now();
-        let before = self.online.replace(online.clone());
-        if before.as_ref().is_some_and(|before| *before != online) {
-            self.changed = Some((now, now));
-        }
-        self.changed.take_if(|(at, _)| now.saturating_duration_since(*at) > SETTLES);
-        let is_due = self.changed.is_some_and(|(_, next)| now >= next);
-        if before.is_some() && !is_due {
+    fn changes(
+        &mut self,
+        now: Instant,
+        keeper: &Keeper<'_>,
+        kept: &[ManagedVm],
+    ) -> Result<Option<Vec<String>>> {
+        let online = online(&keeper.root)?;
+        let vms = kept.iter().map(|vm| vm.contract().vm.clone()).collect();
+        if !self.is_due(now, online.clone(), vms) {
             return Ok(None);
         }
         let faults = core_faults(&keeper.root, keeper.dirs)?;
         let mut lines: Vec<String> = faults.iter().map(|fault| fault.text.clone()).collect();
-        if let Some((_, next)) = &mut self.changed {
-            *next = now + AGAIN;
-            lines.extend(give_back(keeper, kept, &online, &faults)?);
-        }
+        let (told, is_open) = give_back(keeper, kept, &online.into_keys().collect(), &faults)?;
+        lines.extend(told);
+        self.is_open = is_open;
         Ok(Some(lines))
+    }
+
+    /// Whether threads may lack CPUs: for a while after each change, and until a try to give them
+    /// back has come to its end.
+    fn is_due(&mut self, now: Instant, online: Online, vms: BTreeSet<String>) -> bool {
+        let has_new = vms.difference(&self.vms).next().is_some();
+        self.vms = vms;
+        if self.online.as_ref() != Some(&online) || has_new {
+            self.changed = Some((now, now));
+            self.is_open = true;
+        }
+        self.online = Some(online);
+        let is_open = self.is_open;
+        self.changed.take_if(|(at, _)| !is_open && now.saturating_duration_since(*at) > SETTLES);
+        match &mut self.changed {
+            Some((_, next)) if now >= *next => {
+                *next = now + AGAIN;
+                true
+            }
+            _ => false,
+        }
     }
 }
 
+fn online(root: &Root) -> Result<Online> {
+    let online = cpu_list(root.read(format!("{CPUS}/online"))?.trim()).context("the CPUs that are online")?;
+    let inode = |cpu: u32| unless_gone(root.inode(format!("{CPUS}/cpu{cpu}/topology")));
+    let all: Result<Online, HostError> = online.into_iter().map(|cpu| Ok((cpu, inode(cpu)?))).collect();
+    Ok(all?)
+}
+
+/// Whether a thread that is allowed these CPUs has all that are online of its cpuset, and so none
+/// by the contract. The root cpuset also allows CPUs that may come.
+fn has_all(allowed: &BTreeSet<u32>, online: &BTreeSet<u32>, cpuset: &BTreeSet<u32>) -> bool {
+    allowed.intersection(online).eq(cpuset)
+}
+
 /// Gives threads that have all CPUs of their cpuset, and so none by the contract, theirs again as
-/// far as these are online. Other CPUs are another program's choice, which is left to it.
+/// far as these are online. Other CPUs are another program's choice, which is left to it. Returns
+/// what is to be said, and whether another rtvirtio was at work, so that it is to be tried again.
 fn give_back(
     keeper: &Keeper<'_>,
     kept: &[ManagedVm],
     online: &BTreeSet<u32>,
     faults: &[CoreFault],
-) -> Result<Vec<String>> {
+) -> Result<(Vec<String>, bool)> {
     let (mut paths, mut lines) = (BTreeSet::new(), Vec::new());
     for vm in kept {
         let of = vm.contract();
@@ -96,7 +142,7 @@ fn give_back(
                 let wanted = cpu_list(&write.value).unwrap_or_default();
                 if now == wanted
                     || wanted.is_disjoint(online)
-                    || now != cpuset(&keeper.root, &thread.cgroups)?
+                    || !has_all(&now, online, &cpuset(&keeper.root, &thread.cgroups)?)
                 {
                     continue;
                 }
@@ -109,16 +155,16 @@ fn give_back(
         }
     }
     if paths.is_empty() {
-        return Ok(lines);
+        return Ok((lines, false));
     }
     let session = match Session::open(&keeper.dirs.state) {
         Ok(session) => session,
         // Another rtvirtio is at work: again at the next look.
-        Err(ApplyError::Locked { .. }) => return Ok(lines),
+        Err(ApplyError::Locked { .. }) => return Ok((lines, true)),
         Err(e) => return Err(e.into()),
     };
     if session.applied_by()? != Some(keeper.by) {
-        return Ok(lines);
+        return Ok((lines, false));
     }
     let chosen = |_: &str, path: &str| paths.contains(Path::new(path));
     let done = session.restore(&chosen, &Machine::new(&keeper.root, &NoGuests))?;
@@ -127,5 +173,68 @@ fn give_back(
     };
     lines.extend(done.written.into_iter().map(again));
     lines.extend(done.failed.into_iter().map(|(knob, why)| format!("{knob}: not set again: {why}")));
-    Ok(lines)
+    Ok((lines, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus(list: &str) -> BTreeSet<u32> {
+        cpu_list(list).unwrap()
+    }
+
+    #[test]
+    fn cpus_are_given_back_at_first_after_a_change_and_until_it_is_done() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let of = |inodes: &[u64]| (0..).zip(inodes.iter().map(|inode| Some(*inode))).collect::<Online>();
+        let vms = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
+        let mut host = HostCpus::default();
+        let due =
+            |host: &mut HostCpus, ms: u64, inodes: &[u64]| host.is_due(at(ms), of(inodes), vms(&["a"]));
+        assert!(due(&mut host, 0, &[1, 2]), "keep may start after a change");
+        assert!(!due(&mut host, 100, &[1, 2]));
+        assert!(due(&mut host, 200, &[1, 2]));
+        // Another rtvirtio holds the lock for longer than a change takes to settle.
+        assert!(due(&mut host, 9_000, &[1, 2]));
+        host.is_open = false;
+        assert!(!due(&mut host, 18_000, &[1, 2]));
+        // Off and on between two looks.
+        assert!(due(&mut host, 20_000, &[1, 3]));
+        host.is_open = false;
+        assert!(due(&mut host, 24_000, &[1, 3]) && !due(&mut host, 26_000, &[1, 3]));
+        assert!(due(&mut host, 30_000, &[1]), "off");
+        host.is_open = false;
+        assert!(!due(&mut host, 40_000, &[1]));
+        assert!(host.is_due(at(41_000), of(&[1]), vms(&["a", "b"])), "a VM that is found later");
+    }
+
+    #[test]
+    fn a_cpu_that_came_back_is_another_one() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        assert!(online(&root).is_err());
+        for cpu in [0, 1] {
+            std::fs::create_dir_all(root.at(format!("{CPUS}/cpu{cpu}/topology"))).unwrap();
+        }
+        std::fs::write(root.at(format!("{CPUS}/online")), "0-2\n").unwrap();
+        let before = online(&root).unwrap();
+        assert_eq!(before.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(before[&2], None);
+        let topology = root.at(format!("{CPUS}/cpu1/topology"));
+        // Kept, so that its inode is not used again.
+        std::fs::rename(&topology, dir.path().join("gone")).unwrap();
+        std::fs::create_dir(&topology).unwrap();
+        let now = online(&root).unwrap();
+        assert!(now[&0] == before[&0] && now[&1] != before[&1], "{before:?} {now:?}");
+    }
+
+    #[test]
+    fn a_thread_of_the_root_cpuset_may_be_allowed_cpus_that_are_not_there() {
+        assert!(has_all(&cpus("0-127"), &cpus("0-7"), &cpus("0-7")));
+        assert!(has_all(&cpus("0-3"), &cpus("0-7"), &cpus("0-3")));
+        assert!(!has_all(&cpus("0-3"), &cpus("0-7"), &cpus("0-7")));
+        assert!(!has_all(&cpus("6-9"), &cpus("0-7"), &cpus("0-7")));
+    }
 }
