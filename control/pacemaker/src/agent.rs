@@ -435,7 +435,8 @@ mod tests {
                 ContractState::Unknown(_) => "unknown",
             }
         };
-        let of = |states: Vec<KnobState>| of_knobs(states.into_iter().map(|state| ("/path", state)).collect());
+        let of =
+            |states: Vec<KnobState>| of_knobs(states.into_iter().map(|state| ("/path", state)).collect());
         let changed = || KnobState::Changed { found: "2".to_owned() };
         assert_eq!(of(vec![KnobState::InForce, gone()]), "verified");
         assert_eq!(of(vec![KnobState::InForce, unknown()]), "unknown");

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cores::{Cpu, Use};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{Root, topology};
@@ -31,7 +32,9 @@ pub struct CoreFault {
 /// # Errors
 /// When the contracts or the host's CPUs cannot be read.
 pub fn core_faults(root: &Root, dirs: &Dirs) -> Result<Vec<CoreFault>> {
-    let is_applied = is_there(&dirs.state.join(IN_FORCE_FILE))?;
+    // Without a journal the contracts mean nothing.
+    let there = |file: &str| is_there(&dirs.state.join(file));
+    let is_applied = there(JOURNAL_FILE)? && there(IN_FORCE_FILE)?;
     let mut all = if is_applied { holders::cpu_in(&dirs.state)? } else { Vec::new() };
     all.extend(holders::cpu_of_others(dirs)?);
     all.retain(|(of, _)| of.cores.is_some());
@@ -87,6 +90,7 @@ fn faults(online: &[Cpu], all: &[&InForce]) -> Vec<CoreFault> {
 mod tests {
     use super::*;
     use crate::contracts::cores_tests::{in_force, one, placed, whole};
+    use crate::dirs::write_state;
 
     /// Four cores of two CPUs each, without those that are offline.
     fn online(offline: &[u32]) -> Vec<Cpu> {
@@ -101,6 +105,16 @@ mod tests {
             tickless: false,
         };
         (0..8).filter(|id| !offline.contains(id)).map(cpu).collect()
+    }
+
+    #[test]
+    fn contracts_without_a_journal_have_no_faults() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        write_state(&dirs.state, IN_FORCE_FILE, b"damaged").unwrap();
+        assert_eq!(core_faults(&Root::default(), &dirs).unwrap(), []);
+        write_state(&dirs.state, JOURNAL_FILE, b"{}").unwrap();
+        core_faults(&Root::default(), &dirs).unwrap_err();
     }
 
     #[test]

@@ -66,18 +66,21 @@ pub(crate) fn writes(
         writes.iter().filter_map(|write| number(&write.target.to_string())).collect();
     if !numbers.is_empty() {
         match irq::balancer(&root) {
-            Ok(pid) => pid.into_iter().for_each(|pid| progress.warn(&remedy(pid, &numbers))),
+            Ok(pid) => {
+                let vcpus = cpu_ranges(&free.taken);
+                pid.into_iter().for_each(|pid| progress.warn(&remedy(pid, &numbers, &vcpus)));
+            }
             Err(e) => progress.warn(&format!("whether irqbalance runs is not known: {e}")),
         }
     }
     writes
 }
 
-/// Advice on irqbalance. CPUs that are banned are no remedy: it moves an interrupt among the others
-/// all the same.
-fn remedy(pid: u32, numbers: &BTreeSet<u32>) -> String {
+/// Advice on irqbalance. Where the vCPUs' CPUs are banned it moves an interrupt among the others
+/// only, and numbers that change at a restart of the host do not matter.
+fn remedy(pid: u32, numbers: &BTreeSet<u32>, vcpus: &str) -> String {
     format!(
-        "irqbalance runs (process {pid}) and moves interrupts again: start it with --banirq=N for each N of {}, or stop it",
+        "irqbalance runs (process {pid}) and moves interrupts again: start it with IRQBALANCE_BANNED_CPULIST={vcpus}, or with --banirq=N for each N of {}, or stop it",
         cpu_ranges(numbers)
     )
 }
@@ -101,7 +104,9 @@ fn journaled(root: &Root, dirs: &Dirs) -> Result<BTreeMap<u32, PathBuf>> {
     for of in acting::elsewhere(dirs)? {
         let status = rtvirtio_apply::status(&of.state, &Machine::new(root, &NoGuests))?;
         let Some(status) = status.filter(|status| !status.rebooted) else { continue };
-        let numbers = status.knobs.iter().filter_map(|knob| number(&knob.path));
+        // The number of one that is gone may be another's by now.
+        let held = status.knobs.iter().filter(|knob| !matches!(knob.state, KnobState::Gone { .. }));
+        let numbers = held.filter_map(|knob| number(&knob.path));
         found.extend(numbers.map(|number| (number, of.state.clone())));
     }
     Ok(found)
@@ -328,7 +333,7 @@ pub fn notes(status: &Status) -> Vec<String> {
     if !moved.is_empty() {
         let back = format!("interrupts {} of disks may come to the vCPUs' CPUs again", cpu_ranges(&moved));
         notes.push(match irq::balancer(&root) {
-            Ok(Some(pid)) => format!("{back}: {}", remedy(pid, &moved)),
+            Ok(Some(pid)) => format!("{back}: {}", remedy(pid, &moved, "CPUS")),
             Ok(None) => {
                 format!(
                     "{back}: the kernel, as where all CPUs of one go offline, or another program moved them; no irqbalance runs"

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use rtvirtio_cpu::{
-    Ask, Backend, Level, Probe, Settings, domain_of, has_part, resplit, take_in, with_levels,
+    Ask, Backend, Level, Probe, Settings, domain_of, has_part, release_ending, resplit, take_in, with_levels,
 };
 use rtvirtio_kernel::{HostError, Root};
 use rtvirtio_vmm::threads::{discover, discover_among};
@@ -201,6 +201,11 @@ impl ManagedVm {
         for new in &changes.appeared {
             let pending = Pending { lookups: 0, from: now + settles, is_known: is_first };
             self.pending.insert(key(&new.thread), pending);
+        }
+        if !changes.gone.is_empty() {
+            for pid in &self.handle.pids {
+                release_ending(root, *pid)?;
+            }
         }
         Ok(())
     }

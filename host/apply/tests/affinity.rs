@@ -102,12 +102,18 @@ fn threads_that_inherited_cpus_of_ours_get_those_from_before() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let machine = Machine::new(&root, &NoGuests);
     let session = Session::open(dir.path().join("state")).unwrap();
-    let writes = [Write::new("CPUs of emulator (plc)", target(parent_tid), &last)];
-    session.apply(&writes, &machine, &mut Silent).unwrap();
+    let of_parent = Write::new("CPUs of iothread (plc)", target(parent_tid), &last);
     let heir = || {
         start.send(()).unwrap();
         told.recv().unwrap()
     };
+    // The main thread is in no journal: of such a process only the threads in it are ours.
+    session.apply(std::slice::from_ref(&of_parent), &machine, &mut Silent).unwrap();
+    let foreign = heir();
+    assert!(session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap().done);
+    assert_eq!([parent_tid, foreign].map(of), [before.clone(), last.clone()]);
+    let writes = [Write::new("CPUs of emulator (plc)", target(pid), of(pid)), of_parent];
+    session.apply(&writes, &machine, &mut Silent).unwrap();
     let (unseen, amended) = (heir(), heir());
     assert_eq!([unseen, amended].map(of), [last.clone(), last.clone()]);
     // One is added to the journal with the value that it inherited; one stays unknown.

@@ -201,14 +201,18 @@ fn an_interrupt_that_the_kernel_manages_hinders_nothing() {
     }
 }
 
-/// Host where each write of an interrupt is followed by another program's.
-struct Irqbalance<'a>(&'a Root, &'static str);
+/// Host where each write of an interrupt is followed by another program's, and where the kernel
+/// refuses some CPUs.
+struct Irqbalance<'a>(&'a Root, &'static str, Option<&'static str>);
 
 impl HostFiles for Irqbalance<'_> {
     fn read(&self, path: &Path) -> io::Result<String> {
         HostFiles::read(self.0, path)
     }
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        if self.2 == Some(value.trim()) {
+            return Err(Errno::NOSPC.into());
+        }
         HostFiles::write(self.0, path, value)?;
         HostFiles::write(self.0, path, self.1)
     }
@@ -239,7 +243,7 @@ impl HostFiles for Irqbalance<'_> {
 fn an_interrupt_that_another_program_sets_right_after_us_is_left_to_it() {
     for (found, is_left) in [("6", true), ("2", false)] {
         let host = Host::new();
-        let other = Irqbalance(&host.root, found);
+        let other = Irqbalance(&host.root, found, None);
         let machine = Machine::with_host(&host.root, &other, &NoGuests);
         let session = Session::open(host.state()).unwrap();
         let applied = session.apply(&host.writes(), &machine, &mut Silent).unwrap();
@@ -251,6 +255,31 @@ fn an_interrupt_that_another_program_sets_right_after_us_is_left_to_it() {
         assert!(reverted.done, "{reverted:?}");
         assert_eq!(host.cpus(24), found);
     }
+}
+
+#[test]
+fn old_cpus_that_the_kernel_refuses_keep_nothing_from_being_put_back() {
+    let revert = |host: &Host, files: &dyn HostFiles| {
+        let machine = Machine::with_host(&host.root, files, &NoGuests);
+        let session = Session::open(host.state()).unwrap();
+        session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap()
+    };
+    for errno in [Errno::NOSPC, Errno::INVAL, Errno::BUSY] {
+        let host = Host::new();
+        host.apply();
+        host.online("0-5");
+        let injector = Injector::new(Fails::Write("irq/24/smp_affinity_list".into()), errno, false);
+        let reverted = revert(&host, &FailingHost(&host.root, injector));
+        assert!(reverted.done, "{reverted:?}");
+        assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-3", "0-7"]);
+    }
+    // All CPUs that are online are taken.
+    let host = Host::new();
+    host.apply();
+    host.online("0-5");
+    let reverted = revert(&host, &Irqbalance(&host.root, "0-5", Some("0-7")));
+    assert!(reverted.done, "{reverted:?}");
+    assert_eq!([24, 25].map(|number| host.cpus(number)), ["0-5", "0-5"]);
 }
 
 /// Another program that moves interrupt 24 after its value was captured, and a user who stops or
@@ -310,7 +339,7 @@ fn what_is_set_again_is_shown_as_the_kernel_has_left_it() {
     let host = Host::new();
     host.apply();
     host.set(24, "6");
-    let cuts = Irqbalance(&host.root, "2");
+    let cuts = Irqbalance(&host.root, "2", None);
     let machine = Machine::with_host(&host.root, &cuts, &NoGuests);
     let session = Session::open(host.state()).unwrap();
     let restored = session.restore(&|_, _| true, &machine).unwrap();

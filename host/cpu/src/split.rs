@@ -29,7 +29,8 @@ const GAIN: f64 = 0.25;
 ///
 /// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to
 /// others. With `before`, the split moves a quarter of the way from there, so that it follows the
-/// load slowly. Every thread gets the same part of an eighth of the budget whatever it used, and at
+/// load slowly, and a thread that is not in it gets at least an even part: it has hardly run yet,
+/// and may hold locks that all others wait for. Every thread gets the same part of an eighth of the budget whatever it used, and at
 /// least 50 us; the sum never exceeds the budget.
 ///
 /// Returns `None` when the budget does not give every thread its least.
@@ -53,10 +54,11 @@ pub fn split(
         let share = before?.iter().find(|s| s.tid == tid)?;
         Some(share.runtime.saturating_sub(least) as f64 / spare.max(1) as f64)
     };
+    let first = |due: f64| if before.is_some() { due.max(even) } else { due };
     let mut parts: Vec<f64> = due
         .iter()
         .zip(used)
-        .map(|(due, (tid, _))| old(*tid).map_or(*due, |old| old + GAIN * (due - old)))
+        .map(|(due, (tid, _))| old(*tid).map_or_else(|| first(*due), |old| old + GAIN * (due - old)))
         .collect();
     let sum: f64 = parts.iter().sum();
     // Threads that came or went leave the sum off by their part.

@@ -87,6 +87,22 @@ fn a_budget_follows_use_slowly() {
     assert_eq!(even[0].runtime, even[1].runtime);
 }
 
+/// A vCPU that was just plugged in has used nothing, and its guest is about to start it.
+#[test]
+fn a_thread_that_comes_gets_an_even_part_and_its_own_by_and_by() {
+    let used = |last| [(1, 300), (2, 100), (3, last)].map(|(tid, ms)| (tid, Duration::from_millis(ms)));
+    let before = split(4_000_000, 1, 20_000_000, &used(0)[..2], None).unwrap();
+    let mut shares = split(4_000_000, 1, 20_000_000, &used(0), Some(&before)).unwrap();
+    // Of 4 it is at least a quarter, for others give theirs.
+    assert!(shares[2].runtime >= 1_000_000, "{shares:?}");
+    for _ in 0..40 {
+        shares = split(4_000_000, 1, 20_000_000, &used(0), Some(&shares)).unwrap();
+    }
+    assert!(shares[2].runtime < 170_000, "{shares:?}");
+    let busy = split(4_000_000, 1, 20_000_000, &used(4000), Some(&before)).unwrap();
+    assert!(busy[2].runtime > busy[0].runtime, "{busy:?}");
+}
+
 /// The paper's rule: the main loop and I/O threads at the highest priority, vCPUs one below, AIO
 /// workers out of the class.
 #[test]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write, append};
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, domain_of, levels, probe, resplit,
-    settings, take_in,
+    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, domain_of, levels, probe,
+    release_ending, resplit, settings, take_in,
 };
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{Hierarchy, Root, task};
@@ -297,6 +297,31 @@ fn deadline_reservations_are_set_and_hold() {
         assert!(load <= most, "{load} of a CPU, at most {most}");
         assert!(spinner.monitor().query_status().unwrap().running);
     });
+}
+
+/// The threads of a killed VM give back its memory within their parts of the budget, unless they
+/// are taken out of it.
+#[test]
+fn threads_that_are_ending_are_taken_out_of_their_reservations() {
+    let test = "threads_that_are_ending_are_taken_out_of_their_reservations";
+    let Some((spinner, _)) = with(test, Backend::Deadline) else { return };
+    let (root, pid) = (Root::default(), spinner.machine.pid());
+    let threads = spinner.threads();
+    // A thousandth of a CPU: what takes 1 ms else takes a second.
+    let little = sched::Attr::deadline(100_000, 100_000_000);
+    threads.iter().for_each(|t| sched::set(t.tid, &little).unwrap());
+    assert_eq!(release_ending(&root, pid).unwrap(), 0, "none is ending");
+    let process = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let (start, mut released) = (Instant::now(), 0);
+    let is_over =
+        || task::tids(&root, pid).unwrap() == [pid] && task::stat(&root, pid, pid).unwrap().state == 'Z';
+    while !is_over() {
+        released += release_ending(&root, pid).unwrap();
+        assert!(start.elapsed() < LIMIT, "{:?}", spinner.threads());
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(released > 0, "of {} threads", threads.len());
 }
 
 /// A vCPU that is hot-plugged while the contract is in force gets its role's policy, inside the

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine, NoGuests};
-use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_kernel::{HostError, ProcessId, Root};
 use rtvirtio_planner::replan::{Observations, Policy, Request};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
 use rtvirtio_vmm::VmHandle;
@@ -33,7 +33,7 @@ use crate::config::{Config, Mode};
 use crate::desired::Desired;
 use crate::host::{Host, Millis, Outcome, ScanDepth};
 use crate::observe::Observation;
-use crate::observed::{Admission, Drift, Observed, ObservedVm, Presence};
+use crate::observed::{Admission, Drift, Observed, ObservedVm};
 use crate::reconcile::{APPLIED, PLAN};
 use crate::step::{Action, Step};
 use domains::ContractSources;
@@ -235,10 +235,7 @@ impl LinuxHost {
                     self.lookups.start(vm);
                 }
             } else {
-                tracked.found = None;
-                tracked.kept = None;
-                tracked.lack = Some(Presence::Off("its process has ended".to_owned()));
-                tracked.next_lookup = None;
+                tracked.forget();
             }
         }
         let Some(vm) = vm else { return };
@@ -248,6 +245,17 @@ impl LinuxHost {
             tracked.next_lookup = Some(now + every);
             self.lookups.start(vm);
         }
+    }
+
+    /// Takes threads of VMs that are ending out of their reservations.
+    fn release_ending(&mut self) {
+        if self.only_observes {
+            return;
+        }
+        let root = &self.root;
+        let released = |t: &mut Tracked| t.release_ending(root).err();
+        let failed: Vec<HostError> = self.tracked.values_mut().filter_map(released).collect();
+        failed.into_iter().for_each(|e| self.problem(format!("a VM that ends keeps its reservations: {e}")));
     }
 
     /// Looks for threads outside of contracts, where no step takes them in.
@@ -406,6 +414,7 @@ impl Host for LinuxHost {
                 self.read_scope(name);
             }
         }
+        self.release_ending();
         self.lookups.save();
         self.refresh_admission(desired, now);
         // Lowering budgets may wait for the kernel, so not with each scan.

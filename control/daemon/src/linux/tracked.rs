@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::KnownJournal;
-use rtvirtio_cpu::Probe;
-use rtvirtio_kernel::{ProcessId, Root};
+use rtvirtio_cpu::{Backend, Probe};
+use rtvirtio_kernel::{HostError, ProcessId, Root, task};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scope_files;
@@ -45,6 +45,8 @@ pub(super) struct Tracked {
     pub(super) stale: bool,
     /// Time at which `scope` was read.
     pub(super) read: Option<Instant>,
+    /// Processes that have ended under a contract, of which threads may be there still.
+    pub(super) ending: BTreeSet<u32>,
 }
 
 impl Tracked {
@@ -67,7 +69,7 @@ impl Tracked {
         let again = self.role_due().is_some_and(|at| now >= at);
         let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
         self.kept.as_ref().is_some_and(|kept| {
-            let is_split = kept.contract().backend == rtvirtio_cpu::Backend::Deadline;
+            let is_split = kept.contract().backend == Backend::Deadline;
             self.threads_changed || again || kept.has_next() || (splits && is_split)
         })
     }
@@ -89,6 +91,27 @@ impl Tracked {
             self.kept = Some(kept.in_pieces(PIECE));
             self.threads_changed = true;
         }
+    }
+
+    /// Forgets a VM whose process has ended.
+    pub(super) fn forget(&mut self) {
+        if let (Some(found), Some(_)) = (&self.found, &self.kept) {
+            self.ending.extend(found.processes.iter().map(|of| of.pid));
+        }
+        (self.found, self.kept, self.next_lookup) = (None, None, None);
+        self.lack = Some(Presence::Off("its process has ended".to_owned()));
+    }
+
+    /// Lets threads of ended processes give back their memory outside of the contract.
+    pub(super) fn release_ending(&mut self, root: &Root) -> Result<(), HostError> {
+        let mut fault = Ok(());
+        self.ending.retain(|pid| {
+            let released = rtvirtio_cpu::release_ending(root, *pid);
+            fault = released.map_or_else(Err, |_| std::mem::replace(&mut fault, Ok(())));
+            // The first thread stays as a zombie until it is waited for.
+            task::tids(root, *pid).is_ok_and(|tids| tids.len() > 1)
+        });
+        fault
     }
 
     /// Looks for threads outside of a contract without taking them in.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Context as _, Error, Kind, Result, ensure};
 
 /// Name of the I/O domain's program.
-const PROGRAM: &str = "rtvirtio-iod";
+pub(super) const PROGRAM: &str = "rtvirtio-iod";
 /// Timeout of an answer, after which the I/O domain has a fault.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer that are read: more than that of the largest I/O domain.

@@ -8,16 +8,18 @@ use rtvirtio_domain_protocol::{Command, Status};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{HostError, Root, cpuset, process as processes, task, unless_gone};
 
-use super::client::{self, ANSWER_TIMEOUT, connect, listener};
+use super::client::{self, ANSWER_TIMEOUT, PROGRAM, connect};
 use super::process;
 use crate::contracts::VmCpu;
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Result};
+use crate::error::{Context as _, Result, ensure};
 use crate::progress::Progress;
 use crate::started::StartedVm;
 
 /// Most bytes of a thread's name that the kernel keeps.
 const NAME: usize = 15;
+/// Reason against a process whose process ids are not ours.
+const OTHER_NAMESPACE: &str = "its process is in another PID namespace";
 
 /// The writes that give the I/O domain's threads for these VMs' disks the CPUs of the VMs' other
 /// threads. What stays where it is is reported, and hinders nothing.
@@ -26,7 +28,7 @@ pub(crate) fn writes(held: &[VmCpu], vms: &[StartedVm], dirs: &Dirs, progress: &
         return Vec::new();
     }
     let root = Root::default();
-    let (pid, status) = match running(dirs) {
+    let (pid, status) = match running(&root, dirs) {
         Ok(None) => return Vec::new(),
         Ok(Some(found)) => found,
         Err(e) => {
@@ -38,8 +40,16 @@ pub(crate) fn writes(held: &[VmCpu], vms: &[StartedVm], dirs: &Dirs, progress: &
     for of in held {
         let (Some(cores), Some(vm)) = (&of.cores, vms.iter().find(|vm| vm.vm == of.vm)) else { continue };
         let pids: BTreeSet<u32> = vm.processes.iter().map(|process| process.pid).collect();
-        let service = cores.service();
-        for (device, is_alone) in devices(&status, &pids) {
+        let (service, devices) = (cores.service(), devices(&status, &pids));
+        // On the vCPUs' CPUs it would have neither budget nor policy.
+        if cores.placement.service.is_empty() && !devices.is_empty() {
+            progress.step(&format!(
+                "{}: threads of the I/O domain stay on their CPUs: its other threads have none of their own",
+                of.vm
+            ));
+            continue;
+        }
+        for (device, is_alone) in devices {
             let thread = if is_alone {
                 thread(&root, pid, device, &service).unwrap_or_else(|e| Err(e.to_string()))
             } else {
@@ -61,14 +71,30 @@ pub(crate) fn writes(held: &[VmCpu], vms: &[StartedVm], dirs: &Dirs, progress: &
 }
 
 /// The process of the I/O domain that answers, with its status; `None` where none listens.
-fn running(dirs: &Dirs) -> Result<Option<(u32, Status)>> {
+fn running(root: &Root, dirs: &Dirs) -> Result<Option<(u32, Status)>> {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
     let control = process::control(&dirs.state)?.unwrap_or_else(|| dirs.run.join("iod.sock"));
-    if listener(&control)?.is_none() {
-        return Ok(None);
-    }
-    let stream = connect(&control)?;
-    let pid = processes::peer(&stream)?.context("its process is in another PID namespace")?;
+    let stream = match connect(&control) {
+        Ok(stream) => stream,
+        Err(e) => {
+            let cause = e.cause::<std::io::Error>().map(std::io::Error::kind);
+            return if matches!(cause, Some(NotFound | ConnectionRefused)) { Ok(None) } else { Err(e) };
+        }
+    };
+    let pid = processes::peer(&stream)?.context(OTHER_NAMESPACE)?;
+    ensure_domain(root, pid).with_context(|| control.display().to_string())?;
     Ok(Some((pid, client::request(&stream, &control, &Command::Status, ANSWER_TIMEOUT)?)))
+}
+
+/// Fails unless a process is an I/O domain of root that sees the process ids that this program
+/// sees: the peers in its status are by these.
+fn ensure_domain(root: &Root, pid: u32) -> Result<()> {
+    let is_domain = processes::name(root, pid)? == PROGRAM && processes::user(root, pid)? == 0;
+    ensure!(is_domain, NotRunning, "process {pid} answers there, which is no {PROGRAM} of root");
+    // Absent on a kernel without such namespaces.
+    let namespace = |of: &str| unless_gone(root.inode(format!("/proc/{of}/ns/pid")));
+    ensure!(namespace(&pid.to_string())? == namespace("self")?, NotRunning, "{OTHER_NAMESPACE}");
+    Ok(())
 }
 
 /// Devices with a disk of these processes, each with whether no other process has one there, nor
@@ -143,6 +169,45 @@ mod tests {
         let of = status(&[("a", Some(7), true), ("a", None, true), ("b", Some(7), true), ("b", None, false)]);
         assert_eq!(devices(&of, &own), [("a", false), ("b", false)]);
         assert_eq!(devices(&of, &BTreeSet::from([1])), []);
+    }
+
+    #[test]
+    fn only_roots_program_with_our_process_ids_is_the_domain() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let says = || format!("{:#}", ensure_domain(&root, 7).unwrap_err());
+        put("/proc/7/comm", "socat\n");
+        put("/proc/7/status", "Uid:\t0\t0\t0\t0\n");
+        assert!(says().contains("no rtvirtio-iod"), "{}", says());
+        put("/proc/7/comm", "rtvirtio-iod\n");
+        ensure_domain(&root, 7).unwrap();
+        put("/proc/7/ns/pid", "");
+        put("/proc/self/ns/pid", "");
+        assert!(says().contains("another PID namespace"), "{}", says());
+        std::fs::remove_file(root.at("/proc/self/ns/pid")).unwrap();
+        std::fs::hard_link(root.at("/proc/7/ns/pid"), root.at("/proc/self/ns/pid")).unwrap();
+        ensure_domain(&root, 7).unwrap();
+        put("/proc/7/status", "Uid:\t0\t1000\t0\t0\n");
+        assert!(says().contains("of root"), "{}", says());
+    }
+
+    #[test]
+    fn a_domain_that_does_not_listen_is_none() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let found = || running(&Root::default(), &dirs).map(|found| found.map(|(pid, _)| pid));
+        assert_eq!(found().unwrap(), None);
+        std::fs::create_dir(&dirs.run).unwrap();
+        // Refused from the end of the listener on.
+        let listener = std::os::unix::net::UnixListener::bind(dirs.run.join("iod.sock")).unwrap();
+        assert!(format!("{:#}", found().unwrap_err()).contains("no rtvirtio-iod"));
+        drop(listener);
+        assert_eq!(found().unwrap(), None);
     }
 
     #[test]

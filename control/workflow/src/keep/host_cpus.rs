@@ -1,7 +1,7 @@
 //! CPUs of the host that go offline and come back while contracts with `cores` are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{ApplyError, Line, Machine, NoGuests, Session};
@@ -14,6 +14,8 @@ use crate::error::{Context as _, Result};
 use crate::managed_vm::ManagedVm;
 
 const CPUS: &str = "/sys/devices/system/cpu";
+/// Begin of the sentence on an error.
+const UNKNOWN: &str = "whether all CPUs of VMs with `cores` are there is not known";
 
 /// Time after a change in which the kernel may take threads their CPUs: it does so by a work queue.
 const SETTLES: Duration = Duration::from_secs(5);
@@ -52,12 +54,23 @@ impl HostCpus {
             return Vec::new();
         }
         self.looked = Some(now);
-        let lines = match self.changes(now, keeper, kept) {
-            Ok(None) => return Vec::new(),
-            Ok(Some(lines)) => lines,
-            Err(e) => vec![format!("whether all CPUs of VMs with `cores` are there is not known: {e:#}")],
+        match self.changes(now, keeper, kept) {
+            Ok(None) => Vec::new(),
+            Ok(Some(lines)) => self.new_lines(Ok(lines)),
+            Err(e) => self.new_lines(Err(e)),
+        }
+    }
+
+    /// The sentences that the last look did not have.
+    fn new_lines(&mut self, found: Result<Vec<String>>) -> Vec<String> {
+        let lines: BTreeSet<String> = match found {
+            Ok(lines) => lines.into_iter().collect(),
+            // Sentences that were true before may be so still.
+            Err(e) => {
+                let before = self.said.iter().filter(|line| !line.starts_with(UNKNOWN)).cloned();
+                before.chain([format!("{UNKNOWN}: {e:#}")]).collect()
+            }
         };
-        let lines: BTreeSet<String> = lines.into_iter().collect();
         let new = lines.difference(&self.said).cloned().collect();
         self.said = lines;
         new
@@ -82,8 +95,8 @@ impl HostCpus {
         Ok(Some(lines))
     }
 
-    /// Whether threads may lack CPUs: for a while after each change, and until a try to give them
-    /// back has come to its end.
+    /// Whether threads may lack CPUs: for a while after each change, once after that while, however
+    /// late that is, and until a try to give them back has come to its end.
     fn is_due(&mut self, now: Instant, online: Online, vms: BTreeSet<String>) -> bool {
         let has_new = vms.difference(&self.vms).next().is_some();
         self.vms = vms;
@@ -93,7 +106,9 @@ impl HostCpus {
         }
         self.online = Some(online);
         let is_open = self.is_open;
-        self.changed.take_if(|(at, _)| !is_open && now.saturating_duration_since(*at) > SETTLES);
+        // The last look was after that while.
+        let is_over = |at: Instant, next: Instant| next.saturating_duration_since(at) > SETTLES + AGAIN;
+        self.changed.take_if(|(at, next)| !is_open && is_over(*at, *next));
         match &mut self.changed {
             Some((_, next)) if now >= *next => {
                 *next = now + AGAIN;
@@ -117,15 +132,38 @@ fn has_all(allowed: &BTreeSet<u32>, online: &BTreeSet<u32>, cpuset: &BTreeSet<u3
     allowed.intersection(online).eq(cpuset)
 }
 
-/// Gives threads that have all CPUs of their cpuset, and so none by the contract, theirs again as
-/// far as these are online. Other CPUs are another program's choice, which is left to it. Returns
-/// what is to be said, and whether another rtvirtio was at work, so that it is to be tried again.
-fn give_back(
+/// CPUs of a thread, compared with those that it is to have by the contract.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    /// Those by the contract as far as its cpuset has them, or another program's choice.
+    Settled,
+    /// All of its cpuset, and so none by the contract.
+    All,
+    /// Others: its cpuset has none of those by the contract, though some are online.
+    Without,
+}
+
+/// `may_use` are the CPUs of the thread's cpuset.
+fn compare(
+    now: &BTreeSet<u32>,
+    wanted: &BTreeSet<u32>,
+    online: &BTreeSet<u32>,
+    may_use: &BTreeSet<u32>,
+) -> Found {
+    let reachable: BTreeSet<u32> = wanted.intersection(may_use).copied().collect();
+    if reachable.is_empty() {
+        return if wanted.is_disjoint(online) { Found::Settled } else { Found::Without };
+    }
+    if *now != reachable && has_all(now, online, may_use) { Found::All } else { Found::Settled }
+}
+
+/// Paths of threads that are to get their CPUs again, and what is to be said of others.
+fn without_own(
     keeper: &Keeper<'_>,
     kept: &[ManagedVm],
     online: &BTreeSet<u32>,
     faults: &[CoreFault],
-) -> Result<(Vec<String>, bool)> {
+) -> Result<(BTreeSet<PathBuf>, Vec<String>)> {
     let (mut paths, mut lines) = (BTreeSet::new(), Vec::new());
     for vm in kept {
         let of = vm.contract();
@@ -140,20 +178,42 @@ fn give_back(
             let (writes, _) = cores.writes(&of.vm, std::slice::from_ref(&thread));
             for write in writes {
                 let wanted = cpu_list(&write.value).unwrap_or_default();
-                if now == wanted
-                    || wanted.is_disjoint(online)
-                    || !has_all(&now, online, &cpuset(&keeper.root, &thread.cgroups)?)
-                {
+                if now == wanted {
                     continue;
                 }
-                if wanted.is_disjoint(&shared) {
-                    paths.insert(write.target.path);
-                } else {
-                    lines.push(format!("{}: not {} again: another VM is on it", write.knob, write.value));
+                match compare(&now, &wanted, online, &cpuset(&keeper.root, &thread.cgroups)?) {
+                    Found::Settled => {}
+                    Found::Without => lines.push(format!(
+                        "{}: its cpuset no longer has CPU {} (cgroup v1 does not give it back): write `cpuset.cpus`",
+                        write.knob, write.value
+                    )),
+                    Found::All if wanted.is_disjoint(&shared) => {
+                        paths.insert(write.target.path);
+                    }
+                    Found::All => {
+                        lines.push(format!(
+                            "{}: not {} again: another VM is on it",
+                            write.knob, write.value
+                        ));
+                    }
                 }
             }
         }
     }
+    Ok((paths, lines))
+}
+
+/// Gives threads that have all CPUs of their cpuset, and so none by the contract, theirs again as
+/// far as these are online. Other CPUs are another program's choice, which is left to it. Threads
+/// of the I/O domain get none again: they are no threads of a VM that is kept. Returns what is to
+/// be said, and whether another rtvirtio was at work, so that it is to be tried again.
+fn give_back(
+    keeper: &Keeper<'_>,
+    kept: &[ManagedVm],
+    online: &BTreeSet<u32>,
+    faults: &[CoreFault],
+) -> Result<(Vec<String>, bool)> {
+    let (paths, mut lines) = without_own(keeper, kept, online, faults)?;
     if paths.is_empty() {
         return Ok((lines, false));
     }
@@ -179,6 +239,7 @@ fn give_back(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Error, Kind};
 
     fn cpus(list: &str) -> BTreeSet<u32> {
         cpu_list(list).unwrap()
@@ -191,8 +252,7 @@ mod tests {
         let of = |inodes: &[u64]| (0..).zip(inodes.iter().map(|inode| Some(*inode))).collect::<Online>();
         let vms = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
         let mut host = HostCpus::default();
-        let due =
-            |host: &mut HostCpus, ms: u64, inodes: &[u64]| host.is_due(at(ms), of(inodes), vms(&["a"]));
+        let due = |host: &mut HostCpus, ms: u64, inodes: &[u64]| host.is_due(at(ms), of(inodes), vms(&["a"]));
         assert!(due(&mut host, 0, &[1, 2]), "keep may start after a change");
         assert!(!due(&mut host, 100, &[1, 2]));
         assert!(due(&mut host, 200, &[1, 2]));
@@ -203,11 +263,26 @@ mod tests {
         // Off and on between two looks.
         assert!(due(&mut host, 20_000, &[1, 3]));
         host.is_open = false;
-        assert!(due(&mut host, 24_000, &[1, 3]) && !due(&mut host, 26_000, &[1, 3]));
+        assert!(due(&mut host, 24_000, &[1, 3]));
+        assert!(due(&mut host, 26_000, &[1, 3]), "the first look after a change has settled");
+        assert!(!due(&mut host, 27_000, &[1, 3]));
         assert!(due(&mut host, 30_000, &[1]), "off");
         host.is_open = false;
-        assert!(!due(&mut host, 40_000, &[1]));
+        // Scans may be further apart than a change takes to settle.
+        assert!(due(&mut host, 40_000, &[1]) && !due(&mut host, 40_500, &[1]));
         assert!(host.is_due(at(41_000), of(&[1]), vms(&["a", "b"])), "a VM that is found later");
+    }
+
+    #[test]
+    fn an_error_makes_no_sentence_come_again() {
+        let mut host = HostCpus::default();
+        let line = |text: &str| vec![text.to_owned()];
+        let error = |text: &str| Err(Error::new(Kind::System, text));
+        assert_eq!(host.new_lines(Ok(line("a"))), ["a"]);
+        assert_eq!(host.new_lines(error("one")), [format!("{UNKNOWN}: one")]);
+        assert_eq!(host.new_lines(error("two")), [format!("{UNKNOWN}: two")]);
+        assert!(host.new_lines(Ok(line("a"))).is_empty());
+        assert_eq!(host.new_lines(error("two")).len(), 1);
     }
 
     #[test]
@@ -236,5 +311,17 @@ mod tests {
         assert!(has_all(&cpus("0-3"), &cpus("0-7"), &cpus("0-3")));
         assert!(!has_all(&cpus("0-3"), &cpus("0-7"), &cpus("0-7")));
         assert!(!has_all(&cpus("6-9"), &cpus("0-7"), &cpus("0-7")));
+    }
+
+    #[test]
+    fn cpus_that_a_cpuset_no_longer_has_are_not_given_back() {
+        let of = |now: &str, may_use: &str| compare(&cpus(now), &cpus("4-5"), &cpus("0-7"), &cpus(may_use));
+        assert_eq!(of("0-7", "0-7"), Found::All);
+        assert_eq!(of("2", "0-7"), Found::Settled, "another program's choice");
+        assert_eq!(of("4", "4"), Found::Settled);
+        assert_eq!(of("3-4", "3-4"), Found::All);
+        assert_eq!(of("0-3", "0-3"), Found::Without);
+        let offline = compare(&cpus("0-3"), &cpus("4-5"), &cpus("0-3"), &cpus("0-3"));
+        assert_eq!(offline, Found::Settled);
     }
 }

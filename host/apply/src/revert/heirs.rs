@@ -26,8 +26,10 @@ struct Process<'a> {
 }
 
 /// Gives threads that are in no journal and have the CPUs that another thread had from us those
-/// that it had before. CPUs that a user gave such a thread meanwhile cannot be told from inherited
-/// ones where they are the same. Returns the entries of which that failed, with the reason.
+/// that it had before, in processes whose main thread is in the journal: of others, as the I/O
+/// domain, only single threads are ours. CPUs that a user gave such a thread meanwhile cannot be
+/// told from inherited ones where they are the same. Returns the entries of which that failed, with
+/// the reason.
 pub(super) fn release<'j>(
     journal: &'j Journal,
     fates: &BTreeMap<usize, Fate>,
@@ -56,8 +58,11 @@ pub(super) fn release<'j>(
         }
     }
     let mut failed = Vec::new();
-    for (pid, of) in processes.iter().filter(|(_, of)| of.lives && !of.ours.is_empty()) {
-        failed.extend(release_of(*pid, of, machine));
+    for (pid, of) in &processes {
+        let is_whole = of.threads.contains(pid);
+        if is_whole && of.lives && !of.ours.is_empty() {
+            failed.extend(release_of(*pid, of, machine));
+        }
     }
     failed
 }

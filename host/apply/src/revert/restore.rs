@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 
 use rtvirtio_kernel::text;
+use rustix::io::Errno;
 
 use crate::machine::{ABSENT, Fault, Machine};
 use crate::outcome::Fate;
@@ -59,20 +60,34 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
     Err(Fate::Failed { error: format!("`{old}` was written but it shows `{found}`") })
 }
 
-/// Lets an interrupt come to its old CPUs again; to all that are online where none of them is: the
-/// kernel takes no others. Another value right after the write is another program's.
+/// Lets an interrupt come to its old CPUs again; to all that are online where none of them is, or
+/// where the kernel refuses them, as without room for a vector there. An interrupt for which it
+/// refuses these too is left. Another value right after the write is another program's.
 fn interrupt(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     // An error here leaves it to the kernel to refuse.
     let online = machine.host().read(Path::new(ONLINE)).ok().and_then(|text| text::cpu_list(text.trim()));
+    let online = online.filter(|online| !online.is_empty());
     let offline = |online: &BTreeSet<u32>| text::cpu_list(old).is_some_and(|old| old.is_disjoint(online));
-    let given = match online.filter(|online| !online.is_empty() && offline(online)) {
-        Some(online) => text::cpu_ranges(&online),
-        None => old.to_owned(),
-    };
-    write(target, &given, machine)?;
-    let found = read(target, machine)?;
-    let is_back = found == given || target.form.is_left_of(&found, &given);
-    if is_back { Ok(()) } else { Err(Fate::Accepted) }
+    let is_offline = online.as_ref().is_some_and(offline);
+    let first = (!is_offline).then(|| old.to_owned());
+    for given in first.into_iter().chain(online.as_ref().map(text::cpu_ranges)) {
+        match machine.write(target, &given) {
+            Ok(()) => {
+                let found = read(target, machine)?;
+                let is_back = found == given || target.form.is_left_of(&found, &given);
+                return if is_back { Ok(()) } else { Err(Fate::Accepted) };
+            }
+            Err(Fault::Io(e)) if is_refused(&e) => {}
+            Err(error) => return Err(fault(target, error, &format!("writing `{given}`"))),
+        }
+    }
+    Err(Fate::Accepted)
+}
+
+/// Whether the kernel refuses these CPUs for an interrupt (`irq_set_affinity()`).
+fn is_refused(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(code, Some(Errno::NOSPC | Errno::INVAL | Errno::BUSY))
 }
 
 /// Removes a device's weight line.
