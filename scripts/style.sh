@@ -102,10 +102,10 @@ docs_without_subject() {
     done
 }
 
-# Measured runs stay below 6 MiB: data/README.md, What is cut.
+# Measured runs stay below 6.5 MiB: data/README.md, What is cut.
 much_data() {
     bytes=$(cat data/* control/learn/data/* | wc -c)
-    [ "$bytes" -le 6291456 ] || echo "data/README.md:1: $bytes bytes of measured runs, 6291456 at most"
+    [ "$bytes" -le 6815744 ] || echo "data/README.md:1: $bytes bytes of measured runs, 6815744 at most"
 }
 
 # `println!` and `eprintln!` panic on a closed pipe or a full disk, in the middle of what serves guests or changes settings.

@@ -46,7 +46,7 @@ pub enum LeftCause {
     Fixed,
     /// The kernel refuses this value, for the reason in the error.
     Refused,
-    /// Another program has just set it.
+    /// Value that another program has just set.
     Raced,
 }
 

@@ -20,7 +20,7 @@ pub fn release_ending(root: &Root, pid: u32) -> Result<u32, HostError> {
         if !(stat.ended && stat.policy.is_some_and(Policy::is_real_time)) {
             continue;
         }
-        match sched::set(tid, &Attr::other(0)) {
+        match sched::release(tid) {
             Ok(()) => released += 1,
             Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
             Err(source) => {

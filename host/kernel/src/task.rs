@@ -32,8 +32,8 @@ pub struct TaskStat {
     pub parent: u32,
     /// Whether it is a kernel thread, not one of a process.
     pub kernel: bool,
-    /// Whether it is exiting, or a zombie: its cgroup is the root's, and all that it still does is to
-    /// give back what it has.
+    /// Whether it is exiting, or a zombie: its cgroup is the root's, and it only gives back what it
+    /// has.
     pub ended: bool,
     /// Nice value, -20 to 19.
     pub nice: i32,

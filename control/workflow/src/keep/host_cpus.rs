@@ -135,11 +135,11 @@ fn has_all(allowed: &BTreeSet<u32>, online: &BTreeSet<u32>, cpuset: &BTreeSet<u3
 /// CPUs of a thread, compared with those that it is to have by the contract.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
-    /// Those by the contract as far as its cpuset has them, or another program's choice.
+    /// CPUs by the contract as far as its cpuset has them, or another program's choice.
     Settled,
     /// All of its cpuset, and so none by the contract.
     All,
-    /// Others: its cpuset has none of those by the contract, though some are online.
+    /// CPUs by chance: its cpuset has none of those by the contract, though some are online.
     Without,
 }
 
