@@ -26,6 +26,8 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));
+    // Another program may give these threads reservations at once.
+    rtvirtio_kernel::sched::settle();
     finish(result, cli.global.json)
 }
 

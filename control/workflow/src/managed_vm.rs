@@ -23,6 +23,8 @@ const LOOKUPS: u32 = 10;
 /// libvirt puts a thread that it has hot-plugged into a cgroup of its own, where the kernel takes
 /// no real-time thread: until that has happened such a thread is left as it was born.
 const LIBVIRT_SETTLES: Duration = Duration::from_millis(500);
+/// Time for which ending threads are looked for after one has ended.
+const ENDING: Duration = Duration::from_secs(10);
 /// Time for which CPU use is observed before a budget is split by it.
 const OBSERVED: Duration = Duration::from_secs(1);
 
@@ -41,6 +43,8 @@ pub struct ManagedVm {
     split_every: Duration,
     /// vCPUs that were plugged in and for which no CPU was left.
     hotplugged: HotpluggedVcpus,
+    /// Time at which a poll last missed a thread.
+    thread_ended: Option<Instant>,
 }
 
 /// A thread without settings.
@@ -85,6 +89,7 @@ impl ManagedVm {
             split_at: Instant::now(),
             split_every,
             hotplugged: HotpluggedVcpus::default(),
+            thread_ended: None,
             handle,
         }
     }
@@ -116,6 +121,7 @@ impl ManagedVm {
             split_at: now,
             split_every,
             hotplugged: HotpluggedVcpus::default(),
+            thread_ended: None,
             handle,
         }
     }
@@ -189,7 +195,22 @@ impl ManagedVm {
         look_up: &mut dyn FnMut() -> Option<VmHandle>,
     ) -> Result<Option<TakeIn>> {
         self.poll(root, processes)?;
-        self.next(root, probe, processes, look_up, true)
+        let found = self.next(root, probe, processes, look_up, true)?;
+        self.release_ending(root)?;
+        Ok(found)
+    }
+
+    /// Takes threads that are ending out of the contract, for some time after one has ended: the
+    /// last ones of a VM may be throttled, and begin to end later.
+    fn release_ending(&self, root: &Root) -> Result<()> {
+        if self.thread_ended.is_none_or(|at| at.elapsed() > ENDING) {
+            return Ok(());
+        }
+        let mut released = Ok(());
+        for pid in &self.handle.pids {
+            released = release_ending(root, *pid).map(drop).and(released);
+        }
+        Ok(released?)
     }
 
     /// Finds threads that have come.
@@ -203,9 +224,7 @@ impl ManagedVm {
             self.pending.insert(key(&new.thread), pending);
         }
         if !changes.gone.is_empty() {
-            for pid in &self.handle.pids {
-                release_ending(root, *pid)?;
-            }
+            self.thread_ended = Some(now);
         }
         Ok(())
     }

@@ -29,9 +29,9 @@ const GAIN: f64 = 0.25;
 ///
 /// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to
 /// others. With `before`, the split moves a quarter of the way from there, so that it follows the
-/// load slowly, and a thread that is not in it gets at least an even part: it has hardly run yet,
-/// and may hold locks that all others wait for. Every thread gets the same part of an eighth of the
-/// budget whatever it used, and at least 50 us; the sum never exceeds the budget.
+/// load slowly, and a thread that is not in it counts with at least an even part: it has hardly run
+/// yet, and may hold locks that all others wait for. Every thread gets the same part of an eighth
+/// of the budget whatever it used, and at least 50 us; the sum never exceeds the budget.
 ///
 /// Returns `None` when the budget does not give every thread its least.
 #[must_use]

@@ -14,6 +14,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use refusal::{CAP_SYS_NICE, Refusal, explain};
+pub use throttled::settle;
 
 /// Scheduling policy of a thread (sched(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -297,26 +298,13 @@ pub fn get(tid: u32) -> io::Result<Attr> {
 /// thread next blocks, and so never for one that is asleep already: seen on Linux 6.1 and 6.18,
 /// `switched_from_dl()` in `kernel/sched/deadline.c`. Bandwidth lost in this way stays lost when
 /// the thread ends, until the CPU sets change, and the next reservation is refused. Killed between
-/// the two calls, the thread has [`Attr::released`]. One that is throttled leaves with its
-/// reservation, and the call waits until the kernel has forgotten it, 2 s at most: under a
-/// reservation before that it would never run again.
+/// the two calls, the thread has [`Attr::released`]. A thread that is throttled never runs again
+/// under a next reservation that comes too soon: [`settle`] before a program ends.
 ///
 /// # Errors
 /// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when the
 /// thread is gone; [`explain`] finds the cause.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
-    set_in(tid, attr, true)
-}
-
-/// Makes a thread that is ending ordinary, without a wait.
-///
-/// # Errors
-/// As [`set`].
-pub fn release(tid: u32) -> io::Result<()> {
-    set_in(tid, &Attr::other(0), false)
-}
-
-fn set_in(tid: u32, attr: &Attr, waits: bool) -> io::Result<()> {
     let mut first = *attr;
     // Asking for a slice makes it the thread's own for good; most threads have the default, which
     // need not be set.
@@ -324,31 +312,13 @@ fn set_in(tid: u32, attr: &Attr, waits: bool) -> io::Result<()> {
     let before = get(tid)?;
     match (before.reservation, attr.reservation) {
         (None, Some(wanted)) => throttled::enter(tid, wanted, &first, &before)?,
-        (Some(held), None) => {
-            if !throttled::leave(tid, held, &first, waits)? {
-                release_and_set(tid, &first, &before)?;
-            }
-        }
+        (Some(held), None) => throttled::leave(tid, held, &first, &before)?,
         _ => set_raw(tid, &first)?,
     }
     if attr.slice != 0 && !attr.policy.is_real_time() && get(tid)?.slice != attr.slice {
         set_raw(tid, attr)?;
     }
     Ok(())
-}
-
-/// Takes a thread out of DEADLINE that gives its bandwidth back first.
-fn release_and_set(tid: u32, attr: &Attr, before: &Attr) -> io::Result<()> {
-    if let Some(released) = before.released() {
-        // Refused where `sched_deadline_period_max_us` is lower than usual: then the bandwidth is
-        // lost, and the policy is still right.
-        let _ = set_raw(tid, &released);
-    }
-    set_raw(tid, attr).inspect_err(|_| {
-        // The thread held it a moment ago, so there is bandwidth for it; and the first error is the
-        // one to report.
-        let _ = set_raw(tid, before);
-    })
 }
 
 fn set_raw(tid: u32, attr: &Attr) -> io::Result<()> {

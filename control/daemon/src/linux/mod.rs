@@ -401,7 +401,7 @@ impl Host for LinuxHost {
             self.plan.read_ended();
         }
         names.extend(self.applied.reach.iter().map(|vm| vm.name.clone()));
-        self.tracked.retain(|name, _| names.contains(name));
+        self.tracked.retain(|name, of| names.contains(name) || !of.ending.is_empty());
         let lists = self.may_have_new_tasks(now) || look == ScanDepth::Compare;
         if lists {
             self.new_processes(look);

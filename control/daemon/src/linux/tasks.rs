@@ -92,7 +92,7 @@ impl Tracked {
             Some(found) => !lives(found) || self.takes_in(now),
             None => self.next_lookup.is_none_or(|at| now >= at),
         };
-        !is_due && !self.stale
+        !is_due && !self.stale && self.ending.is_empty()
     }
 }
 

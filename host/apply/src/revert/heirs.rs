@@ -14,6 +14,8 @@ use crate::target::{Form, Place, Target};
 
 /// Scans of a process's threads: one that was not looked at yet may start another meanwhile.
 const ROUNDS: u32 = 20;
+/// Name of the I/O domain's process.
+const DOMAIN: &str = "rtvirtio-iod";
 
 /// Entries of one process in a journal.
 #[derive(Default)]
@@ -26,10 +28,9 @@ struct Process<'a> {
 }
 
 /// Gives threads that are in no journal and have the CPUs that another thread had from us those
-/// that it had before, in processes whose main thread is in the journal: of others, as the I/O
-/// domain, only single threads are ours. CPUs that a user gave such a thread meanwhile cannot be
-/// told from inherited ones where they are the same. Returns the entries of which that failed, with
-/// the reason.
+/// that it had before. Of the I/O domain only single threads are ours, so it is left out. CPUs that
+/// a user gave such a thread meanwhile cannot be told from inherited ones where they are the same.
+/// Returns the entries of which that failed, with the reason.
 pub(super) fn release<'j>(
     journal: &'j Journal,
     fates: &BTreeMap<usize, Fate>,
@@ -59,12 +60,16 @@ pub(super) fn release<'j>(
     }
     let mut failed = Vec::new();
     for (pid, of) in &processes {
-        let is_whole = of.threads.contains(pid);
-        if is_whole && of.lives && !of.ours.is_empty() {
+        if of.lives && !of.ours.is_empty() && !is_domain(*pid, machine) {
             failed.extend(release_of(*pid, of, machine));
         }
     }
     failed
+}
+
+fn is_domain(pid: u32, machine: &Machine<'_>) -> bool {
+    let name = machine.host().read(&PathBuf::from(format!("/proc/{pid}/comm")));
+    name.is_ok_and(|name| name.trim() == DOMAIN)
 }
 
 fn release_of<'j>(pid: u32, of: &Process<'j>, machine: &Machine<'_>) -> Option<(&'j Entry, String)> {

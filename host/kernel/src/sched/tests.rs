@@ -203,36 +203,45 @@ fn a_refused_policy_leaves_the_reservation() {
     set(tid, &Attr::other(0)).unwrap();
 }
 
-/// The mark of a throttled thread does not outlive its reservation.
+/// The mark of a throttled thread does not outlive its reservation, whether it is ready or sleeps.
 #[test]
 fn a_thread_that_was_throttled_runs_again_under_a_later_reservation() {
     let test = "a_thread_that_was_throttled_runs_again_under_a_later_reservation";
-    let mut spinning = std::process::Command::new("sh");
-    let spinner = rtvirtio_testkit::ChildGuard(spinning.args(["-c", "while :; do :; done"]).spawn().unwrap());
-    let (root, tid) = (Root::default(), spinner.0.id());
-    let used = || crate::task::cpu_time(&root, tid, tid).unwrap();
-    let runs = |of: &str| {
-        let (start, before) = (std::time::Instant::now(), used());
-        while used() < before + std::time::Duration::from_millis(30) {
-            if start.elapsed() > rtvirtio_testkit::HANG {
-                // Stuck, it cannot even be killed.
-                set(tid, &Attr::other(0)).unwrap();
-                panic!("it does not run: {of}");
+    let loops = [
+        "while :; do :; done",
+        "while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.02; done",
+    ];
+    for of in loops {
+        let shell = std::process::Command::new("sh").args(["-c", of]).spawn().unwrap();
+        let shell = rtvirtio_testkit::ChildGuard(shell);
+        let (root, tid) = (Root::default(), shell.0.id());
+        let used = || crate::task::cpu_time(&root, tid, tid).unwrap();
+        let runs = |of: &str| {
+            let (start, before) = (std::time::Instant::now(), used());
+            while used() < before + std::time::Duration::from_millis(10) {
+                if start.elapsed() > rtvirtio_testkit::HANG {
+                    // Stuck, it cannot even be killed.
+                    set_raw(tid, &Attr::other(0)).unwrap();
+                    panic!("it does not run: {of}");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        for round in 0..6 {
+            let runtime = if round % 2 == 0 { 100_000 } else { 8_000_000 };
+            let first = Attr::deadline(runtime, 20_000_000);
+            if let Err(e) = set(tid, &first) {
+                return rtvirtio_testkit::skip(test, &format!("no SCHED_DEADLINE: {e}"));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50 + 7 * round));
+            set(tid, &Attr::other(0)).unwrap();
+            settle();
+            runs("as an ordinary thread");
+            // As a program does that knows nothing of the first.
+            set_raw(tid, &Attr::deadline(8_000_000, 20_000_000)).unwrap();
+            runs("under a later reservation");
+            set(tid, &Attr::other(0)).unwrap();
+            settle();
         }
-    };
-    for first in [Attr::deadline(1_000_000, 500_000_000), Attr::deadline(8_000_000, 20_000_000)] {
-        if let Err(e) = set(tid, &first) {
-            return rtvirtio_testkit::skip(test, &format!("no SCHED_DEADLINE: {e}"));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        set(tid, &Attr::other(0)).unwrap();
-        // Longer than any period that it had.
-        std::thread::sleep(std::time::Duration::from_millis(2_300));
-        runs("as an ordinary thread");
-        set(tid, &Attr::deadline(8_000_000, 20_000_000)).unwrap();
-        runs("under a later reservation");
     }
-    set(tid, &Attr::other(0)).unwrap();
 }

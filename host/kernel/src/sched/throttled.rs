@@ -1,29 +1,54 @@
 //! Threads that SCHED_DEADLINE holds back, and how they leave it.
 //!
 //! A thread that has used up its runtime is marked (`dl_throttled`) until a timer refills it at its
-//! deadline. Where it leaves the class meanwhile, the timer finds it ordinary and leaves the mark.
-//! The mark goes when the kernel forgets the reservation, at the 0-lag time (`task_non_contending()`
-//! in `kernel/sched/deadline.c`): the deadline, and for each ns that it ran too long a period over
-//! runtime more. Under a new reservation before that it never runs again, and cannot be killed:
-//! seen on Linux 6.18.
+//! deadline, also where it sleeps by then. Where it leaves the class meanwhile, the timer finds it
+//! ordinary and leaves the mark. The mark goes when the kernel forgets the reservation, at the
+//! 0-lag time (`task_non_contending()` in `kernel/sched/deadline.c`): the deadline, and for each ns
+//! that it ran too long a period over runtime more. Under a new reservation before that it never
+//! runs again, and cannot be killed: seen on Linux 6.18.
+//!
+//! A thread that leaves in [`leave`] has no mark, or the next [`enter`] of this program waits until
+//! it is gone. One that another program has left marked is mended by `enter` where it wants to run;
+//! where it sleeps at that moment, the kernel does not tell.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
 
 use super::{Attr, Reservation, set_raw};
 use crate::{Root, task};
 
-/// Longest tick of the kernel: how long a thread runs beyond its runtime where it is not known.
-const TICK: u64 = 10_000_000;
+/// Longest tick of the kernel: how long a thread runs beyond its runtime where it is not known, ns.
+const TICK: i64 = 10_000_000;
+/// Runtime, ns, with which a thread is not throttled within a few system calls.
+const ENOUGH: i64 = 1_000_000;
 /// Longest wait for a 0-lag time.
-const LONGEST: Duration = Duration::from_secs(2);
+const LONGEST: Duration = Duration::from_secs(10);
 /// Time for timers to run.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// Runtime that is left, negative beyond it, and deadline, ns (`/proc/PID/sched`, for DEADLINE
-/// threads only); `None` where the kernel does not tell (no `CONFIG_SCHED_DEBUG`).
+/// Threads that have left, each with the time at which the kernel has forgotten its reservation.
+static LEAVING: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
+
+/// Waits until the kernel has forgotten the reservations that threads have left in this program,
+/// [`LONGEST`] at most: a program that ends before would let the next one begin too early.
+pub fn settle() {
+    let all = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).values().max().copied();
+    wait_until(all);
+}
+
+fn wait_until(at: Option<Instant>) {
+    let left = at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+    thread::sleep(left.min(LONGEST));
+}
+
+/// Runtime that is left, negative beyond it, and deadline, ns, as last counted (`/proc/PID/sched`,
+/// for DEADLINE threads only); `None` where the kernel does not tell (no `CONFIG_SCHED_DEBUG`).
 fn left(tid: u32) -> Option<(i64, i64)> {
     let text = fs::read_to_string(format!("/proc/{tid}/sched")).ok()?;
     let of = |name: &str| {
@@ -33,36 +58,50 @@ fn left(tid: u32) -> Option<(i64, i64)> {
     Some((of("dl.runtime")?, of("dl.deadline")?))
 }
 
-/// Whether a thread wants to run. One that is throttled does.
+/// Whether a thread wants to run.
 fn is_ready(tid: u32) -> bool {
     task::stat(&Root::default(), tid, tid).is_ok_and(|stat| stat.state == 'R')
 }
 
-/// Time after which the kernel has forgotten the reservation of a thread that leaves it now; `None`
-/// where it is not throttled.
-fn lag(tid: u32, held: Reservation) -> Option<Duration> {
-    if !is_ready(tid) {
-        return None;
-    }
-    let beyond = match left(tid) {
-        Some((runtime, _)) if runtime > 0 => return None,
-        Some((runtime, _)) => runtime.unsigned_abs(),
-        None => TICK,
-    };
+/// Longest time from the leave of a thread that has so much runtime left until the kernel has
+/// forgotten its reservation. Its deadline lies as far ahead as an earlier refill had to make up
+/// for (`replenish_dl_entity()`).
+fn lag(held: Reservation, left: i64) -> Duration {
+    let beyond = TICK + ENOUGH + (-left).max(0);
     let periods = 1.0 + beyond as f64 / held.runtime.max(1) as f64;
-    Some((Duration::from_nanos(held.period).mul_f64(periods) + SLACK).min(LONGEST))
+    (Duration::from_nanos(held.period).mul_f64(periods) + SLACK).min(LONGEST)
 }
 
-/// Takes a thread that is throttled out of its reservation, with that reservation, so that the
-/// kernel forgets it soon, and waits for that if `waits`. False where it is not throttled: then
-/// nothing is done.
-pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, waits: bool) -> io::Result<bool> {
-    let Some(lag) = lag(tid, held) else { return Ok(false) };
-    set_raw(tid, attr)?;
-    if waits {
-        thread::sleep(lag);
+/// Takes a thread out of its reservation, whose bandwidth it gives back.
+pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> io::Result<()> {
+    // A sleeper that is throttled is refilled at its deadline; one that has never run has zeros.
+    if !is_ready(tid) && left(tid).is_some_and(|of| of.0 <= 0 && of != (0, 0)) {
+        thread::sleep((Duration::from_nanos(held.period) + SLACK).min(LONGEST));
     }
-    Ok(true)
+    // The kernel counts what has been used with each change. Refused where
+    // `sched_deadline_period_max_us` is lower than usual: then a sleeper's bandwidth is lost, and
+    // the policy is still right.
+    if let Some(released) = before.released() {
+        let _ = set_raw(tid, &released);
+    }
+    let rest = left(tid).map_or(-TICK, |of| of.0);
+    let is_marked = rest < ENOUGH && is_ready(tid);
+    if is_marked {
+        // With the released one the kernel would forget it in hours.
+        let _ = set_raw(tid, before);
+    }
+    set_raw(tid, attr).inspect_err(|_| {
+        // The thread held it a moment ago, so there is bandwidth for it; and the first error is the
+        // one to report.
+        let _ = set_raw(tid, before);
+    })?;
+    if is_marked {
+        let now = Instant::now();
+        let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.retain(|_, at| *at > now);
+        leaving.insert(tid, now + lag(held, rest));
+    }
+    Ok(())
 }
 
 /// Whether a thread under this reservation is throttled for good.
@@ -73,13 +112,31 @@ fn is_stuck(tid: u32, held: Reservation) -> bool {
     throttled() == Some(first)
 }
 
-/// Gives a thread with other attributes (`before`) a reservation, under which it runs even where
-/// another program has taken it out of one while it was throttled.
+/// Gives a thread with other attributes (`before`) a reservation. One that wants to run then runs
+/// under it, also where another program has taken it out of a reservation while it was throttled.
 pub(super) fn enter(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> io::Result<()> {
+    let start = || task::stat(&Root::default(), tid, tid).ok().map(|stat| stat.start);
+    let of = start();
+    let known = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).get(&tid).copied();
+    wait_until(known);
+    let gone = || io::Error::from(Errno::SRCH);
+    if known.is_some() && start() != of {
+        return Err(gone());
+    }
     set_raw(tid, attr)?;
     if !is_stuck(tid, held) {
         return Ok(());
     }
-    leave(tid, held, &Attr { slice: 0, ..*before }, true)?;
-    set_raw(tid, attr)
+    let (before, rest) = (Attr { slice: 0, ..*before }, left(tid).map_or(-TICK, |of| of.0));
+    set_raw(tid, &before)?;
+    thread::sleep(lag(held, rest));
+    if start() != of {
+        return Err(gone());
+    }
+    set_raw(tid, attr)?;
+    if is_stuck(tid, held) {
+        set_raw(tid, &before)?;
+        return Err(io::Error::other("the kernel keeps it throttled since an earlier reservation"));
+    }
+    Ok(())
 }
