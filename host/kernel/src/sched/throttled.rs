@@ -36,7 +36,7 @@ const SLACK: Duration = Duration::from_millis(5);
 static LEAVING: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
 
 /// Waits until the kernel has forgotten the reservations that threads have left in this program,
-/// [`LONGEST`] at most: a program that ends before would let the next one begin too early.
+/// 10 s at most: a program that ends before would let the next one begin too early.
 pub fn settle() {
     let all = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).values().max().copied();
     wait_until(all);
