@@ -136,7 +136,6 @@ rtvirtio keep plant.toml >kept 2>&1 &
 keeper=$!
 within is_kept 'CPU 1/' && within is_kept iothread2 || fail 'keep took a plugged thread not in'
 run rtvirtio threads plant.toml plc
-whole
 restart_libvirtd
 run virsh destroy plc
 run virsh start plc
