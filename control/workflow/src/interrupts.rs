@@ -63,7 +63,7 @@ pub(crate) fn writes(
         }
     }
     let numbers: BTreeSet<u32> =
-        writes.iter().filter_map(|write| number(&write.target.to_string())).collect();
+        writes.iter().filter_map(|write| irq::number_in(&write.target.to_string())).collect();
     if !numbers.is_empty() {
         match irq::balancer(&root) {
             Ok(pid) => {
@@ -106,7 +106,7 @@ fn journaled(root: &Root, dirs: &Dirs) -> Result<BTreeMap<u32, PathBuf>> {
         let Some(status) = status.filter(|status| !status.rebooted) else { continue };
         // The number of one that is gone may be another's by now.
         let held = status.knobs.iter().filter(|knob| !matches!(knob.state, KnobState::Gone { .. }));
-        let numbers = held.filter_map(|knob| number(&knob.path));
+        let numbers = held.filter_map(|knob| irq::number_in(&knob.path));
         found.extend(numbers.map(|number| (number, of.state.clone())));
     }
     Ok(found)
@@ -233,7 +233,7 @@ fn of_disk(found: &Vectors, free: &Free, journaled: &BTreeMap<u32, PathBuf>) -> 
 pub(crate) fn report(applied: &Applied, progress: &dyn Progress) {
     left(&applied.left).iter().for_each(|line| progress.warn(line));
     let root = Root::default();
-    for Line { knob, path, new, .. } in applied.knobs.iter().filter(|line| number(&line.path).is_some()) {
+    for Line { knob, path, new, .. } in applied.knobs.iter().filter(|line| is_of(&line.path)) {
         progress.step(&match sent_to(&root, path) {
             Ok(None) => format!("{knob}: set to {new}; the kernel does not tell where it goes"),
             Ok(Some(on)) => {
@@ -266,13 +266,13 @@ fn left(all: &[Left]) -> Vec<String> {
 
 /// CPUs that an interrupt is sent to, by the path of the CPUs that it is set to.
 fn sent_to(root: &Root, path: &str) -> Result<Option<BTreeSet<u32>>, HostError> {
-    number(path).map_or(Ok(None), |number| irq::effective(root, number))
+    irq::number_in(path).map_or(Ok(None), |number| irq::effective(root, number))
 }
 
 /// Whether a setting's path is that of an interrupt's CPUs.
 #[must_use]
 pub fn is_of(path: &str) -> bool {
-    number(path).is_some()
+    irq::number_in(path).is_some()
 }
 
 /// Counts interrupts that may come to no CPU of a vCPU as in force, whatever CPUs another program
@@ -305,18 +305,13 @@ fn count_apart(status: &mut Status, vcpus: &BTreeSet<u32>) {
     }
 }
 
-fn number(path: &str) -> Option<u32> {
-    let number = path.strip_prefix("/proc/irq/")?.strip_suffix("/smp_affinity_list")?;
-    number.parse().ok()
-}
-
 /// Sentences on the interrupts among settings in force, as [`count_by_vcpus`] counts them: the CPUs
 /// that they are sent to, and the program that moves them again.
 #[must_use]
 pub fn notes(status: &Status) -> Vec<String> {
     let (root, mut notes, mut moved) = (Root::default(), Vec::new(), BTreeSet::new());
     for knob in &status.knobs {
-        let Some(number) = number(&knob.path) else { continue };
+        let Some(number) = irq::number_in(&knob.path) else { continue };
         match &knob.state {
             KnobState::InForce => match sent_to(&root, &knob.path) {
                 Ok(on) => {
@@ -468,8 +463,8 @@ mod tests {
 
     #[test]
     fn only_an_interrupts_path_has_a_number() {
-        assert_eq!(number("/proc/irq/24/smp_affinity_list"), Some(24));
-        assert_eq!(number("/proc/irq/x/smp_affinity_list"), None);
-        assert_eq!(number("/sys/block/sda/queue/scheduler"), None);
+        assert_eq!(irq::number_in("/proc/irq/24/smp_affinity_list"), Some(24));
+        assert_eq!(irq::number_in("/proc/irq/x/smp_affinity_list"), None);
+        assert_eq!(irq::number_in("/sys/block/sda/queue/scheduler"), None);
     }
 }

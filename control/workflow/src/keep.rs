@@ -173,7 +173,7 @@ pub fn keep(
             }
             failures.forget(&vm.contract().vm);
         }
-        host_cpus.look(&keeper, &kept).iter().for_each(|line| progress.warn(line));
+        host_cpus.poll(&keeper, &kept).iter().for_each(|line| progress.warn(line));
         if let Some(follower) = &mut follower {
             put_back |= follower.poll(dirs, progress)? == Some(rtvirtio_urgency_host::Ended::PutBack);
         }

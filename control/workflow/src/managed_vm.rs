@@ -206,11 +206,12 @@ impl ManagedVm {
         if self.thread_ended.is_none_or(|at| at.elapsed() > ENDING) {
             return Ok(());
         }
-        let mut released = Ok(());
+        let mut fault = None;
         for pid in &self.handle.pids {
-            released = release_ending(root, *pid).map(drop).and(released);
+            // One that is refused keeps no other from it.
+            fault = release_ending(root, *pid).err().or(fault);
         }
-        Ok(released?)
+        fault.map_or(Ok(()), |e| Err(e.into()))
     }
 
     /// Finds threads that have come.

@@ -119,7 +119,7 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
             Place::Host | Place::Guest { .. } => false,
         };
         let removed = (e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none())
-            || matches!(e.target.form, Form::Interrupt { .. });
+            || e.target.is_interrupt();
         // systemd is not asked for each unit: its directory says whether it is the same.
         let is_gone = || match e.target.form.unit() {
             Some(_) => is_other_directory(e, machine),

@@ -142,7 +142,7 @@ fn write_all(
         observer.step(Step::Wrote { index: index + 1, of });
     }
     // Compare all once more: a later write may have changed an earlier knob.
-    for entry in planned.iter().filter(|entry| !is_interrupt(entry)) {
+    for entry in planned.iter().filter(|entry| !entry.target.is_interrupt()) {
         compare(entry, machine)?;
     }
     journal.entries.retain(|entry| !left.contains_key(&entry.id));
@@ -154,7 +154,7 @@ fn write_all(
 /// An interrupt that the kernel does not move, or that irqbalance moves at this moment, hinders
 /// nothing. `None` for one that has our value all the same, which is to be put back.
 fn leave(entry: &Entry, error: ApplyError, machine: &Machine<'_>) -> Result<Option<Left>, ApplyError> {
-    if !is_interrupt(entry) {
+    if !entry.target.is_interrupt() {
         return Err(error);
     }
     let (cause, text) = match &error {
@@ -176,10 +176,6 @@ fn leave(entry: &Entry, error: ApplyError, machine: &Machine<'_>) -> Result<Opti
         _ => return Err(error),
     };
     Ok(Some(Left { knob: entry.knob.clone(), error: text, cause }))
-}
-
-fn is_interrupt(entry: &Entry) -> bool {
-    matches!(entry.target.form, Form::Interrupt { .. })
 }
 
 /// Returns the value before, where anything had to be written.

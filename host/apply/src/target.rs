@@ -340,23 +340,28 @@ impl Target {
         found == old || (self.form == Form::Scheduling && self.form.is(found, old))
     }
 
+    /// Whether the CPUs of an interrupt are meant.
+    pub(crate) fn is_interrupt(&self) -> bool {
+        matches!(self.form, Form::Interrupt { .. })
+    }
+
     /// Whether a thread or an interrupt is meant, which may end at any time, and takes its settings
     /// with it.
     pub(crate) fn may_end(&self) -> bool {
-        matches!(self.place, Place::Thread { .. }) || matches!(self.form, Form::Interrupt { .. })
+        matches!(self.place, Place::Thread { .. }) || self.is_interrupt()
     }
 
     /// Whether an error of a write is the kernel's way to say that no program may set this: it
     /// manages the interrupt itself (`write_irq_affinity()`; `EIO` before Linux 6.9).
     pub(crate) fn is_fixed(&self, error: &io::Error) -> bool {
         let code = error.raw_os_error().map(Errno::from_raw_os_error);
-        matches!(self.form, Form::Interrupt { .. }) && matches!(code, Some(Errno::IO | Errno::PERM))
+        self.is_interrupt() && matches!(code, Some(Errno::IO | Errno::PERM))
     }
 
     /// Whether the file belongs to a cgroup of the host.
     pub(crate) fn in_cgroup(&self) -> bool {
         let in_sys = |dir| self.path.starts_with(Path::new(dir));
-        let other = matches!(self.form, Form::Group { .. } | Form::Interrupt { .. });
+        let other = matches!(self.form, Form::Group { .. }) || self.is_interrupt();
         self.place == Place::Host && !other && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 

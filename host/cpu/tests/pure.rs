@@ -93,7 +93,7 @@ fn a_thread_that_comes_gets_an_even_part_and_its_own_by_and_by() {
     let used = |last| [(1, 300), (2, 100), (3, last)].map(|(tid, ms)| (tid, Duration::from_millis(ms)));
     let before = split(4_000_000, 1, 20_000_000, &used(0)[..2], None).unwrap();
     let mut shares = split(4_000_000, 1, 20_000_000, &used(0), Some(&before)).unwrap();
-    // Of 4 it is at least a quarter, for others give theirs.
+    // A third counts for it at first, next to all that the others had: a quarter of 4 ms.
     assert!(shares[2].runtime >= 1_000_000, "{shares:?}");
     for _ in 0..40 {
         shares = split(4_000_000, 1, 20_000_000, &used(0), Some(&shares)).unwrap();

@@ -76,7 +76,7 @@ fn controller(root: &Root, disk: &BlockDevice) -> Result<Option<PathBuf>, HostEr
     Ok(None)
 }
 
-/// `None` for a vector that nobody has requested.
+/// `None` for a vector that no driver has requested.
 fn vector(root: &Root, number: u32, file: PathBuf) -> Result<Option<Vector>, HostError> {
     // Read first: an interrupt that gets the number later is another vector.
     let inode = root.inode(&file)?;
@@ -95,6 +95,12 @@ fn vector(root: &Root, number: u32, file: PathBuf) -> Result<Option<Vector>, Hos
 #[must_use]
 pub fn affinity_file(number: u32) -> PathBuf {
     PathBuf::from(format!("{IRQS}/{number}/smp_affinity_list"))
+}
+
+/// Number of the interrupt of an [`affinity_file`]; `None` for other paths.
+#[must_use]
+pub fn number_in(path: &str) -> Option<u32> {
+    path.strip_prefix(IRQS)?.strip_prefix('/')?.strip_suffix("/smp_affinity_list")?.parse().ok()
 }
 
 /// CPUs that an interrupt is sent to now; `None` where the kernel does not tell. They follow a

@@ -106,8 +106,9 @@ impl Tracked {
     pub(super) fn release_ending(&mut self, root: &Root) -> Result<(), HostError> {
         let mut fault = Ok(());
         self.ending.retain(|pid| {
-            let released = rtvirtio_cpu::release_ending(root, *pid);
-            fault = released.map_or_else(Err, |_| std::mem::replace(&mut fault, Ok(())));
+            if let Err(e) = rtvirtio_cpu::release_ending(root, *pid) {
+                fault = Err(e);
+            }
             // The first thread stays as a zombie until it is waited for.
             task::tids(root, *pid).is_ok_and(|tids| tids.len() > 1)
         });

@@ -147,6 +147,12 @@ fn thread(
 mod tests {
     use super::*;
 
+    fn put(root: &Root, path: &str, text: &str) {
+        let path = root.at(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
     fn status(disks: &[(&str, Option<u32>, bool)]) -> Status {
         let disk = |(device, peer, connected): &(&str, Option<u32>, bool)| {
             serde_json::json!({ "device": device, "name": "n", "socket": "", "connected": connected, "attached": true,
@@ -175,11 +181,7 @@ mod tests {
     fn only_roots_program_with_our_process_ids_is_the_domain() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = root.at(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let put = |path: &str, text: &str| put(&root, path, text);
         let says = || format!("{:#}", ensure_domain(&root, 7).unwrap_err());
         put("/proc/7/comm", "socat\n");
         put("/proc/7/status", "Uid:\t0\t0\t0\t0\n");
@@ -214,25 +216,20 @@ mod tests {
     fn the_thread_of_a_device_is_found_by_its_name() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
-        let put = |tid: u32, name: &str, cpus: &str| {
-            let dir = root.at(format!("/proc/7/task/{tid}"));
-            std::fs::create_dir_all(&dir).unwrap();
-            std::fs::write(dir.join("stat"), format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60))).unwrap();
-            std::fs::write(dir.join("status"), format!("Cpus_allowed_list:\t{cpus}\n")).unwrap();
-            std::fs::write(dir.join("cgroup"), "0::/system.slice/iod.service\n").unwrap();
+        let thread_of = |tid: u32, name: &str, cpus: &str| {
+            let of = |file: &str, text: &str| put(&root, &format!("/proc/7/task/{tid}/{file}"), text);
+            of("stat", &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
+            of("status", &format!("Cpus_allowed_list:\t{cpus}\n"));
+            of("cgroup", "0::/system.slice/iod.service\n");
         };
-        let file = |path: &str, text: &str| {
-            let path = root.at(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let file = |path: &str, text: &str| put(&root, path, text);
         file("/sys/devices/system/cpu/online", "0-7\n");
         file("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-        put(7, "rtvirtio-iod", "0-7");
-        put(8, "a-name-of-sixte", "0-7");
-        put(9, "pinned", "3");
-        put(10, "twice", "0-7");
-        put(11, "twice", "0-7");
+        thread_of(7, "rtvirtio-iod", "0-7");
+        thread_of(8, "a-name-of-sixte", "0-7");
+        thread_of(9, "pinned", "3");
+        thread_of(10, "twice", "0-7");
+        thread_of(11, "twice", "0-7");
         let of = |device: &str| thread(&root, 7, device, &BTreeSet::from([4, 5])).unwrap();
         assert_eq!(of("a-name-of-sixteen").map(|found| found.0), Ok(8));
         assert!(of("pinned").unwrap_err().contains("configuration"));

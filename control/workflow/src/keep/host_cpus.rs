@@ -20,7 +20,7 @@ const UNKNOWN: &str = "whether all CPUs of VMs with `cores` are there is not kno
 /// Time after a change in which the kernel may take threads their CPUs: it does so by a work queue.
 const SETTLES: Duration = Duration::from_secs(5);
 /// Interval of looks in that time.
-const AGAIN: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// CPUs that are online, each with the inode of its directory `topology`, where the kernel has one:
 /// it makes that directory anew when the CPU comes back (`drivers/base/topology.c`).
@@ -47,9 +47,9 @@ impl HostCpus {
     /// change takes all threads of a cpuset their CPUs (`cpuset_hotplug_update_tasks()`), later
     /// ones only those that have none left. Returns what is to be said, each sentence once for as
     /// long as it is true.
-    pub fn look(&mut self, keeper: &Keeper<'_>, kept: &[ManagedVm]) -> Vec<String> {
+    pub fn poll(&mut self, keeper: &Keeper<'_>, kept: &[ManagedVm]) -> Vec<String> {
         let now = Instant::now();
-        let is_early = self.looked.is_some_and(|at| now.saturating_duration_since(at) < AGAIN);
+        let is_early = self.looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK_EVERY);
         if is_early || kept.iter().all(|vm| vm.contract().cores.is_none()) {
             return Vec::new();
         }
@@ -107,11 +107,11 @@ impl HostCpus {
         self.online = Some(online);
         let is_open = self.is_open;
         // The last look was after that while.
-        let is_over = |at: Instant, next: Instant| next.saturating_duration_since(at) > SETTLES + AGAIN;
+        let is_over = |at: Instant, next: Instant| next.saturating_duration_since(at) > SETTLES + LOOK_EVERY;
         self.changed.take_if(|(at, next)| !is_open && is_over(*at, *next));
         match &mut self.changed {
             Some((_, next)) if now >= *next => {
-                *next = now + AGAIN;
+                *next = now + LOOK_EVERY;
                 true
             }
             _ => false,
@@ -134,7 +134,7 @@ fn has_all(allowed: &BTreeSet<u32>, online: &BTreeSet<u32>, cpuset: &BTreeSet<u3
 
 /// CPUs of a thread, compared with those that it is to have by the contract.
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+enum CpuState {
     /// CPUs by the contract as far as its cpuset has them, or another program's choice.
     Settled,
     /// All of its cpuset, and so none by the contract.
@@ -149,12 +149,12 @@ fn compare(
     wanted: &BTreeSet<u32>,
     online: &BTreeSet<u32>,
     may_use: &BTreeSet<u32>,
-) -> Found {
+) -> CpuState {
     let reachable: BTreeSet<u32> = wanted.intersection(may_use).copied().collect();
     if reachable.is_empty() {
-        return if wanted.is_disjoint(online) { Found::Settled } else { Found::Without };
+        return if wanted.is_disjoint(online) { CpuState::Settled } else { CpuState::Without };
     }
-    if *now != reachable && has_all(now, online, may_use) { Found::All } else { Found::Settled }
+    if *now != reachable && has_all(now, online, may_use) { CpuState::All } else { CpuState::Settled }
 }
 
 /// Paths of threads that are to get their CPUs again, and what is to be said of others.
@@ -182,15 +182,15 @@ fn without_own(
                     continue;
                 }
                 match compare(&now, &wanted, online, &cpuset(&keeper.root, &thread.cgroups)?) {
-                    Found::Settled => {}
-                    Found::Without => lines.push(format!(
+                    CpuState::Settled => {}
+                    CpuState::Without => lines.push(format!(
                         "{}: its cpuset no longer has CPU {} (cgroup v1 does not give it back): write `cpuset.cpus`",
                         write.knob, write.value
                     )),
-                    Found::All if wanted.is_disjoint(&shared) => {
+                    CpuState::All if wanted.is_disjoint(&shared) => {
                         paths.insert(write.target.path);
                     }
-                    Found::All => {
+                    CpuState::All => {
                         lines.push(format!(
                             "{}: not {} again: another VM is on it",
                             write.knob, write.value
@@ -316,12 +316,12 @@ mod tests {
     #[test]
     fn cpus_that_a_cpuset_no_longer_has_are_not_given_back() {
         let of = |now: &str, may_use: &str| compare(&cpus(now), &cpus("4-5"), &cpus("0-7"), &cpus(may_use));
-        assert_eq!(of("0-7", "0-7"), Found::All);
-        assert_eq!(of("2", "0-7"), Found::Settled, "another program's choice");
-        assert_eq!(of("4", "4"), Found::Settled);
-        assert_eq!(of("3-4", "3-4"), Found::All);
-        assert_eq!(of("0-3", "0-3"), Found::Without);
+        assert_eq!(of("0-7", "0-7"), CpuState::All);
+        assert_eq!(of("2", "0-7"), CpuState::Settled, "another program's choice");
+        assert_eq!(of("4", "4"), CpuState::Settled);
+        assert_eq!(of("3-4", "3-4"), CpuState::All);
+        assert_eq!(of("0-3", "0-3"), CpuState::Without);
         let offline = compare(&cpus("0-3"), &cpus("4-5"), &cpus("0-3"), &cpus("0-3"));
-        assert_eq!(offline, Found::Settled);
+        assert_eq!(offline, CpuState::Settled);
     }
 }

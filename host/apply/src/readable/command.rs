@@ -153,10 +153,9 @@ fn kernel_file(path: &Path) -> Result<String, String> {
 
 /// Path of an interrupt's CPUs.
 fn interrupt_file(path: &Path) -> Result<String, String> {
-    let text = path.to_string_lossy();
-    let number = text.strip_prefix("/proc/irq/").and_then(|rest| rest.strip_suffix("/smp_affinity_list"));
-    let number: Option<u32> = number.and_then(|number| number.parse().ok());
-    number.map(|n| irq::affinity_file(n).display().to_string()).ok_or("its path is no interrupt's".to_owned())
+    irq::number_in(&path.to_string_lossy())
+        .map(|n| irq::affinity_file(n).display().to_string())
+        .ok_or("its path is no interrupt's".to_owned())
 }
 
 /// Text as a single word of a shell, in single quotes.

@@ -15,10 +15,6 @@ use crate::target::{Form, Place, Target};
 /// Planned fate of each entry, and the current values of those that are to be put back.
 pub(super) type Decided = (BTreeMap<usize, Fate>, BTreeMap<usize, String>);
 
-fn is_interrupt(entry: &Entry) -> bool {
-    matches!(entry.target.form, Form::Interrupt { .. })
-}
-
 pub(super) struct Pass<'a, 'm> {
     journal: &'a Journal,
     machine: &'a Machine<'m>,
@@ -100,7 +96,9 @@ impl<'a, 'm> Pass<'a, 'm> {
                     Fate::Failed { error }
                 }
                 // irqbalance moves any interrupt at any time.
-                State::Foreign(_) if self.on_conflict == OnConflict::Accept || is_interrupt(entry) => {
+                State::Foreign(_)
+                    if self.on_conflict == OnConflict::Accept || entry.target.is_interrupt() =>
+                {
                     Fate::Accepted
                 }
                 State::Foreign(found) => Fate::Conflict { found },
@@ -395,7 +393,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             match inspect(entry, true, self.machine) {
                 State::Old | State::Gone(_) => {}
                 State::Ours(found) | State::Foreign(found)
-                    if is_interrupt(entry) || entry.target.form.is_left_of(&found, old) => {}
+                    if entry.target.is_interrupt() || entry.target.form.is_left_of(&found, old) => {}
                 State::Ours(found) | State::Foreign(found) => {
                     let error = format!("`{old}` was written repeatedly, but it shows `{found}`");
                     self.fail(entry, Fate::Failed { error });
@@ -424,7 +422,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                 State::Old => continue,
                 // All that the kernel leaves of it was put back already, or irqbalance moves it.
                 State::Ours(found) | State::Foreign(found)
-                    if is_interrupt(entry)
+                    if entry.target.is_interrupt()
                         || (self.was_put_back(entry) && entry.target.form.is_left_of(&found, old)) =>
                 {
                     continue;

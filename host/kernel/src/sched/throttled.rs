@@ -28,7 +28,7 @@ const TICK: i64 = 10_000_000;
 /// Runtime, ns, with which a thread is not throttled within a few system calls.
 const ENOUGH: i64 = 1_000_000;
 /// Longest wait for a 0-lag time.
-const LONGEST: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Time for timers to run.
 const SLACK: Duration = Duration::from_millis(5);
 
@@ -44,7 +44,7 @@ pub fn settle() {
 
 fn wait_until(at: Option<Instant>) {
     let left = at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-    thread::sleep(left.min(LONGEST));
+    thread::sleep(left.min(MAX_WAIT));
 }
 
 /// Runtime that is left, negative beyond it, and deadline, ns, as last counted (`/proc/PID/sched`,
@@ -69,14 +69,14 @@ fn is_ready(tid: u32) -> bool {
 fn lag(held: Reservation, left: i64) -> Duration {
     let beyond = TICK + ENOUGH + (-left).max(0);
     let periods = 1.0 + beyond as f64 / held.runtime.max(1) as f64;
-    (Duration::from_nanos(held.period).mul_f64(periods) + SLACK).min(LONGEST)
+    (Duration::from_nanos(held.period).mul_f64(periods) + SLACK).min(MAX_WAIT)
 }
 
 /// Takes a thread out of its reservation, whose bandwidth it gives back.
 pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> io::Result<()> {
     // A sleeper that is throttled is refilled at its deadline; one that has never run has zeros.
     if !is_ready(tid) && left(tid).is_some_and(|of| of.0 <= 0 && of != (0, 0)) {
-        thread::sleep((Duration::from_nanos(held.period) + SLACK).min(LONGEST));
+        thread::sleep((Duration::from_nanos(held.period) + SLACK).min(MAX_WAIT));
     }
     // The kernel counts what has been used with each change. Refused where
     // `sched_deadline_period_max_us` is lower than usual: then a sleeper's bandwidth is lost, and
@@ -108,7 +108,7 @@ pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> 
 fn is_stuck(tid: u32, held: Reservation) -> bool {
     let throttled = || left(tid).filter(|(runtime, _)| *runtime <= 0 && is_ready(tid));
     let Some(first) = throttled() else { return false };
-    thread::sleep((2 * Duration::from_nanos(held.period) + SLACK).min(LONGEST));
+    thread::sleep((2 * Duration::from_nanos(held.period) + SLACK).min(MAX_WAIT));
     throttled() == Some(first)
 }
 
