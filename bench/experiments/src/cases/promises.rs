@@ -60,7 +60,7 @@ pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
     let kinds = [
         (
             "",
-            "tails as measured below the bound given before the run, with what the host's own stalls add",
+            "tails as measured, host's own stalls included, below the bound given before the run",
             measured,
         ),
         ("_awake", "tails less the host's own stalls below the bound given before the run", awake),
