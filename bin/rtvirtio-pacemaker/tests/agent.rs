@@ -129,6 +129,39 @@ fn a_contract_comes_is_restored_changes_and_goes() {
     assert_eq!(found(), None);
 }
 
+/// What is in force is put back only for a contract that fits.
+#[test]
+fn a_contract_that_does_not_fit_takes_none_away() {
+    if !has("a_contract_that_does_not_fit_takes_none_away", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocffit");
+    let machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    agent.write(&vm, machine.qmp(), "1ms");
+    let budget = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}/cpu.rt_runtime_us"));
+    let stays = |why: &str| {
+        let said = agent.ok("monitor");
+        assert!(said.contains(why), "{said}");
+        assert_eq!(fs::read_to_string(&budget).unwrap().trim(), "1000");
+    };
+    agent.ok("start");
+    agent.write(&vm, machine.qmp(), "99ms");
+    stays("what is in force stays");
+    fs::write(&budget, "700").unwrap();
+    stays("applied again");
+    // Another program, while the spec is broken, or missing.
+    fs::write(&agent.spec, "[[vm").unwrap();
+    fs::write(&budget, "700").unwrap();
+    stays("applied again");
+    fs::remove_file(&agent.spec).unwrap();
+    fs::write(&budget, "700").unwrap();
+    stays("applied again");
+    agent.ok("stop");
+    assert!(!budget.exists());
+}
+
 /// A mistake in the spec is no failure of the node, and each code has its words. No second try
 /// makes the file right: none is made.
 #[test]

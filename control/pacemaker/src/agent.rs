@@ -8,22 +8,23 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{KnobState, Machine, OnConflict, StateDir, Status};
+use rtvirtio_apply::{KnobState, Machine, OnConflict, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, HostSpec};
-use rtvirtio_workflow::apply::{PlanWith, Room, Wanted, open_session, plan_now, put_back, resolve};
+use rtvirtio_workflow::apply::{PlanWith, Resolved, Room, Wanted, open_session, plan_now, put_back, resolve};
 use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::find::of_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, Holder};
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::named::load_host;
 use rtvirtio_workflow::plan_file::{DevicePlan, HostPlan};
 use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, interrupts, is_there, started, write_state};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, interrupts, is_there, one_line, started};
 
-use crate::PacemakerError;
-use crate::node::{NOTHING_TO_SET, contract_dirs, has_directory};
+use crate::node::{contract_dirs, has_directory};
+use crate::{PacemakerError, marker};
 
 /// Timeout of the monitor of a VM that Pacemaker reports as started, and of a busy lock.
 const STARTING: Duration = Duration::from_secs(20);
@@ -113,7 +114,7 @@ pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Oc
         _ => return Ocf::Unimplemented,
     };
     done.unwrap_or_else(|e| {
-        progress.warn(&rtvirtio_workflow::one_line(&e));
+        progress.warn(&one_line(&e));
         match e {
             PacemakerError::Configured(_) => Ocf::Configured,
             PacemakerError::NoFile(_) => Ocf::Installed,
@@ -138,7 +139,8 @@ fn spec(p: &Parameters) -> Result<HostSpec, PacemakerError> {
 
 /// Applies the contract, once the VM's monitor answers, and reads it back.
 fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
-    if matches!(standing(p)?, ContractState::Verified) {
+    let root = Root::default();
+    if matches!(standing(p, &Machine::new(&root, &GuestAgents))?, ContractState::Verified) {
         return Ok(());
     }
     // Loaded once, before the loop: waiting does not make a file appear.
@@ -158,7 +160,8 @@ fn start(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> 
             done => break done?,
         }
     }
-    match standing(p)? {
+    // The agent of a guest may answer by now.
+    match standing(p, &Machine::new(&root, &GuestAgents))? {
         ContractState::Verified => Ok(()),
         ContractState::None => Err(not_verified(p, "nothing was applied")),
         ContractState::Differs(what) | ContractState::Unknown(what) => Err(not_verified(p, &what)),
@@ -193,8 +196,20 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
             Kind::InForce => elsewhere(p, &e),
             _ => PacemakerError::Step(e),
         })?;
-        return applied(&own, resolved.apply(None, &own, progress)?);
+        let settings = resolved.apply(None, &own, progress)?;
+        return applied(&own, &resolved, settings);
     }
+    let wanted = planned(p, host, progress)?;
+    let resolved = resolve(&wanted, &[], Room::Own, &own, progress)?;
+    // Held so that no other program takes these VMs meanwhile.
+    let _scopes = Scopes::lock(&p.dirs)?;
+    holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+    let settings = resolved.apply(wanted.plan(), &own, progress)?;
+    applied(&own, &resolved, settings)
+}
+
+/// The settings of the disks, planned now.
+fn planned(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<Wanted, PacemakerError> {
     // Profiles and models are the host's, the journal is the contract's.
     let devices = Devices::find(host.clone(), &p.dirs)?;
     let with = PlanWith { profile: None, model: ModelName::Auto, enough: None };
@@ -213,30 +228,19 @@ fn apply(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<(),
         let what = format!("not applied: {}", plan.reasons().join(". "));
         return Err(not_verified(p, &what));
     }
-    let wanted = Wanted::All { plan, devices };
-    let resolved = resolve(&wanted, &[], Room::Own, &own, progress)?;
-    // Held so that no other program takes these VMs meanwhile.
-    let _scopes = Scopes::lock(&p.dirs)?;
-    holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
-    applied(&own, resolved.apply(wanted.plan(), &own, progress)?)
+    Ok(Wanted::All { plan, devices })
 }
 
 /// Marks a contract whose plan needed no change, so that it counts as applied.
-fn applied(own: &Dirs, settings: usize) -> Result<(), PacemakerError> {
-    if settings == 0 {
-        write_state(&own.state, NOTHING_TO_SET, b"")?;
-    }
-    Ok(())
+fn applied(own: &Dirs, resolved: &Resolved, settings: usize) -> Result<(), PacemakerError> {
+    if settings == 0 { marker::save(own, &resolved.vms) } else { Ok(()) }
 }
 
 /// Puts all settings back, even those changed since: the VM is about to stop, or has stopped.
 fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
     let own = p.own();
     let Some(session) = open_session(&own)? else { return Ok(()) };
-    if let Some(dir) = StateDir::find(&own.state)? {
-        let at = own.state.join(NOTHING_TO_SET);
-        dir.remove(NOTHING_TO_SET).map_err(|source| PacemakerError::State { path: at, source })?;
-    }
+    marker::remove(&own)?;
     match put_back(&session, OnConflict::Force, &own)? {
         Some(reverted) if !reverted.done => {
             return Err(not_verified(p, &format!("not put back: {}", reverted.summary())));
@@ -252,7 +256,7 @@ fn stop(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
 }
 
 fn spare_room(p: &Parameters, e: &(dyn std::error::Error + 'static)) -> String {
-    let why = rtvirtio_workflow::one_line(e);
+    let why = one_line(e);
     format!("{}: the groups above those of VMs keep more than they need: {why}", p.resource)
 }
 
@@ -276,50 +280,110 @@ fn give_room_back(p: &Parameters, progress: &dyn Progress) -> Result<(), Pacemak
     }
 }
 
-/// Reads the contract back. Changed settings are applied again with a warning; that is success.
+/// Reads the contract back. Changed settings, and another contract in the spec that fits, are
+/// applied with a warning; that is success.
 fn monitor(p: &Parameters, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
-    let standing = match standing(p)? {
-        before @ (ContractState::Verified | ContractState::Unknown(_)) => match (asked_now(p), before) {
-            (Ok(None), before) => before,
-            (Ok(Some(what)), ContractState::Unknown(why)) => {
-                ContractState::Unknown(format!("{why}; {what}: it is applied once all can be read"))
-            }
-            (Ok(Some(what)), _) => ContractState::Differs(what),
-            // The applied contract stays in force whatever the file has become.
-            (Err(e), before) => {
-                progress.warn(&format!(
-                    "{}: in force as applied: {}",
-                    p.resource,
-                    rtvirtio_workflow::one_line(&e)
-                ));
-                before
-            }
-        },
-        other => other,
-    };
-    match standing {
-        ContractState::Verified => Ok(Ocf::Success),
-        ContractState::None => Ok(Ocf::NotRunning),
-        // Applying again would take the contract away from a VM that has it.
-        ContractState::Unknown(what) => {
-            progress
-                .warn(&format!("{}: in force as applied, but not all of it can be read: {what}", p.resource));
-            Ok(Ocf::Success)
-        }
+    let root = Root::default();
+    // One for all: an agent that does not answer is waited for once.
+    let machine = Machine::new(&root, &GuestAgents);
+    let unread = match standing(p, &machine)? {
+        ContractState::Verified => None,
+        ContractState::Unknown(what) => Some(what),
+        ContractState::None => return Ok(Ocf::NotRunning),
         ContractState::Differs(what) => {
-            progress.warn(&format!("{}: {what}; it is applied again", p.resource));
-            stop(p, progress)?;
-            start(p, progress)?;
-            Ok(Ocf::Success)
+            set_right(p, &what, &machine, progress)?;
+            return Ok(Ocf::Success);
+        }
+    };
+    let warn = |text: &str| progress.warn(&format!("{}: {text}", p.resource));
+    let asked = asked_now(p).unwrap_or_else(|e| {
+        // The applied contract stays in force whatever the file has become.
+        warn(&format!("in force as applied: {}", one_line(&e)));
+        None
+    });
+    let in_part = "in force as applied, but not all of it can be read";
+    match (asked, unread) {
+        (None, None) => {}
+        (None, Some(unread)) => warn(&format!("{in_part}: {unread}")),
+        // Applying again would take the contract away from a VM that has it.
+        (Some(what), Some(unread)) => {
+            warn(&format!("{in_part}: {unread}; {what}: it is applied once all can be read"));
+        }
+        (Some(what), None) => match check_fit(p, progress) {
+            Ok(()) => replace(p, &what, progress)?,
+            Err(e) => warn(&format!("{what}; what is in force stays: {}", one_line(&e))),
+        },
+    }
+    Ok(Ocf::Success)
+}
+
+/// Gives changed settings the contract's values again. Only where that does not do, all of it is
+/// put back and applied.
+fn set_right(
+    p: &Parameters,
+    what: &str,
+    machine: &Machine<'_>,
+    progress: &dyn Progress,
+) -> Result<(), PacemakerError> {
+    let Err(remains) = set_again(p, machine) else {
+        progress.warn(&format!("{}: {what}; it is applied again", p.resource));
+        return Ok(());
+    };
+    match check_fit(p, progress) {
+        Ok(()) => replace(p, what, progress),
+        Err(e) => {
+            let (resource, why) = (&p.resource, one_line(&e));
+            progress.warn(&format!("{resource}: {what}; what is in force stays: {why}"));
+            Err(remains)
         }
     }
 }
 
-fn standing(p: &Parameters) -> Result<ContractState, PacemakerError> {
+/// Puts back what is in force and applies the spec's contract, which is known to fit.
+fn replace(p: &Parameters, what: &str, progress: &dyn Progress) -> Result<(), PacemakerError> {
+    progress.warn(&format!("{}: {what}; it is applied again", p.resource));
+    stop(p, progress)?;
+    start(p, progress)
+}
+
+/// Checks that the spec's contract can take the place of the one in force, whose own share does not
+/// count: nothing is put back for a contract that is not known to fit.
+fn check_fit(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerError> {
+    let (host, own, holder) = (spec(p)?, p.own(), Holder::Resource(p.resource.clone()));
+    let names = host.vms().iter().map(|vm| vm.name.as_str());
+    holders::refuse_names(names, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+    let admitted = contracts::of_vms(host.vms(), &[], &own, progress)?;
+    if p.disk {
+        planned(p, &host, progress)?;
+    } else if admitted.is_none() {
+        return Err(not_verified(p, "no VM of the spec has `cpu`"));
+    }
+    let contracted = admitted.map(|admitted| admitted.contracts).unwrap_or_default();
+    for vm in of_host(host.vms(), &own)?.iter().filter(|vm| contracted.iter().any(|c| c.vm == vm.name)) {
+        vm.handle(progress)?;
+    }
+    Ok(())
+}
+
+/// Gives settings in force that another program has changed the contract's values again.
+fn set_again(p: &Parameters, machine: &Machine<'_>) -> Result<(), PacemakerError> {
+    if let Some(session) = open_session(&p.own())? {
+        let again = session.restore(&|_: &str, path: &str| !interrupts::is_of(path), machine)?;
+        if let Some((knob, why)) = again.failed.first() {
+            return Err(not_verified(p, &format!("{knob} is not set again: {why}")));
+        }
+    }
+    match standing(p, machine)? {
+        ContractState::Verified | ContractState::Unknown(_) => Ok(()),
+        ContractState::None => Err(not_verified(p, "nothing is in force")),
+        ContractState::Differs(what) => Err(not_verified(p, &what)),
+    }
+}
+
+fn standing(p: &Parameters, machine: &Machine<'_>) -> Result<ContractState, PacemakerError> {
     let own = p.own();
-    let root = Root::default();
-    let Some(status) = rtvirtio_apply::status(&own.state, &Machine::new(&root, &GuestAgents))? else {
-        return Ok(match is_there(&own.state.join(NOTHING_TO_SET))? {
+    let Some(status) = rtvirtio_apply::status(&own.state, machine)? else {
+        return Ok(match marker::is_in_force(&own)? {
             true => ContractState::Verified,
             false => ContractState::None,
         });
@@ -386,7 +450,7 @@ fn compared(status: &Status) -> ContractState {
 
 /// The VM is held by another program; an agent that holds a lock for a moment is not one.
 fn elsewhere(p: &Parameters, e: &rtvirtio_workflow::Error) -> PacemakerError {
-    PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: rtvirtio_workflow::one_line(e) }
+    PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: one_line(e) }
 }
 
 fn not_verified(p: &Parameters, what: &str) -> PacemakerError {
@@ -394,83 +458,4 @@ fn not_verified(p: &Parameters, what: &str) -> PacemakerError {
 }
 
 #[cfg(test)]
-mod tests {
-    use rtvirtio_apply::KnobStatus;
-
-    use super::*;
-
-    fn parameters(given: &[(&str, &str)]) -> Result<Parameters, String> {
-        let given: Vec<(String, String)> =
-            given.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        let find = move |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-        let dirs = Dirs { state: "/var/lib/rtvirtio".into(), run: "/run/rtvirtio".into() };
-        Parameters::of_environment(&find, &dirs)
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_not_what_was_changed() {
-        let unknown = || KnobState::Unknown { error: "no answer".to_owned() };
-        let gone = || KnobState::Gone { why: "no thread".to_owned() };
-        let of_knobs = |knobs: Vec<(&str, KnobState)>| {
-            let knob = |(path, state): (&str, KnobState)| KnobStatus {
-                knob: "knob".to_owned(),
-                path: path.to_owned(),
-                old: None,
-                new: "1".to_owned(),
-                state,
-            };
-            let status = Status {
-                pid: 1,
-                version: String::new(),
-                complete: true,
-                reverting: false,
-                leftover: false,
-                rebooted: false,
-                knobs: knobs.into_iter().map(knob).collect(),
-            };
-            match compared(&status) {
-                ContractState::Verified => "verified",
-                ContractState::None => "none",
-                ContractState::Differs(_) => "differs",
-                ContractState::Unknown(_) => "unknown",
-            }
-        };
-        let of =
-            |states: Vec<KnobState>| of_knobs(states.into_iter().map(|state| ("/path", state)).collect());
-        let changed = || KnobState::Changed { found: "2".to_owned() };
-        assert_eq!(of(vec![KnobState::InForce, gone()]), "verified");
-        assert_eq!(of(vec![KnobState::InForce, unknown()]), "unknown");
-        assert_eq!(of(vec![unknown(), KnobState::InForce, changed()]), "differs");
-        assert_eq!(of(vec![unknown()]), "unknown");
-        assert_eq!(of(vec![unknown(), gone()]), "differs");
-        assert_eq!(of(vec![gone()]), "differs");
-        // irqbalance moves interrupts, and the contract holds all the same.
-        let irq = || ("/proc/irq/24/smp_affinity_list", changed());
-        assert_eq!(of_knobs(vec![irq(), ("/path", KnobState::InForce)]), "verified");
-        assert_eq!(of_knobs(vec![irq(), ("/path", changed())]), "differs");
-    }
-
-    #[test]
-    fn parameters_come_from_the_executors_environment() {
-        let p = parameters(&[
-            ("OCF_RESKEY_spec", "/etc/plc.toml"),
-            ("OCF_RESOURCE_INSTANCE", "plc-contract"),
-            ("OCF_RESKEY_resource", "plc"),
-        ])
-        .unwrap();
-        assert_eq!((p.resource.as_str(), p.disk), ("plc", false));
-        assert_eq!(p.own().state, PathBuf::from("/var/lib/rtvirtio/contracts/plc"));
-        let other =
-            [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
-        assert_eq!(parameters(&other).unwrap().own().state, PathBuf::from("/s/contracts/x"));
-        for bad in [
-            &[("OCF_RESOURCE_INSTANCE", "x")][..],
-            &[("OCF_RESKEY_spec", "/s")],
-            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "../x")],
-            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "vm-100")],
-            &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_disk", "perhaps")],
-        ] {
-            assert!(parameters(bad).is_err(), "{bad:?}");
-        }
-    }
-}
+mod tests;

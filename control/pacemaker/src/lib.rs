@@ -12,6 +12,7 @@ mod cib;
 mod crm;
 mod error;
 mod file;
+mod marker;
 mod metadata;
 mod node;
 mod publish;

@@ -4,20 +4,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rtvirtio_apply::Machine;
+use rtvirtio_apply::{Machine, NoGuests};
 use rtvirtio_capacity::{Contract, Disk, Network, Node, OnDisk, Permille, Resource, tightest};
 use rtvirtio_cpu::{choose, group_name, probe, room_load};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{Device, Part, Uplink, Vm, dashed};
 use rtvirtio_units::Ratio;
 use rtvirtio_workflow::device_windows::DeviceWindows;
-use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::plan::load_profile;
 use rtvirtio_workflow::scopes::in_force_beside;
-use rtvirtio_workflow::{Dirs, is_there, one_line, started};
+use rtvirtio_workflow::{Dirs, one_line, started};
 use serde::Serialize;
 
-use crate::{ClusterContract, PacemakerError};
+use crate::{ClusterContract, PacemakerError, marker};
 
 /// Utilization attribute of the share of each CPU.
 pub(crate) const CPU: &str = "rtvirtio-cpu";
@@ -25,8 +24,6 @@ pub(crate) const CPU: &str = "rtvirtio-cpu";
 const DISK: &str = "rtvirtio-disk-";
 /// Beginning of the utilization attributes of networks.
 const NET: &str = "rtvirtio-net-";
-/// Marker file of a contract that asks for no setting and therefore has no journal.
-pub(crate) const NOTHING_TO_SET: &str = "nothing-to-set";
 /// The kernel's network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 
@@ -296,9 +293,11 @@ fn cpu(contracts: &[ClusterContract], in_force: &[bool], dirs: &Dirs) -> Result<
 
 /// Whether the agent has applied this contract here, for a VM that has not ended since.
 fn is_in_force(dirs: &Dirs, resource: &str) -> Result<bool, PacemakerError> {
-    let dirs = contract_dirs(dirs, resource);
+    let own = contract_dirs(dirs, resource);
     let root = Root::default();
-    let status = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
-    let applied = status.is_some() || is_there(&dirs.state.join(NOTHING_TO_SET))?;
-    Ok(applied && started::ended(&dirs.state)?.is_empty())
+    // Whether there is a journal of this boot needs no answer of a guest.
+    match rtvirtio_apply::status(&own.state, &Machine::new(&root, &NoGuests))? {
+        Some(status) => Ok(!status.rebooted && started::ended(&own.state)?.is_empty()),
+        None => marker::is_in_force(&own),
+    }
 }

@@ -120,8 +120,19 @@ fn networks_are_counted_by_name() {
     // A contract that cannot be judged is in force: whether another fits next to it is unknown.
     let own = dir.path().join("state/contracts/gone");
     fs::create_dir_all(&own).unwrap();
-    fs::write(own.join("nothing-to-set"), "").unwrap();
-    let beside = answer_with(dir.path(), &SlowDisks::new());
+    let mark = |boot: &str, vms: &str| {
+        let text = format!("{{\"boot_id\":\"{}\",\"vms\":[{vms}]}}", boot.trim());
+        fs::write(own.join("nothing-to-set"), text).unwrap();
+        answer_with(dir.path(), &SlowDisks::new())
+    };
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let beside = mark(&boot, "");
+    assert!(beside.contracts[3].in_force, "{beside:?}");
     let why = beside.contracts[0].refused.clone().unwrap_or_default();
     assert!(why.contains("what gone, in force here, takes is not known"), "{beside:?}");
+    // Not after a restart of the node, and not for a VM that has ended.
+    let ended = "{\"vm\":\"gone\",\"processes\":[{\"pid\":1,\"start_time\":18446744073709551615}]}";
+    for after in [mark("another", ""), mark(&boot, ended)] {
+        assert!(!after.contracts[3].in_force, "{after:?}");
+    }
 }

@@ -39,7 +39,8 @@ fn io_error(error: VmmError) -> io::Error {
         VmmError::Connect { source, .. } => source.kind(),
         // Of an answer that did not come: QEMU, or only the agent, may have ended.
         VmmError::Closed { .. } => io::ErrorKind::ConnectionReset,
-        VmmError::Timeout { .. } => io::ErrorKind::TimedOut,
+        // Without an agent one was waited for.
+        VmmError::Timeout { .. } | VmmError::NoAgent { .. } => io::ErrorKind::TimedOut,
         // The agent reports errors as text only, as of strerror(3).
         VmmError::Refused { desc, .. } if desc.contains("No such file") => io::ErrorKind::NotFound,
         VmmError::Refused { .. } => io::ErrorKind::InvalidInput,

@@ -36,7 +36,8 @@ impl StartedVm {
     }
 
     /// Whether this start has ended.
-    pub(crate) fn has_ended(&self) -> bool {
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
         !self.processes.iter().any(ProcessId::is_alive)
     }
 

@@ -190,7 +190,8 @@ pub trait Guests {
     ///
     /// # Errors
     /// Kind `NotFound` (no such socket, or this start of the VM has ended) or `ConnectionRefused`
-    /// (nothing listens) when the guest's QEMU has ended; any other kind when it may be running.
+    /// (nothing listens) when the guest's QEMU has ended; any other kind when it may be running, of
+    /// these `TimedOut` after a wait for its answer.
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>>;
 }
 
@@ -211,12 +212,16 @@ pub(crate) const ABSENT: &str = "absent";
 /// The file of a v1 cgroup that lists its threads, and takes one.
 pub(crate) const TASKS: &str = "tasks";
 
-/// Host and guests together. Connections to guests are made on first use and kept.
+/// Host and guests together. Connections to guests are made on first use and kept. An agent that
+/// has not answered in time is not waited for again: each of the settings in its guest would cost
+/// as long.
 pub struct Machine<'a> {
     root: &'a Root,
     host: &'a dyn HostFiles,
     guests: &'a dyn Guests,
     open: RefCell<BTreeMap<AgentAddress, Box<dyn GuestFiles>>>,
+    /// Agents that have not answered in time, each with the error.
+    silent: RefCell<BTreeMap<AgentAddress, String>>,
 }
 
 /// Error of reading or writing a knob, by whether its object still exists.
@@ -263,7 +268,8 @@ impl<'a> Machine<'a> {
     /// temporary directory.
     #[must_use]
     pub fn with_host(root: &'a Root, host: &'a dyn HostFiles, guests: &'a dyn Guests) -> Self {
-        Self { root, host, guests, open: RefCell::new(BTreeMap::new()) }
+        let (open, silent) = (RefCell::default(), RefCell::default());
+        Self { root, host, guests, open, silent }
     }
 
     pub(crate) fn root(&self) -> &Root {
@@ -399,6 +405,18 @@ impl<'a> Machine<'a> {
         }
     }
 
+    fn connect(&self, agent: &AgentAddress) -> Result<Box<dyn GuestFiles>, Fault> {
+        if let Some(why) = self.silent.borrow().get(agent) {
+            return Err(Fault::Io(io::Error::new(io::ErrorKind::TimedOut, why.clone())));
+        }
+        self.guests.connect(agent).map_err(|e| {
+            if e.kind() == io::ErrorKind::TimedOut {
+                self.silent.borrow_mut().insert(agent.clone(), e.to_string());
+            }
+            Fault::of_connect(e)
+        })
+    }
+
     fn in_guest<T>(
         &self,
         agent: &AgentAddress,
@@ -406,8 +424,7 @@ impl<'a> Machine<'a> {
     ) -> Result<T, Fault> {
         let mut open = self.open.borrow_mut();
         if !open.contains_key(agent) {
-            let guest = self.guests.connect(agent).map_err(Fault::of_connect)?;
-            open.insert(agent.clone(), guest);
+            open.insert(agent.clone(), self.connect(agent)?);
         }
         let Some(guest) = open.get_mut(agent) else {
             return Err(Fault::Io(io::Error::other("guest connection lost")));

@@ -461,3 +461,26 @@ fn a_guest_that_breaks_off_is_not_gone() {
     let reverted = lab.revert(&refused).unwrap().unwrap();
     assert!(reverted.done && matches!(reverted.outcomes[0].fate, Fate::Gone { .. }), "{reverted:?}");
 }
+
+/// Each wait for the agent of a guest that hangs is long, and a guest may have many settings.
+#[test]
+fn an_agent_that_does_not_answer_is_waited_for_once() {
+    let bfq = |tunable| Knob::GuestBfq { vm: "vm0".into(), tunable };
+    let settings = [
+        (Knob::GuestElevator { vm: "vm0".into() }, "bfq"),
+        (bfq(BfqTunable::SliceIdle), "0"),
+        (bfq(BfqTunable::StrictGuarantees), "1"),
+    ];
+    let lab = Lab::new(false, "none", plan(&settings), &[]);
+    let before = lab.snapshot();
+    lab.apply(&none()).unwrap();
+    let silent = Injector::new(Fails::Path("vm0.sock".into()), Errno::TIMEDOUT, false);
+    let knobs = lab.with(&silent, |machine| status(&lab.case.state, machine)).unwrap().unwrap().knobs;
+    let unknown = knobs.iter().filter(|knob| matches!(knob.state, KnobState::Unknown { .. }));
+    assert_eq!((unknown.count(), silent.hits()), (3, 1), "{knobs:?}");
+    let reverted = lab.revert(&silent).unwrap().unwrap();
+    assert!(!reverted.done && silent.hits() == 2, "{} waits: {}", silent.hits(), reverted.summary());
+    // The next one asks again.
+    assert!(lab.revert(&none()).unwrap().unwrap().done);
+    assert_same(&before, &lab.snapshot(), "put back");
+}

@@ -1,0 +1,222 @@
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use rtvirtio_apply::{Form, JOURNAL_FILE, KnobStatus, Session, Silent, Target, Write};
+use rtvirtio_cpu::{Backend, Level, Order};
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_units::Nanos;
+use rtvirtio_workflow::contracts::InForce;
+use rtvirtio_workflow::started::StartedVm;
+use rtvirtio_workflow::{Bar, write_state};
+
+use super::*;
+
+struct NoBar;
+
+impl Bar for NoBar {
+    fn set(&mut self, _: u64) {}
+
+    fn set_message(&mut self, _: &str) {}
+}
+
+/// Keeps the last warning.
+#[derive(Default)]
+struct Said {
+    last: Mutex<String>,
+    cancelled: AtomicBool,
+}
+
+impl Said {
+    fn last(&self) -> String {
+        self.last.lock().unwrap().clone()
+    }
+}
+
+impl Progress for Said {
+    fn step(&self, _: &str) {}
+
+    fn warn(&self, text: &str) {
+        text.clone_into(&mut self.last.lock().unwrap());
+    }
+
+    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
+        Box::new(NoBar)
+    }
+
+    fn cancel_flag(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}
+
+fn resource(dir: &Path) -> Parameters {
+    let dirs = Dirs { state: dir.join("state"), run: dir.join("run") };
+    Parameters { spec: dir.join("plc.toml"), resource: "plc".to_owned(), disk: false, dirs }
+}
+
+/// A contract in force with one setting, a file that stands for one of the kernel.
+fn in_force(dir: &Path) -> (Parameters, PathBuf) {
+    let (p, file) = (resource(dir), dir.join("setting"));
+    std::fs::write(&file, "0\n").unwrap();
+    let write = Write::new("setting", Target::host(&file, Form::Plain), "1");
+    let root = Root::default();
+    let session = Session::open(p.own().state).unwrap();
+    session.apply(&[write], &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
+    (p, file)
+}
+
+/// The contract of a VM that has 1 ms in 100 ms; the spec asks for nearly all, and the VM does not
+/// answer.
+fn ask_for_too_much(p: &Parameters) {
+    let contract = Contract::new(Nanos::from_micros(1000), Nanos::from_micros(100_000)).unwrap();
+    let had = InForce {
+        vm: "plc".to_owned(),
+        contract,
+        order: Order::Contract,
+        level: Level::ALONE,
+        backend: Backend::RtGroup,
+        group: None,
+        urgency: None,
+        cores: None,
+    };
+    let text = serde_json::to_vec(&[had]).unwrap();
+    write_state(&p.own().state, contracts::IN_FORCE_FILE, &text).unwrap();
+    let spec = "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"plc\"\nqmp = \"/run/rtvirtio-none.qmp\"\n\
+                cpu = { budget = \"99ms\", period = \"100ms\" }\n\
+                [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n";
+    std::fs::write(&p.spec, spec).unwrap();
+}
+
+#[test]
+fn a_contract_that_cannot_be_applied_takes_none_away() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, file) = in_force(dir.path());
+    let said = Said::default();
+    let stays = |says: [&str; 2]| {
+        assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+        assert!(says.iter().all(|words| said.last().contains(words)), "{}", said.last());
+        assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), "1");
+        assert!(p.own().state.join(JOURNAL_FILE).exists());
+    };
+    // Another program changes the setting while the spec is missing, then broken.
+    std::fs::write(&file, "7\n").unwrap();
+    stays(["was changed to 7", "it is applied again"]);
+    std::fs::write(&p.spec, "[[vm").unwrap();
+    std::fs::write(&file, "0\n").unwrap();
+    stays(["is as before the contract", "it is applied again"]);
+    // The user asks for another contract.
+    ask_for_too_much(&p);
+    stays(["asks for 99ms in 100ms now", "what is in force stays"]);
+    std::fs::write(&file, "7\n").unwrap();
+    stays(["was changed to 7", "it is applied again"]);
+    // Nothing can be written there any more: said to Pacemaker, and not put back here.
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(run("monitor", &p, &said), Ocf::Generic);
+    assert!(p.own().state.join(JOURNAL_FILE).exists());
+}
+
+#[test]
+fn a_contract_without_settings_ends_with_the_boot_and_with_its_vm() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, said) = (resource(dir.path()), Said::default());
+    let (own, monitor) = (p.own(), || run("monitor", &p, &said));
+    let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+    let gone = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+    let vm = |process: &ProcessId| StartedVm { vm: "plc".to_owned(), processes: vec![process.clone()] };
+    assert_eq!(monitor(), Ocf::NotRunning, "nothing is applied");
+    for (vms, finds) in [
+        (vec![], Ocf::Success),
+        (vec![vm(&this)], Ocf::Success),
+        (vec![vm(&this), vm(&gone)], Ocf::NotRunning),
+    ] {
+        marker::save(&own, &vms).unwrap();
+        assert_eq!(monitor(), finds, "{vms:?}");
+    }
+    // The node was fenced, and is back.
+    marker::save(&own, &[vm(&this)]).unwrap();
+    let file = own.state.join(marker::FILE);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let boot = std::fs::read_to_string(marker::BOOT_ID).unwrap();
+    assert!(text.contains(boot.trim()), "{text}");
+    std::fs::write(&file, text.replace(boot.trim(), "another")).unwrap();
+    assert_eq!(monitor(), Ocf::NotRunning);
+    // Damaged is not absent.
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(monitor(), Ocf::Generic);
+    assert!(said.last().contains("the agent's `stop` removes it"), "{}", said.last());
+    marker::remove(&own).unwrap();
+    assert_eq!(monitor(), Ocf::NotRunning);
+}
+
+fn parameters(given: &[(&str, &str)]) -> Result<Parameters, String> {
+    let given: Vec<(String, String)> =
+        given.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+    let find = move |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let dirs = Dirs { state: "/var/lib/rtvirtio".into(), run: "/run/rtvirtio".into() };
+    Parameters::of_environment(&find, &dirs)
+}
+
+#[test]
+fn what_cannot_be_read_is_not_what_was_changed() {
+    let unknown = || KnobState::Unknown { error: "no answer".to_owned() };
+    let gone = || KnobState::Gone { why: "no thread".to_owned() };
+    let of_knobs = |knobs: Vec<(&str, KnobState)>| {
+        let knob = |(path, state): (&str, KnobState)| KnobStatus {
+            knob: "knob".to_owned(),
+            path: path.to_owned(),
+            old: None,
+            new: "1".to_owned(),
+            state,
+        };
+        let status = Status {
+            pid: 1,
+            version: String::new(),
+            complete: true,
+            reverting: false,
+            leftover: false,
+            rebooted: false,
+            knobs: knobs.into_iter().map(knob).collect(),
+        };
+        match compared(&status) {
+            ContractState::Verified => "verified",
+            ContractState::None => "none",
+            ContractState::Differs(_) => "differs",
+            ContractState::Unknown(_) => "unknown",
+        }
+    };
+    let of = |states: Vec<KnobState>| of_knobs(states.into_iter().map(|state| ("/path", state)).collect());
+    let changed = || KnobState::Changed { found: "2".to_owned() };
+    assert_eq!(of(vec![KnobState::InForce, gone()]), "verified");
+    assert_eq!(of(vec![KnobState::InForce, unknown()]), "unknown");
+    assert_eq!(of(vec![unknown(), KnobState::InForce, changed()]), "differs");
+    assert_eq!(of(vec![unknown()]), "unknown");
+    assert_eq!(of(vec![unknown(), gone()]), "differs");
+    assert_eq!(of(vec![gone()]), "differs");
+    // irqbalance moves interrupts, and the contract holds all the same.
+    let irq = || ("/proc/irq/24/smp_affinity_list", changed());
+    assert_eq!(of_knobs(vec![irq(), ("/path", KnobState::InForce)]), "verified");
+    assert_eq!(of_knobs(vec![irq(), ("/path", changed())]), "differs");
+}
+
+#[test]
+fn parameters_come_from_the_executors_environment() {
+    let p = parameters(&[
+        ("OCF_RESKEY_spec", "/etc/plc.toml"),
+        ("OCF_RESOURCE_INSTANCE", "plc-contract"),
+        ("OCF_RESKEY_resource", "plc"),
+    ])
+    .unwrap();
+    assert_eq!((p.resource.as_str(), p.disk), ("plc", false));
+    assert_eq!(p.own().state, PathBuf::from("/var/lib/rtvirtio/contracts/plc"));
+    let other = [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
+    assert_eq!(parameters(&other).unwrap().own().state, PathBuf::from("/s/contracts/x"));
+    for bad in [
+        &[("OCF_RESOURCE_INSTANCE", "x")][..],
+        &[("OCF_RESKEY_spec", "/s")],
+        &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "../x")],
+        &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "vm-100")],
+        &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_disk", "perhaps")],
+    ] {
+        assert!(parameters(bad).is_err(), "{bad:?}");
+    }
+}
