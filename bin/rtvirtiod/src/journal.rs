@@ -1,6 +1,7 @@
 //! Events as entries of systemd's journal, over the datagram socket of its native protocol
 //! (systemd, "Native Journal Protocol"): each with fields that can be selected and counted.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -26,6 +27,8 @@ pub fn is_stream(named: Option<&str>, output: impl AsFd) -> bool {
 pub struct Journal {
     datagrams: UnixDatagram,
     socket: PathBuf,
+    /// Entries left out because journald was stuck, since the last one that it has taken.
+    left_out: Cell<u64>,
 }
 
 impl Journal {
@@ -41,14 +44,37 @@ impl Journal {
         let datagrams = UnixDatagram::unbound()?;
         // Non-blocking: a stuck journald must not delay the service.
         datagrams.set_nonblocking(true)?;
-        Ok(Self { datagrams, socket: socket.to_owned() })
+        Ok(Self { datagrams, socket: socket.to_owned(), left_out: Cell::new(0) })
     }
 
-    /// Sends an event as one entry: `message` for the reader, `setting` if it concerns one.
+    /// Writes an event as one entry: `message` for the reader, `setting` if it concerns one. While
+    /// journald is stuck entries are left out, and the next one that it takes says how many.
     ///
     /// # Errors
-    /// When journald does not accept it now, or it is longer than a datagram.
-    pub fn send(&self, event: &Event, priority: u8, message: &str, setting: Option<&str>) -> io::Result<()> {
+    /// When there is no journald, or the entry is longer than a datagram.
+    pub fn write(&self, event: &Event, priority: u8, message: &str, setting: Option<&str>) -> io::Result<()> {
+        let left_out = self.left_out.get();
+        let sent = match left_out {
+            0 => self.send(event, priority, message, setting),
+            n => {
+                let message = format!("{message} ({n} lines before it were left out: the journal was stuck)");
+                self.send(event, priority, &message, setting)
+            }
+        };
+        match sent {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.left_out.set(left_out.saturating_add(1));
+                Ok(())
+            }
+            Err(e) => Err(e),
+            Ok(()) => {
+                self.left_out.set(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn send(&self, event: &Event, priority: u8, message: &str, setting: Option<&str>) -> io::Result<()> {
         let kind = word(&event.kind);
         let priority = priority.to_string();
         let mut fields = vec![
@@ -127,6 +153,36 @@ mod tests {
         assert_eq!(stuck.unwrap().kind(), io::ErrorKind::WouldBlock);
         drop(journald);
         assert!(journal.send(&event, 5, "one", None).is_err());
+    }
+
+    #[test]
+    fn lines_for_a_stuck_journal_are_left_out_and_counted() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let journald = UnixDatagram::bind(&path).unwrap();
+        journald.set_nonblocking(true).unwrap();
+        let journal = Journal::at(&path).unwrap();
+        let (time, text, changes) = (String::new(), String::new(), Vec::new());
+        let event = Event { id: 1, time, kind: EventKind::Note, vm: None, text, changes };
+        let write = || journal.write(&event, 6, "one", None);
+        for _ in 0..10_000 {
+            write().unwrap();
+            if journal.left_out.get() == 3 {
+                break;
+            }
+        }
+        assert_eq!(journal.left_out.get(), 3, "no error, which would lead to standard error");
+        let mut bytes = [0; 1024];
+        while journald.recv(&mut bytes).is_ok() {}
+        write().unwrap();
+        let n = journald.recv(&mut bytes).unwrap();
+        let entry = String::from_utf8_lossy(&bytes[..n]).into_owned();
+        assert!(entry.starts_with("MESSAGE=one (3 lines before it were left out"), "{entry}");
+        write().unwrap();
+        let n = journald.recv(&mut bytes).unwrap();
+        assert!(bytes[..n].starts_with(b"MESSAGE=one\n"));
+        drop(journald);
+        assert!(write().is_err());
     }
 
     #[test]

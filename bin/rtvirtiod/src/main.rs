@@ -143,7 +143,8 @@ impl Log {
     }
 
     fn write(&self, event: &Event, priority: u8, line: &str, setting: Option<&str>) {
-        if self.journal.as_ref().is_some_and(|j| j.send(event, priority, line, setting).is_ok()) {
+        // A stuck journal would block standard error too, which leads to it.
+        if self.journal.as_ref().is_some_and(|j| j.write(event, priority, line, setting).is_ok()) {
             return;
         }
         let prefix = if self.is_journal { format!("<{priority}>") } else { String::new() };

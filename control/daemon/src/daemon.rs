@@ -199,9 +199,13 @@ impl<H: Host> Daemon<H> {
         match outcome {
             Outcome::Busy | Outcome::NotYet => false,
             Outcome::Done { changes, notes } => {
-                // A plan or take-in that changes nothing is no event.
-                let is_quiet = matches!(step.action, Action::TakeIn | Action::SetPlan);
-                if !changes.is_empty() || !is_quiet {
+                let is_event = match step.action {
+                    Action::TakeIn | Action::SetPlan => !changes.is_empty(),
+                    // Every two seconds, so that it would crowd out what happens once.
+                    Action::Split => false,
+                    _ => true,
+                };
+                if is_event {
                     let text = format!("{}: {}", action_text(&step.action), step.reason);
                     out.push(PassEvent { kind: EventKind::Changed, vm: vm.clone(), text, changes });
                 }
@@ -238,6 +242,17 @@ impl<H: Host> Daemon<H> {
                 self.memory.forget(vm);
             }
         }
+    }
+
+    /// Forgets the failures of what is gone: no step would try these again.
+    fn forget_gone(&mut self, now: Millis) {
+        let (desired, observed, has_plans) = (&self.desired, &self.observed, self.config.plan.is_some());
+        let is_known = |of: &str| match of {
+            APPLIED => !observed.applied_drift.is_empty(),
+            PLAN => has_plans || observed.plan.is_some(),
+            vm => desired.contract_of(vm).is_some() || observed.vms.contains_key(vm),
+        };
+        self.memory.prune(is_known, now);
     }
 
     /// A setting that another program has changed and that is left so, as a condition.
@@ -305,6 +320,7 @@ fn action_text(action: &Action) -> &'static str {
         Action::Apply => "put in force",
         Action::PutBack { .. } => "put back",
         Action::TakeIn => "taken in",
+        Action::Split => "budget split anew",
         Action::SetPlan => "plan put in force",
         Action::Renew | Action::RenewHeld => "weights and limits given again",
         Action::Relevel => "priorities moved",

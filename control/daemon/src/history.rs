@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
 use crate::host::SettingChange;
+use crate::lock::lock;
 
 use rtvirtio_kernel::trusted;
 
@@ -76,24 +78,16 @@ pub fn now() -> String {
     now.round(jiff::Unit::Millisecond).unwrap_or(now).to_string()
 }
 
-/// Events in memory, and their file.
-#[derive(Debug)]
+/// Events in memory.
+#[derive(Debug, Default)]
 pub struct History {
     events: VecDeque<Event>,
-    next: u64,
-    path: Option<PathBuf>,
-    /// Error of the last write to the file; `None` if it succeeded.
-    problem: Option<String>,
+    /// Number of the last event; 0 before the first.
+    last: u64,
 }
 
 impl History {
-    /// A history that appends to `path`, if any, behind what earlier processes wrote.
-    #[must_use]
-    pub fn new(path: Option<PathBuf>) -> Self {
-        Self { events: VecDeque::new(), next: 1, path, problem: None }
-    }
-
-    /// Adds an event, and returns it. On a full disk it is kept in memory only.
+    /// Adds an event, and returns it.
     pub fn push(
         &mut self,
         kind: EventKind,
@@ -102,22 +96,13 @@ impl History {
         changes: Vec<SettingChange>,
     ) -> Event {
         let (vm, text) = (vm.map(str::to_owned), text.into());
-        let event = Event { id: self.next, time: now(), kind, vm, text, changes };
-        self.next += 1;
-        if let Some(path) = &self.path {
-            self.problem = append(path, &event).err().map(|e| format!("{}: {e}", path.display()));
-        }
+        self.last += 1;
+        let event = Event { id: self.last, time: now(), kind, vm, text, changes };
         if self.events.len() == KEPT {
             self.events.pop_front();
         }
         self.events.push_back(event.clone());
         event
-    }
-
-    /// Error of the last write to the file; `None` if it succeeded.
-    #[must_use]
-    pub fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
     }
 
     /// At most `most` latest events with a number above `id`, oldest first.
@@ -126,6 +111,46 @@ impl History {
         let found: Vec<Event> = self.events.iter().filter(|e| e.id > id).cloned().collect();
         found[found.len().saturating_sub(most)..].to_vec()
     }
+}
+
+/// File of events.
+#[derive(Debug)]
+pub(crate) struct HistoryFile {
+    path: PathBuf,
+    /// Error of the last write to the file; `None` if it succeeded.
+    problem: Option<String>,
+}
+
+impl HistoryFile {
+    /// A file to which events are appended, behind those that earlier processes wrote.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, problem: None }
+    }
+
+    /// Error of the last write to the file; `None` if it succeeded.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    fn append(&mut self, event: &Event) {
+        self.problem = append(&self.path, event).err().map(|e| format!("{}: {e}", self.path.display()));
+    }
+}
+
+/// Adds an event to the memory, then to the file, and returns it. A disk that does not answer holds
+/// up the caller alone: clients read the memory meanwhile. On a full disk the event is in memory
+/// only. One thread alone may call it, so that lines are in the order of their numbers.
+pub(crate) fn record(
+    memory: &Mutex<History>,
+    file: &Mutex<HistoryFile>,
+    kind: EventKind,
+    vm: Option<&str>,
+    text: String,
+    changes: Vec<SettingChange>,
+) -> Event {
+    let event = lock(memory).push(kind, vm, text, changes);
+    lock(file).append(&event);
+    event
 }
 
 fn append(path: &Path, event: &Event) -> io::Result<()> {
@@ -155,15 +180,17 @@ mod tests {
     fn events_are_counted_kept_and_written() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("history.jsonl");
-        let mut history = History::new(Some(path.clone()));
+        let (memory, file) = (Mutex::default(), Mutex::new(HistoryFile::new(path.clone())));
         for i in 0..1_200 {
-            history.push(EventKind::Note, Some("plc"), format!("{i}"), Vec::new());
+            record(&memory, &file, EventKind::Note, Some("plc"), format!("{i}"), Vec::new());
         }
-        assert_eq!(history.problem(), None);
+        assert_eq!(lock(&file).problem(), None);
+        let history: History = memory.into_inner().unwrap();
         assert_eq!(history.after(0, 5_000).len(), KEPT);
         assert_eq!(history.after(1_198, 10).iter().map(|e| e.id).collect::<Vec<_>>(), [1_199, 1_200]);
         assert_eq!(history.after(0, 1)[0].text, "1199");
-        assert_eq!(read(&path).unwrap().len(), 1_200);
+        let written = read(&path).unwrap();
+        assert!(written.iter().map(|e| e.id).eq(1..=1_200_u64));
     }
 
     #[test]
@@ -171,9 +198,26 @@ mod tests {
         if !Path::new("/dev/full").exists() {
             return rtvirtio_testkit::skip("a_full_disk_loses_the_line_and_nothing_else", "no /dev/full");
         }
-        let mut history = History::new(Some("/dev/full".into()));
-        let event = history.push(EventKind::Note, None, "x", Vec::new());
-        assert_eq!(history.after(0, 9), [event]);
-        assert!(history.problem().is_some_and(|why| why.contains("/dev/full")));
+        let (memory, file) = (Mutex::default(), Mutex::new(HistoryFile::new("/dev/full".into())));
+        let event = record(&memory, &file, EventKind::Note, None, "x".to_owned(), Vec::new());
+        assert_eq!(lock(&memory).after(0, 9), [event]);
+        assert!(lock(&file).problem().is_some_and(|why| why.contains("/dev/full")));
+    }
+
+    #[test]
+    fn the_memory_answers_while_the_disk_does_not() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("history.jsonl");
+        let (memory, file) = (Mutex::default(), Mutex::new(HistoryFile::new(path.clone())));
+        std::thread::scope(|scope| {
+            let stuck = lock(&file);
+            scope.spawn(|| record(&memory, &file, EventKind::Note, None, "x".to_owned(), Vec::new()));
+            while lock(&memory).after(0, 9).is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(!path.exists());
+            drop(stuck);
+        });
+        assert_eq!(read(&path).unwrap(), lock(&memory).after(0, 9));
     }
 }

@@ -109,6 +109,14 @@ impl Memory {
         self.failures.remove(vm);
     }
 
+    /// Forgets the failures of VMs and plans that are not known any more, and restores that no
+    /// longer count.
+    pub fn prune(&mut self, is_known: impl Fn(&str) -> bool, now: Millis) {
+        self.failures.retain(|vm, _| is_known(vm));
+        let counts = |at: &Millis| now.since(*at) < RESTORES_WITHIN_MS;
+        self.restores.retain(|_, times| times.back().is_some_and(counts));
+    }
+
     /// Whether a setting was restored so often within an hour that another program must set it too.
     #[must_use]
     pub fn is_contested(&self, vm: &str, path: &str, now: Millis) -> bool {
@@ -139,5 +147,28 @@ impl Memory {
     /// Sets the contracts that an earlier process accepted.
     pub fn set_accepted(&mut self, accepted: BTreeSet<String>) {
         self.accepted = accepted;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_longer_counts_is_forgotten() {
+        let mut memory = Memory::default();
+        let step = |vm: &str, action: Action| Step { vm: vm.to_owned(), action, reason: String::new() };
+        for vm in ["plc", "gone"] {
+            memory.note(&step(vm, Action::Apply), &Outcome::Failed("no".to_owned()), Millis(0));
+        }
+        memory.prune(|vm| vm == "plc", Millis(1));
+        assert_eq!((memory.failure("plc"), memory.failure("gone")), (Some("no"), None));
+        let done = Outcome::Done { changes: Vec::new(), notes: Vec::new() };
+        for i in 0..10_u64 {
+            let paths = vec![format!("/proc/7/task/{i}/sched")];
+            memory.note(&step("plc", Action::Restore { paths }), &done, Millis(i));
+        }
+        memory.prune(|_| true, Millis(RESTORES_WITHIN_MS + 4));
+        assert_eq!(memory.restores.len(), 5);
     }
 }

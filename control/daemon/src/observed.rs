@@ -130,6 +130,20 @@ pub struct ScopeView {
     pub level: Option<Level>,
     /// Settings that another program has changed, as far as the last scan compared them.
     pub drift: Vec<Drift>,
+    /// Settings that are not known to be in force, each with the reason.
+    pub lost: Vec<String>,
+}
+
+/// Settings that are not known to be in force, as one line: a VM may have thousands.
+pub(crate) fn lost_words(lost: &[String]) -> Option<String> {
+    /// Number of settings that are named.
+    const NAMED: usize = 3;
+    let named = lost.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    match lost.len() {
+        0 => None,
+        n if n > NAMED => Some(format!("{named}; and {} more", n - NAMED)),
+        _ => Some(named),
+    }
 }
 
 /// Threads of a VM that could be in the contract in force for it, and are not.
@@ -165,8 +179,10 @@ pub struct ObservedVm {
     pub presence: Presence,
     /// Contract in force; `None` when nothing is.
     pub scope: Option<ScopeView>,
-    /// Whether it has threads that are not in its contract yet, or its budget is to be split anew.
+    /// Whether it has threads that are not in its contract yet.
     pub new_threads: bool,
+    /// Whether its budget, which is split over its threads, is to be split anew.
+    pub splits: bool,
     /// Threads that could be in the contract and are not.
     pub outside: Outside,
     /// Reason why a vCPU that was plugged in has no CPU of its own, with `cores`.
@@ -189,6 +205,7 @@ impl ObservedVm {
             presence: Presence::Off(why.into()),
             scope: None,
             new_threads: false,
+            splits: false,
             outside: Outside::None,
             without_cpu: None,
             applied_by_hand: false,
@@ -207,6 +224,8 @@ pub struct PlanScope {
     pub state: ScopeState,
     /// Settings that another program has changed.
     pub drift: Vec<Drift>,
+    /// Settings that are not known to be in force, each with the reason.
+    pub lost: Vec<String>,
     /// Settings that were left to another program, by name.
     pub yielded: BTreeSet<String>,
     /// Reason why it was put in force.

@@ -129,6 +129,9 @@ fn kept(
     if vm.new_threads {
         return Some(step(name, Action::TakeIn, "new threads"));
     }
+    if vm.splits {
+        return Some(step(name, Action::Split, "its threads use other shares now"));
+    }
     drift(name, &scope.drift, config, memory, now)
 }
 

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::contract_files;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
-use crate::history::{Event, EventKind, History};
+use crate::history::{self, Event, EventKind, History, HistoryFile};
 use crate::linux::{LinuxHost, Places};
 use crate::lock::lock;
 use crate::memory::Memory;
@@ -78,6 +78,8 @@ pub struct Service {
     published: Option<Instant>,
     /// Time at which running VMs were last listed for the observer.
     listed: Option<Instant>,
+    /// File of the history, which the loop alone writes.
+    history: Mutex<HistoryFile>,
     /// Reason why it is not known which contracts were accepted, until one is accepted again.
     unread: Option<String>,
     /// The publisher, or why there is none; `None` where nothing is to be published.
@@ -122,13 +124,13 @@ impl Service {
         };
         let host = LinuxHost::new(options.places.clone(), &options.config, waker);
         let daemon = Daemon::new(host, options.config.clone(), memory);
-        let history = History::new(Some(state.join(HISTORY_FILE)));
+        let history = Mutex::new(HistoryFile::new(state.join(HISTORY_FILE)));
         let (config, dirs) = (options.config.clone(), options.places.dirs.clone());
         let mut snapshot = daemon.snapshot().with_contracts(&options.places.contracts);
         snapshot.arrivals = daemon.host_ref().arrivals(&daemon.observed().admission);
         // Before the first scan, an empty list of contracts does not mean that there are none.
         snapshot.problems.push("the host has not been checked yet".to_owned());
-        let shared = Arc::new(Shared::new(snapshot, history, sender, config, dirs));
+        let shared = Arc::new(Shared::new(snapshot, History::default(), sender, config, dirs));
         let api = api::serve(&options.listeners, Arc::clone(&shared))?;
         let _observer = observing::observe(&options, Arc::clone(&shared))?;
         let _events = woken::start(&options, Arc::clone(&shared));
@@ -146,6 +148,7 @@ impl Service {
             was_asked,
             published,
             listed,
+            history,
             unread,
             placement,
             _observer,
@@ -292,7 +295,7 @@ impl Service {
         snapshot.problems.extend(self.unread.clone());
         snapshot.arrivals = self.daemon.host_ref().arrivals(&self.daemon.observed().admission);
         snapshot.problems.extend(self.daemon.host_ref().arrivals_problem());
-        snapshot.problems.extend(lock(&self.shared.history).problem().map(str::to_owned));
+        snapshot.problems.extend(lock(&self.history).problem().map(str::to_owned));
         snapshot.problems.extend(lock(&self.shared.unheard).iter().cloned());
         self.published = Some(Instant::now());
         // A contract may also change in a part that no state shows, such as a declared rate.
@@ -311,7 +314,7 @@ impl Service {
         changes: Vec<crate::SettingChange>,
         tell: &mut dyn FnMut(ServiceEvent<'_>),
     ) {
-        let event = lock(&self.shared.history).push(kind, vm, text, changes);
+        let event = history::record(&self.shared.history, &self.history, kind, vm, text, changes);
         tell(ServiceEvent::Event(&event));
         // Fails only without a reader.
         let _ = self.shared.events.send(event);

@@ -14,7 +14,7 @@ use crate::arrivals::{ArrivalSnapshot, ArrivalState};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
-use crate::observed::{DriftSnapshot, Observed, ObservedVm, Presence, ScopeState, ScopeView};
+use crate::observed::{DriftSnapshot, Observed, ObservedVm, Presence, ScopeState, ScopeView, lost_words};
 use crate::plan::PlanSnapshot;
 
 /// Schema of [`Snapshot`] as JSON.
@@ -50,7 +50,7 @@ pub struct PlacementSnapshot {
 pub enum VmState {
     /// In force as written.
     InForce,
-    /// In force, but settings have other values.
+    /// In force, but settings have other values, are gone or cannot be read.
     Drift,
     /// The VM does not run.
     Off,
@@ -346,8 +346,10 @@ fn contracted(
             if let Some(why) = outside {
                 return VmSnapshot { why: Some(why), ..of_contract(contract, vm, VmState::Pending) };
             }
-            let why = kept.map(|why| kept_words(false, why));
-            (if scope.drift.is_empty() { VmState::InForce } else { VmState::Drift }, why)
+            let lost = lost_words(&scope.lost);
+            let is_whole = scope.drift.is_empty() && lost.is_none();
+            let why = lost.or_else(|| kept.map(|why| kept_words(false, why)));
+            (if is_whole { VmState::InForce } else { VmState::Drift }, why)
         }
         _ if config.mode == Mode::Observe => (VmState::WouldApply, None),
         _ => (VmState::Pending, None),

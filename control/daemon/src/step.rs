@@ -19,8 +19,10 @@ pub enum Action {
     RenewHeld,
     /// Put the finished plan in force, in place of the current one.
     SetPlan,
-    /// Take new threads into the VM's contract, or split its budget anew.
+    /// Take new threads into the VM's contract.
     TakeIn,
+    /// Split the VM's budget over its threads anew, by what each of them uses.
+    Split,
     /// Give the VM's threads the priorities of its rank among the VMs admitted now.
     Relevel,
     /// Set settings again that another program has changed.

@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rtvirtio_cpu::is_helper_process;
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
 use rtvirtio_spec::{HostHandle, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
@@ -441,6 +442,10 @@ fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> Result<VmHandle> {
         };
         Error::from(e).within(format!("cgroup {}: {why}", path.display()))
     })?;
+    // A helper, such as the VM's TPM, may outlive it.
+    if !pids.is_empty() && pids.iter().all(|pid| is_helper_process(root, *pid)) {
+        bail!(NotRunning, "cgroup {}: only helpers of a VM are in it: is the VM running?", path.display());
+    }
     Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })
 }
 

@@ -1,7 +1,7 @@
 //! Directories of the scopes, and what is saved in them next to each journal: read by everyone who
 //! asks what the service holds, changed by [`Scopes`](crate::scopes::Scopes) alone.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_kernel::ProcessId;
@@ -103,14 +103,21 @@ pub fn is_lost(error: &Error) -> bool {
     error.kind() == Kind::File || source.is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound)
 }
 
+/// Whether there is a journal of the groups above those of VMs, which several contracts share.
+///
+/// # Errors
+/// When that is unknown.
+pub fn has_shared(dirs: &Dirs) -> Result<bool> {
+    is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))
+}
+
 /// Whether a scope has a journal.
 ///
 /// # Errors
 /// When that is unknown.
 pub fn any_in_force(dirs: &Dirs) -> Result<bool> {
-    let has_journal = |dir: &Path| is_there(&dir.join(JOURNAL_FILE));
-    let shared = has_journal(&dir(dirs).join(SHARED))?;
-    Ok(!vms(dirs)?.is_empty() || shared || has_journal(&dirs.held_plan())?)
+    let shared = has_shared(dirs)?;
+    Ok(!vms(dirs)?.is_empty() || shared || is_there(&dirs.held_plan().join(JOURNAL_FILE))?)
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub use ending::release_ending;
 pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
-pub use managed::{room, room_beyond, room_load};
+pub use managed::{is_helper_process, room, room_beyond, room_load};
 pub use order::{Level, Order, attr, going_before, levels};
 pub use probe::{KernelMechanism, Probe, choose, choose_pinned, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};

@@ -7,6 +7,7 @@
 //! (`virCgroupV1ValidateMachineGroup()`). The groups below cannot have the budget, because the
 //! kernel limits the sum of theirs to that of the VM's group.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Form, Target, Write, append};
@@ -35,6 +36,19 @@ const HELPERS: [&str; 12] = [
 /// Whether a process of this name (cut at 15 bytes) serves the VM in whose cgroup it runs.
 pub(crate) fn is_helper(name: &str) -> bool {
     HELPERS.contains(&name)
+}
+
+/// Whether a process is a helper of the VM in whose cgroup it runs, by its executable: its name it
+/// chooses itself, as by QEMU's `-name process=`. A process whose executable cannot be read is none.
+#[must_use]
+pub fn is_helper_process(root: &Root, pid: u32) -> bool {
+    /// Most bytes of a process's name.
+    const NAME_LEN: usize = 15;
+    let Ok(program) = fs::read_link(root.at(format!("/proc/{pid}/exe"))) else { return false };
+    let file = program.file_name().unwrap_or_default().to_string_lossy();
+    // passt has a file for each kind of CPU: `passt.avx2`.
+    let stem = file.split('.').next().unwrap_or_default();
+    is_helper(stem.get(..NAME_LEN).unwrap_or(stem))
 }
 
 /// Cgroup of the VM in the CPU controller's hierarchy, if a manager keeps `main`, the thread of

@@ -217,6 +217,7 @@ impl Host for SimHost {
                 } else {
                     Vec::new()
                 },
+                lost: Vec::new(),
             });
             let presence = match &vm.process {
                 Some(process) => Presence::Running(vec![process.clone()]),
@@ -271,7 +272,7 @@ impl Host for SimHost {
                 vm.taken_in = if vm.scope.is_some() { vm.threads } else { 0 };
             }
             Action::Renew | Action::RenewHeld | Action::SetPlan => {}
-            Action::TakeIn => vm.taken_in = vm.threads,
+            Action::TakeIn | Action::Split => vm.taken_in = vm.threads,
             Action::Relevel => {
                 if let Some(scope) = &mut vm.scope {
                     scope.level = level;

@@ -317,6 +317,7 @@ impl Host for PlanHost {
             basis: Some(basis.clone()),
             state: ScopeState::Whole,
             drift: Vec::new(),
+            lost: Vec::new(),
             yielded: BTreeSet::new(),
             reason: String::new(),
             since: String::new(),

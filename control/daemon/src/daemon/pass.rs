@@ -118,6 +118,7 @@ impl<H: Host> Daemon<H> {
         if look == ScanDepth::Compare {
             self.compared = Some(now);
         }
+        self.forget_gone(now);
         self.look_at_plan(now);
         self.notice(now, out);
         let mut steps = reconcile(&self.desired, &self.observed, &self.config, &self.memory, now);

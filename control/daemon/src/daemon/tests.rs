@@ -115,6 +115,8 @@ struct Many {
     /// Steps as they were carried out, by VM.
     done: Vec<String>,
     looks: usize,
+    /// Whether the budget of the VM that is kept is split over its threads.
+    splits: bool,
 }
 
 const OLD: &str = "old";
@@ -154,6 +156,7 @@ impl Many {
             state: ScopeState::Whole,
             level: Some(Level::ALONE),
             drift: if is_changed { vec![drift] } else { Vec::new() },
+            lost: Vec::new(),
         }
     }
 }
@@ -174,7 +177,8 @@ impl Host for Many {
             let is_in_force = name == OLD || self.done.iter().any(|vm| vm == name);
             let presence = Presence::Running(vec![ProcessId { pid: 7, start_time: 1 }]);
             let scope = is_in_force.then(|| self.scope(desired, name));
-            (name.to_owned(), ObservedVm { presence, scope, ..ObservedVm::off("") })
+            let splits = self.splits && name == OLD;
+            (name.to_owned(), ObservedVm { presence, scope, splits, ..ObservedVm::off("") })
         };
         let admitted = names().map(|name| (name.to_owned(), Level::ALONE)).collect();
         let admission = Admission { admitted, ..Admission::default() };
@@ -190,8 +194,23 @@ impl Host for Many {
     fn perform(&mut self, step: &Step, _: &Desired) -> Outcome {
         self.now += 200;
         self.done.push(step.vm.clone());
-        Outcome::Done { changes: Vec::new(), notes: Vec::new() }
+        let (knob, path) = ("budget of a thread".to_owned(), "/proc/7/task/8/sched".to_owned());
+        let change = SettingChange { knob, path, old: None, new: "1".to_owned() };
+        let changes = if step.action == Action::Split { vec![change] } else { Vec::new() };
+        Outcome::Done { changes, notes: Vec::new() }
     }
+}
+
+#[test]
+fn a_budget_that_is_split_anew_all_the_time_is_no_event() {
+    let host = Many { splits: true, ..Many::with(0) };
+    let mut daemon = Daemon::new(host, Config::default(), Memory::default());
+    let events = daemon.pass();
+    assert!(events.iter().all(|of| of.kind == EventKind::Appeared), "{events:?}");
+    for _ in 0..10 {
+        assert_eq!(daemon.pass(), []);
+    }
+    assert!(daemon.host_ref().done.len() > 10, "it was split each time");
 }
 
 #[test]
@@ -245,6 +264,42 @@ fn a_state_that_is_too_old_is_not_known_and_never_in_force() {
     assert_eq!(never.vms[0].looked_s, None);
 }
 
+#[test]
+fn a_failure_of_a_vm_that_is_gone_keeps_nobody_awake() {
+    let mut daemon = Daemon::new(Many::with(1), Config::default(), Memory::default());
+    daemon.pass();
+    for vm in ["removed", OLD, APPLIED, PLAN] {
+        let step = crate::reconcile::step(vm, Action::Apply, "");
+        daemon.memory.note(&step, &Outcome::Failed("no".to_owned()), Millis(0));
+    }
+    daemon.pass();
+    let failed = |vm: &str| daemon.memory.failure(vm).is_some();
+    assert_eq!(["removed", OLD, APPLIED, PLAN].map(failed), [false, true, false, false]);
+    daemon.memory.forget(OLD);
+    for _ in 0..3 {
+        daemon.pass();
+    }
+    assert!(daemon.is_settled);
+}
+
+#[test]
+fn what_is_not_known_to_be_in_force_is_not_shown_as_such() {
+    let mut daemon = Daemon::new(Many::with(1), Config::default(), Memory::default());
+    while {
+        daemon.pass();
+        daemon.has_more()
+    } {}
+    let old = |daemon: &Daemon<Many>| {
+        daemon.snapshot().vms.into_iter().find(|vm| vm.name == OLD).map(|vm| (vm.state, vm.why)).unwrap()
+    };
+    assert_eq!(old(&daemon), (crate::VmState::InForce, None));
+    let lost: Vec<String> = (0..5).map(|i| format!("limit {i} is gone")).collect();
+    daemon.observed.vms.get_mut(OLD).and_then(|vm| vm.scope.as_mut()).unwrap().lost = lost;
+    let why = "limit 0 is gone; limit 1 is gone; limit 2 is gone; and 2 more".to_owned();
+    assert_eq!(old(&daemon), (crate::VmState::Drift, Some(why)));
+    assert!(!daemon.snapshot().is_whole());
+}
+
 /// A VM with many threads, of which a step takes some in, and one that is kept.
 #[derive(Default)]
 struct ManyThreads {
@@ -270,6 +325,7 @@ impl ManyThreads {
             state: ScopeState::Whole,
             level: Some(Level::ALONE),
             drift,
+            lost: Vec::new(),
         };
         let drift = Drift {
             knob: "budget".to_owned(),

@@ -4,6 +4,7 @@ use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::one_line;
 
+use super::found::{FoundVm, start_lives};
 use super::{LinuxHost, Tracked, admission};
 use crate::arrivals::{
     Arrival, ArrivalAnswer, ArrivalError, ArrivalSnapshot, ArrivingVm, BootTime, counted, is_of,
@@ -131,7 +132,7 @@ impl LinuxHost {
     /// Whether a VM runs here. Settings that it has left behind do not count: a VM that moves back
     /// finds those of its earlier stay.
     pub(super) fn runs(&self, vm: &str) -> bool {
-        let start = |t: &Tracked| t.scope.as_ref().is_some_and(|s| s.start.iter().any(ProcessId::is_alive));
+        let start = |t: &Tracked| t.scope.as_ref().is_some_and(|s| start_lives(&self.root, &s.start));
         self.tracked.get(vm).is_some_and(|t| is_found(t) || start(t))
     }
 
@@ -207,7 +208,7 @@ impl LinuxHost {
 
 /// Whether a process of a VM that was found runs still: it may have ended since the last look.
 fn is_found(tracked: &Tracked) -> bool {
-    tracked.found.as_ref().is_some_and(|found| found.processes.iter().any(ProcessId::is_alive))
+    tracked.found.as_ref().is_some_and(FoundVm::runs)
 }
 
 fn unknown(vm: &ArrivingVm, e: &rtvirtio_workflow::Error) -> ArrivalError {

@@ -4,6 +4,7 @@ mod admitted;
 mod arriving;
 mod domains;
 mod fit;
+mod found;
 mod lookup;
 mod numbers;
 mod once;
@@ -21,10 +22,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine, NoGuests};
-use rtvirtio_kernel::{HostError, ProcessId, Root};
+use rtvirtio_kernel::{HostError, Root};
 use rtvirtio_planner::replan::{Observations, Policy, Request};
 use rtvirtio_spec::{HostHandle, Reach, Vm};
-use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce};
 use rtvirtio_workflow::{Dirs, renew, scope_files, scopes, started};
 
@@ -33,15 +33,16 @@ use crate::config::{Config, Mode};
 use crate::desired::Desired;
 use crate::host::{Host, Millis, Outcome, ScanDepth};
 use crate::observe::Observation;
-use crate::observed::{Admission, Drift, Observed, ObservedVm};
+use crate::observed::{Admission, Drift, Observed, ObservedVm, lost_words};
 use crate::reconcile::{APPLIED, PLAN};
 use crate::step::{Action, Step};
 use domains::ContractSources;
+use found::{FoundVm, tids};
 use lookup::Lookups;
 use plan::PlanPart;
 use quiet::Quiet;
-use status::{drift, state_of};
-use tasks::{Listed, tids};
+use status::{drift, lost, state_of};
+use tasks::Listed;
 use tracked::{SPLIT_EVERY, Tracked};
 
 use admitted::{admission, lacks_cpus};
@@ -72,21 +73,6 @@ pub struct Places {
     pub specs: Vec<PathBuf>,
 }
 
-/// A VM that runs.
-struct FoundVm {
-    handle: VmHandle,
-    processes: Vec<ProcessId>,
-    tids: BTreeSet<u32>,
-}
-
-impl FoundVm {
-    /// A VM with the threads that its processes have now.
-    fn new(root: &Root, handle: VmHandle, processes: Vec<ProcessId>) -> Self {
-        let tids = tids(root, &processes);
-        Self { handle, processes, tids }
-    }
-}
-
 /// The Linux host that the service runs on.
 pub struct LinuxHost {
     root: Root,
@@ -111,8 +97,8 @@ pub struct LinuxHost {
     contracts_changed: bool,
     /// Whether the last comparison could list the VMs for which something is in force.
     scopes_are_known: bool,
-    /// Whether the cgroups above those of VMs have more budget than the contracts in force need,
-    /// because the kernel has refused to lower it.
+    /// Whether the cgroups above those of VMs may have more budget than the contracts in force
+    /// need: the kernel has refused to lower it, or an earlier process has not lowered it.
     has_spare_room: bool,
     /// Whether the service only observes, so that threads are not taken in.
     only_observes: bool,
@@ -138,12 +124,15 @@ impl LinuxHost {
     #[must_use]
     pub fn new(places: Places, config: &Config, waker: Waker) -> Self {
         let root = Root::default();
+        let only_observes = config.mode == Mode::Observe;
+        // An earlier process may have raised these budgets and ended before the contract.
+        let has_spare_room = !only_observes && scope_files::has_shared(&places.dirs).unwrap_or(true);
         Self {
             arrivals: Arrivals::load(&places.dirs.state, &BootTime::read(&root)),
             contracts: ContractSources::new(&places, config, &waker),
             plan: PlanPart::new(places.dirs.clone(), Arc::clone(&waker), config.plan.is_some()),
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
-            only_observes: config.mode == Mode::Observe,
+            only_observes,
             root,
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
@@ -157,7 +146,7 @@ impl LinuxHost {
             applied: Applied::default(),
             contracts_changed: true,
             scopes_are_known: false,
-            has_spare_room: false,
+            has_spare_room,
         }
     }
 
@@ -223,7 +212,7 @@ impl LinuxHost {
         let is_due = tracked.role_due().is_some_and(|at| now >= at);
         if let Some(found) = &mut tracked.found {
             let tids = lists.then(|| tids(&self.root, &found.processes));
-            if found.processes.iter().any(ProcessId::is_alive) {
+            if found.runs() {
                 let new = tids.filter(|tids| *tids != found.tids);
                 let changed = new.is_some();
                 if let Some(tids) = new {
@@ -281,7 +270,8 @@ impl LinuxHost {
         if let (true, Ok(Some(status))) = (self.only_observes, &status) {
             tracked.journaled = status::threads(status);
         }
-        (tracked.scope, tracked.saved) = status::scope(status, saved);
+        let former = tracked.saved.take();
+        (tracked.scope, tracked.saved) = status::scope(&self.root, status, saved, former);
         if tracked.scope.is_none() {
             tracked.kept = None;
         }
@@ -294,7 +284,20 @@ impl LinuxHost {
     }
 
     /// Reads what `rtvirtio apply` has put in force.
-    fn read_applied(&self) -> rtvirtio_workflow::Result<Applied> {
+    fn read_applied(&mut self) {
+        match self.applied_now() {
+            Ok((applied, lost)) => {
+                self.applied = applied;
+                if let Some(why) = lost {
+                    self.problem(format!("of what `rtvirtio apply` has set, {why}"));
+                }
+            }
+            Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
+        }
+    }
+
+    /// Settings that `rtvirtio apply` has put in force, and those of them that are not known to be.
+    fn applied_now(&self) -> rtvirtio_workflow::Result<(Applied, Option<String>)> {
         let state = &self.places.dirs.state;
         let vms = started::applied_vms(state)?;
         let ended: Vec<String> = started::ended(state)?.into_iter().map(|vm| vm.vm).collect();
@@ -303,7 +306,8 @@ impl LinuxHost {
         let reach = plan.map(|(_, host)| host.vms().to_vec()).unwrap_or_default();
         let status = rtvirtio_apply::status(state, &Machine::new(&self.root, &NoGuests))?;
         let whole = status.filter(rtvirtio_apply::Status::is_whole);
-        Ok(Applied {
+        let lost = whole.as_ref().and_then(|status| lost_words(&lost(&self.root, status)));
+        let applied = Applied {
             drift: whole.as_ref().map(drift).unwrap_or_default(),
             // The PID of a process that has ended leads to no next start.
             reach: reach
@@ -312,7 +316,8 @@ impl LinuxHost {
                 .collect(),
             vms,
             ended,
-        })
+        };
+        Ok((applied, lost))
     }
 
     /// The CPU contracts in force.
@@ -387,10 +392,7 @@ impl Host for LinuxHost {
             self.problem(problem);
         }
         if look == ScanDepth::Compare || self.applied_has_changed() {
-            match self.read_applied() {
-                Ok(applied) => self.applied = applied,
-                Err(e) => self.problem(format!("what `rtvirtio apply` has set is not known: {e:#}")),
-            }
+            self.read_applied();
         }
         if look == ScanDepth::Compare || std::mem::take(&mut self.contracts_changed) {
             self.plan.read_profiles(desired);
@@ -473,7 +475,8 @@ impl Host for LinuxHost {
     }
 
     fn rest(&self, step: &Step) -> Option<Step> {
-        let takes_in = matches!(step.action, Action::Apply | Action::TakeIn | Action::Relevel);
+        let takes_in =
+            matches!(step.action, Action::Apply | Action::TakeIn | Action::Split | Action::Relevel);
         let kept = self.tracked.get(&step.vm).filter(|_| takes_in)?.kept.as_ref()?;
         let outside = kept.outside().filter(|_| kept.has_next())?;
         let reason = format!("{outside} threads are still outside of it");

@@ -56,7 +56,7 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
         }
         Action::PutBack { force } if step.vm == PLAN => put_plan_back(host, *force),
         Action::PutBack { force } => put_back(host, &step.vm, *force),
-        Action::TakeIn => take_in(host, &step.vm, false),
+        Action::TakeIn | Action::Split => take_in(host, &step.vm, false),
         Action::Relevel => take_in(host, &step.vm, true),
         Action::Renew => {
             let renewed =
@@ -102,6 +102,11 @@ impl LinuxHost {
     /// refusal is retried with the next comparison, and is a problem that clients see.
     pub(super) fn take_spare_room(&mut self) {
         let (true, Some((_, admission))) = (self.has_spare_room, &self.admission) else { return };
+        // No contract that may need the room is left out.
+        let is_counted = |t: &Tracked| t.scope.is_none() || t.saved.is_some();
+        if !(self.scopes_are_known && self.tracked.values().all(is_counted)) {
+            return;
+        }
         let taken = || -> Result<(), Error> {
             let scopes = Scopes::lock(&self.places.dirs)?;
             scopes.make_room(&admission.admitted.probe, &self.contracts_in_force())
@@ -338,4 +343,33 @@ fn amended(amended: Amended) -> Done {
     let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
     let notes = failed.chain(left).chain(amended.warnings).collect();
     (amended.written.into_iter().map(change).collect(), notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rtvirtio_workflow::Dirs;
+
+    use super::*;
+    use crate::config::{Config, Mode};
+    use crate::linux::Places;
+
+    #[test]
+    fn room_that_an_earlier_process_has_raised_is_lowered_unless_the_service_only_observes() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (contracts, specs) = (dir.path().join("contracts.d"), Vec::new());
+        let places = Places { dirs, contracts, specs };
+        let has_spare_room = |mode: Mode| {
+            let config = Config { mode, ..Config::default() };
+            LinuxHost::new(places.clone(), &config, Arc::new(|| {})).has_spare_room
+        };
+        assert!(!has_spare_room(Mode::Auto), "there is none");
+        let shared = places.dirs.state.join("contracts/shared");
+        std::fs::create_dir_all(&shared).unwrap();
+        std::fs::write(shared.join(rtvirtio_apply::JOURNAL_FILE), "{}").unwrap();
+        assert!(has_spare_room(Mode::Auto) && has_spare_room(Mode::Ask));
+        assert!(!has_spare_room(Mode::Observe));
+    }
 }

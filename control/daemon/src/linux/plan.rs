@@ -15,7 +15,7 @@ use rtvirtio_workflow::service_plan::{self, HeldCandidate};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
-use super::{Quiet, drift, state_of};
+use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;
 use crate::host::SettingChange;
@@ -140,6 +140,7 @@ impl PlanPart {
             basis: None,
             state: ScopeState::Unusable(why),
             drift: Vec::new(),
+            lost: Vec::new(),
             yielded: Default::default(),
             reason: String::new(),
             since: String::new(),
@@ -154,6 +155,7 @@ impl PlanPart {
                 Some(PlanScope {
                     basis: Some(held.basis()),
                     drift: if state == ScopeState::Whole { drift(&status) } else { Vec::new() },
+                    lost: if state == ScopeState::Whole { lost(root, &status) } else { Vec::new() },
                     state,
                     yielded: held.yielded,
                     reason: held.reason,

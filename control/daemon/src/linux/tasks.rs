@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::{ProcessId, Root, process, task};
+use rtvirtio_kernel::process;
 use rtvirtio_vmm::threads::kernel_threads;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -89,7 +89,7 @@ impl Tracked {
     fn is_at_rest(&self, now: Instant) -> bool {
         let lives = |found: &FoundVm| found.processes.iter().all(|process| is_there(process.pid));
         let is_due = match &self.found {
-            Some(found) => !lives(found) || self.takes_in(now),
+            Some(found) => !lives(found) || self.takes_in(now) || self.splits(now),
             None => self.next_lookup.is_none_or(|at| now >= at),
         };
         !is_due && !self.stale && self.ending.is_empty()
@@ -101,9 +101,4 @@ impl Tracked {
 fn is_there(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
-}
-
-/// The threads of these processes.
-pub(super) fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {
-    processes.iter().flat_map(|p| task::tids(root, p.pid).unwrap_or_default()).collect()
 }

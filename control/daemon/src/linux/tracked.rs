@@ -10,7 +10,7 @@ use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scope_files;
 
-use super::FoundVm;
+use super::found::{FoundVm, start_lives};
 use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
 /// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
@@ -64,24 +64,25 @@ impl Tracked {
         Some(at + ROLE_FIRST.saturating_mul(1 << self.role_looks.min(8)).min(ROLE_LATER))
     }
 
-    /// Whether threads are to be taken into the contract, or its budget is to be split anew.
+    /// Whether threads are to be taken into the contract.
     pub(super) fn takes_in(&self, now: Instant) -> bool {
         let again = self.role_due().is_some_and(|at| now >= at);
-        let splits = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
-        self.kept.as_ref().is_some_and(|kept| {
-            let is_split = kept.contract().backend == Backend::Deadline;
-            self.threads_changed || again || kept.has_next() || (splits && is_split)
-        })
+        self.kept.as_ref().is_some_and(|kept| self.threads_changed || again || kept.has_next())
+    }
+
+    /// Whether the budget, where it is split over threads, is to be split anew.
+    pub(super) fn splits(&self, now: Instant) -> bool {
+        let is_due = self.taken_in.is_none_or(|at| now.duration_since(at) >= SPLIT_EVERY);
+        is_due && self.kept.as_ref().is_some_and(|kept| kept.contract().backend == Backend::Deadline)
     }
 
     /// Resumes a contract that an earlier process has put in force.
     pub(super) fn take_up(&mut self, root: &Root) {
         if let Some(scope) = &mut self.scope {
             // The start of a VM that was just seen need not be checked again.
-            let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.processes.contains(p));
-            scope.start_alive = scope.start.is_empty()
-                || scope.start.iter().any(runs)
-                || scope.start.iter().any(ProcessId::is_alive);
+            let runs = |p: &ProcessId| self.found.as_ref().is_some_and(|f| f.lasting.contains(p));
+            scope.start_alive =
+                scope.start.is_empty() || scope.start.iter().any(runs) || start_lives(root, &scope.start);
         }
         let whole = self.scope.as_ref().is_some_and(|s| s.state == ScopeState::Whole && s.start_alive);
         if let (true, None, Some(found), Some(cpu)) =
@@ -96,7 +97,8 @@ impl Tracked {
     /// Forgets a VM whose process has ended.
     pub(super) fn forget(&mut self) {
         if let (Some(found), Some(_)) = (&self.found, &self.kept) {
-            self.ending.extend(found.processes.iter().map(|of| of.pid));
+            // A helper may still be there.
+            self.ending.extend(found.processes.iter().filter(|of| !of.is_alive()).map(|of| of.pid));
         }
         (self.found, self.kept, self.next_lookup) = (None, None, None);
         self.lack = Some(Presence::Off("its process has ended".to_owned()));
@@ -134,11 +136,11 @@ impl Tracked {
     pub(super) fn observed(&mut self, root: &Root, now: Instant) -> ObservedVm {
         self.take_up(root);
         let presence = match (&self.found, &self.lack) {
-            (Some(found), _) => Presence::Running(found.processes.clone()),
+            (Some(found), _) => Presence::Running(found.lasting.clone()),
             (None, Some(lack)) => lack.clone(),
             (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
         };
-        let new_threads = self.takes_in(now);
+        let (new_threads, splits) = (self.takes_in(now), self.splits(now));
         let scope = self.scope.clone();
         let outside = match self.kept.as_ref().map(ManagedVm::outside) {
             None | Some(Some(0)) => Outside::None,
@@ -146,6 +148,6 @@ impl Tracked {
             Some(None) => Outside::NotLookedFor,
         };
         let without_cpu = self.kept.as_ref().and_then(|kept| kept.without_cpu().map(str::to_owned));
-        ObservedVm { presence, scope, new_threads, outside, without_cpu, ..ObservedVm::off("") }
+        ObservedVm { presence, scope, new_threads, splits, outside, without_cpu, ..ObservedVm::off("") }
     }
 }

@@ -101,6 +101,7 @@ impl Case {
             basis: self.keeper.replan.basis().cloned(),
             state: ScopeState::Whole,
             drift: Vec::new(),
+            lost: Vec::new(),
             yielded: BTreeSet::new(),
             reason: step.reason,
             since: String::new(),
@@ -255,6 +256,12 @@ fn each_policy_about_drift_of_each_kind_of_setting() {
         case.config.drift = BTreeMap::from([(class, DriftPolicy::Yield)]);
         assert_eq!(case.actions(), [Action::Release { paths: vec!["/x".to_owned()] }]);
     }
+    // What is gone cannot be set again.
+    let changed = std::mem::take(&mut case.scope().drift);
+    case.scope().lost = vec!["limit of plc is gone".to_owned()];
+    assert_eq!((case.actions(), case.state()), (Vec::new(), PlanState::Drift));
+    assert_eq!(case.snapshot().unwrap().why.as_deref(), Some("limit of plc is gone"));
+    (case.scope().drift, case.scope().lost) = (changed, Vec::new());
     // A restart is not left to wait for it.
     case.observed.vms.get_mut("plc").unwrap().lacks_held = true;
     assert_eq!(case.actions()[0], Action::RenewHeld);

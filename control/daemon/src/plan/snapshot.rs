@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::desired::Desired;
 use crate::host::SettingChange;
 use crate::memory::Memory;
-use crate::observed::{DriftSnapshot, MadePlan, Observed, PredictionSnapshot, ScopeState};
+use crate::observed::{DriftSnapshot, MadePlan, Observed, PredictionSnapshot, ScopeState, lost_words};
 use crate::reconcile::PLAN;
 
 /// State of the service's plan.
@@ -19,7 +19,7 @@ pub enum PlanState {
     InForce,
     /// In force for some devices; others are not planned.
     Partial,
-    /// In force, but settings have other values.
+    /// In force, but settings have other values, are gone or cannot be read.
     Drift,
     /// No VM of the contracts runs, or there are no contracts.
     Off,
@@ -140,7 +140,9 @@ impl PlanSnapshot {
                 (None, Some(_)) if policy == Some(Policy::Observe) => (PlanState::WouldApply, None),
                 (None, Some(why)) => (PlanState::Waiting, Some(why)),
                 (None, None) if policy.is_none() || proposal.is_some() => (PlanState::Pending, None),
-                (None, None) if scope.is_some_and(|s| !s.drift.is_empty()) => (PlanState::Drift, None),
+                (None, None) if scope.is_some_and(|s| !(s.drift.is_empty() && s.lost.is_empty())) => {
+                    (PlanState::Drift, scope.and_then(|s| lost_words(&s.lost)))
+                }
                 (None, None) if basis.is_some() && !unplanned.is_empty() => (PlanState::Partial, None),
                 (None, None) if basis.is_some() => (PlanState::InForce, None),
                 (None, None) if replan.is_planning() => (PlanState::Planning, None),

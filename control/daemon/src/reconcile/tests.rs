@@ -33,6 +33,7 @@ fn scope(of: &Contract, pid: u32) -> ScopeView {
         state: ScopeState::Whole,
         level: Some(Level::ALONE),
         drift: Vec::new(),
+        lost: Vec::new(),
     }
 }
 
@@ -190,6 +191,11 @@ fn new_threads_and_another_place_are_taken_in() {
     // Not known what is admitted: nothing moves.
     case.observed.admission = Admission::default();
     assert_eq!(case.steps(), one(Action::TakeIn));
+    // New threads get their shares along with it.
+    case.vm("plc").splits = true;
+    assert_eq!(case.steps(), one(Action::TakeIn));
+    case.vm("plc").new_threads = false;
+    assert_eq!(case.steps(), one(Action::Split));
 }
 
 #[test]
