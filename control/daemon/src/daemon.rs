@@ -201,8 +201,9 @@ impl<H: Host> Daemon<H> {
             Outcome::Done { changes, notes } => {
                 let is_event = match step.action {
                     Action::TakeIn | Action::SetPlan => !changes.is_empty(),
-                    // Every two seconds, so that it would crowd out what happens once.
-                    Action::Split => false,
+                    // Every two seconds, so that it would crowd out what happens once: only a thread
+                    // that another program has taken out of its reservation, or that is new.
+                    Action::Split => changes.iter().any(|of| !was_split(of)),
                     _ => true,
                 };
                 if is_event {
@@ -313,6 +314,11 @@ impl<H: Host> Daemon<H> {
             }
         }
     }
+}
+
+/// Whether a change is of a thread's share of a budget that had one before.
+fn was_split(change: &SettingChange) -> bool {
+    change.old.as_deref().is_some_and(|old| old.starts_with("deadline "))
 }
 
 fn action_text(action: &Action) -> &'static str {

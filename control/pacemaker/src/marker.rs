@@ -42,6 +42,10 @@ pub(crate) fn is_in_force(own: &Dirs) -> Result<bool, PacemakerError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         read => read.map_err(|e| failed(own, e))?,
     };
+    // Cut off by a crash of the host.
+    if text.is_empty() {
+        return Ok(false);
+    }
     let marker: Marker = serde_json::from_slice(&text).map_err(|e| {
         let why = format!("damaged ({e}): the agent's `stop` removes it");
         failed(own, io::Error::new(io::ErrorKind::InvalidData, why))

@@ -410,11 +410,15 @@ impl<'a> Machine<'a> {
             return Err(Fault::Io(io::Error::new(io::ErrorKind::TimedOut, why.clone())));
         }
         self.guests.connect(agent).map_err(|e| {
-            if e.kind() == io::ErrorKind::TimedOut {
-                self.silent.borrow_mut().insert(agent.clone(), e.to_string());
-            }
+            self.note_silent(agent, &e);
             Fault::of_connect(e)
         })
+    }
+
+    fn note_silent(&self, agent: &AgentAddress, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.silent.borrow_mut().insert(agent.clone(), error.to_string());
+        }
     }
 
     fn in_guest<T>(
@@ -432,8 +436,9 @@ impl<'a> Machine<'a> {
         let result = action(guest.as_mut());
         // After an error the agent's stream may be out of step; a missing file is an ordinary
         // answer.
-        if result.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
+        if let Some(e) = result.as_ref().err().filter(|e| e.kind() != io::ErrorKind::NotFound) {
             open.remove(agent);
+            self.note_silent(agent, e);
         }
         result.map_err(Fault::from_io)
     }

@@ -480,6 +480,10 @@ fn an_agent_that_does_not_answer_is_waited_for_once() {
     assert_eq!((unknown.count(), silent.hits()), (3, 1), "{knobs:?}");
     let reverted = lab.revert(&silent).unwrap().unwrap();
     assert!(!reverted.done && silent.hits() == 2, "{} waits: {}", silent.hits(), reverted.summary());
+    let deaf = Injector::new(Fails::Path("scheduler".into()), Errno::TIMEDOUT, false);
+    let knobs = lab.with(&deaf, |machine| status(&lab.case.state, machine)).unwrap().unwrap().knobs;
+    let unknown = knobs.iter().filter(|knob| matches!(knob.state, KnobState::Unknown { .. }));
+    assert_eq!((unknown.count(), deaf.hits()), (3, 1), "its agent is there, and does not read: {knobs:?}");
     // The next one asks again.
     assert!(lab.revert(&none()).unwrap().unwrap().done);
     assert_same(&before, &lab.snapshot(), "put back");

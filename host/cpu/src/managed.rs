@@ -46,6 +46,8 @@ pub fn is_helper_process(root: &Root, pid: u32) -> bool {
     const NAME_LEN: usize = 15;
     let Ok(program) = fs::read_link(root.at(format!("/proc/{pid}/exe"))) else { return false };
     let file = program.file_name().unwrap_or_default().to_string_lossy();
+    // Its package was updated since.
+    let file = file.strip_suffix(" (deleted)").unwrap_or(&file);
     // passt has a file for each kind of CPU: `passt.avx2`.
     let stem = file.split('.').next().unwrap_or_default();
     is_helper(stem.get(..NAME_LEN).unwrap_or(stem))

@@ -115,8 +115,8 @@ struct Many {
     /// Steps as they were carried out, by VM.
     done: Vec<String>,
     looks: usize,
-    /// Whether the budget of the VM that is kept is split over its threads.
-    splits: bool,
+    /// Policy of a thread of the VM that is kept, to which its budget is split anew.
+    splits: Option<&'static str>,
 }
 
 const OLD: &str = "old";
@@ -177,7 +177,7 @@ impl Host for Many {
             let is_in_force = name == OLD || self.done.iter().any(|vm| vm == name);
             let presence = Presence::Running(vec![ProcessId { pid: 7, start_time: 1 }]);
             let scope = is_in_force.then(|| self.scope(desired, name));
-            let splits = self.splits && name == OLD;
+            let splits = self.splits.is_some() && name == OLD;
             (name.to_owned(), ObservedVm { presence, scope, splits, ..ObservedVm::off("") })
         };
         let admitted = names().map(|name| (name.to_owned(), Level::ALONE)).collect();
@@ -195,7 +195,7 @@ impl Host for Many {
         self.now += 200;
         self.done.push(step.vm.clone());
         let (knob, path) = ("budget of a thread".to_owned(), "/proc/7/task/8/sched".to_owned());
-        let change = SettingChange { knob, path, old: None, new: "1".to_owned() };
+        let change = SettingChange { knob, path, old: self.splits.map(str::to_owned), new: "1".to_owned() };
         let changes = if step.action == Action::Split { vec![change] } else { Vec::new() };
         Outcome::Done { changes, notes: Vec::new() }
     }
@@ -203,7 +203,7 @@ impl Host for Many {
 
 #[test]
 fn a_budget_that_is_split_anew_all_the_time_is_no_event() {
-    let host = Many { splits: true, ..Many::with(0) };
+    let host = Many { splits: Some("deadline 1/2/2"), ..Many::with(0) };
     let mut daemon = Daemon::new(host, Config::default(), Memory::default());
     let events = daemon.pass();
     assert!(events.iter().all(|of| of.kind == EventKind::Appeared), "{events:?}");
@@ -211,6 +211,9 @@ fn a_budget_that_is_split_anew_all_the_time_is_no_event() {
         assert_eq!(daemon.pass(), []);
     }
     assert!(daemon.host_ref().done.len() > 10, "it was split each time");
+    // Another program has taken the thread out.
+    daemon.host().splits = Some("other nice 0");
+    assert!(daemon.pass().iter().any(|of| of.kind == EventKind::Changed));
 }
 
 #[test]

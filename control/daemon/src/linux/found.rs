@@ -67,6 +67,8 @@ mod tests {
         name(&ended, "qemu-system-x86_64");
         name(&there, "swtpm");
         assert_eq!(found().lasting, [ended.clone()]);
+        name(&there, "swtpm (deleted)");
+        assert_eq!(found().lasting, [ended.clone()]);
         assert!(!found().runs() && !start_lives(&root, &found().processes));
         // A VM that the user names by the process of a helper has no other.
         let alone = FoundVm::new(&root, VmHandle::of_pid(there.pid), vec![there.clone()]);

@@ -16,6 +16,7 @@ use super::{LinuxHost, Quiet, SPLIT_EVERY, Tracked};
 use crate::desired::Desired;
 use crate::history::now;
 use crate::host::{Outcome, SettingChange};
+use crate::observed::ScopeState;
 use crate::reconcile::{APPLIED, PLAN};
 use crate::step::{Action, Step};
 
@@ -105,6 +106,14 @@ impl LinuxHost {
         // No contract that may need the room is left out.
         let is_counted = |t: &Tracked| t.scope.is_none() || t.saved.is_some();
         if !(self.scopes_are_known && self.tracked.values().all(is_counted)) {
+            let unread = |t: &Tracked| {
+                let state = t.scope.as_ref().map(|scope| &scope.state);
+                !is_counted(t) && matches!(state, Some(ScopeState::Unusable(_)))
+            };
+            if let Some((vm, _)) = self.tracked.iter().find(|(_, t)| unread(t)) {
+                let why = format!("{SPARE_ROOM}: not before the journal of {vm} can be read, or is removed");
+                self.problem(why);
+            }
             return;
         }
         let taken = || -> Result<(), Error> {
