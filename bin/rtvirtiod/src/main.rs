@@ -6,7 +6,7 @@ mod journal;
 use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,6 +15,7 @@ use rtvirtio_console::{finish, need_root};
 use rtvirtio_daemon::api::Listeners;
 use rtvirtio_daemon::linux::Places;
 use rtvirtio_daemon::{Config, Event, EventKind, Mode, Service, ServiceEvent, ServiceOptions, socket};
+use rtvirtio_kernel::sched;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -56,7 +57,8 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signals")?;
     }
-    end_in_time()?;
+    let has_ended = Arc::new(AtomicBool::new(false));
+    end_in_time(Arc::clone(&has_ended))?;
     let mut service = Service::start(options)?;
     let log = Log::new(cli.global.json, cli.global.quiet);
     let mut ready = false;
@@ -72,25 +74,34 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
             ready = true;
         }
     });
+    has_ended.store(true, Ordering::Relaxed);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    // The next service may give threads reservations at once. It waits for the locks.
+    let _locks = service.end();
+    sched::settle();
     Ok(ExitCode::SUCCESS)
 }
 
 /// Ends the process after [`LAST_STEP`], where a step takes longer than that: thousands of threads
 /// that are put back, a disk or a monitor that does not answer. The journal is written before each
 /// change, so what is cut off goes on at the next start, and `rtvirtio revert` puts it back.
-fn end_in_time() -> anyhow::Result<()> {
+/// Reservations that were taken back are waited for in any case, see [`sched::settle`].
+fn end_in_time(has_ended: Arc<AtomicBool>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
     let wait = move || {
         if signals.forever().next().is_some() {
             std::thread::sleep(LAST_STEP);
-            // The log may be full and block its writers.
-            std::thread::spawn(|| {
-                let text = "ended in the middle of a step: the next start, or `rtvirtio revert`, finishes it";
-                let _ = writeln!(stderr(), "{text}");
-                let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
-            });
-            std::thread::sleep(LOG_TIME);
+            if !has_ended.load(Ordering::Relaxed) {
+                // The log may be full and block its writers.
+                std::thread::spawn(|| {
+                    let text =
+                        "ended in the middle of a step: the next start, or `rtvirtio revert`, finishes it";
+                    let _ = writeln!(stderr(), "{text}");
+                    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+                });
+                std::thread::sleep(LOG_TIME);
+            }
+            sched::settle();
             std::process::exit(0);
         }
     };

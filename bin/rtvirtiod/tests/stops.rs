@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use common::Rig;
 use rtvirtio_kernel::process::Process;
-use rtvirtio_kernel::{Root, sched, task};
+use rtvirtio_kernel::sched::{self, Attr, Policy};
+use rtvirtio_kernel::{Root, task};
 use rtvirtio_testkit::site::number;
-use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_testkit::{HANG, Need, has, skip};
 use rustix::process::Signal;
 
 /// A process whose one thread has the name of a vCPU; killed when this is dropped.
@@ -38,6 +39,16 @@ impl ProcessVm {
         }
         let child = Command::new(program).arg("1000").stdin(Stdio::null()).spawn().unwrap();
         Self(rig.site.vm(&format!("s{i}")), child)
+    }
+
+    /// A VM whose vCPU never sleeps.
+    fn busy(rig: &Rig) -> Self {
+        let dir = rig.site.dir.path().join("busy");
+        fs::create_dir(&dir).unwrap();
+        symlink("/bin/sh", dir.join("vcpu0")).unwrap();
+        let mut command = Command::new(dir.join("vcpu0"));
+        command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+        Self(rig.site.vm("busy"), command.spawn().unwrap())
     }
 
     /// A VM with so many threads of the name that QEMU gives its workers.
@@ -244,4 +255,56 @@ fn sigterm_while_threads_are_put_back_loses_nothing() {
     rig.start(&[]);
     rtvirtio_testkit::site::wait_for("the end of the contract", || journals(&rig).is_empty());
     assert!(vm.all_settings() == before && !vm.group().exists());
+}
+
+/// SCHED_DEADLINE is the mechanism where no cgroup has a budget. A thread that is taken out of it
+/// throttled must not get another reservation before the kernel has forgotten the first.
+#[test]
+fn the_end_waits_until_the_kernel_has_forgotten_a_reservation() {
+    let test = "the_end_waits_until_the_kernel_has_forgotten_a_reservation";
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::Program("unshare")]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let sleeper = ProcessVm::start(&rig, 0);
+    if let Err(e) = sched::set(sleeper.1.id(), &Attr::deadline(1_000_000, 200_000_000)) {
+        return skip(test, &format!("no SCHED_DEADLINE: {e}"));
+    }
+    drop(sleeper);
+    let vm = ProcessVm::busy(&rig);
+    let file = rig.contracts().join("busy.toml");
+    let contract = vm.contract().replace("\"1s\"", "\"200ms\"");
+    fs::write(&file, format!("[device]\npath = \"/dev/sdz\"\n{contract}")).unwrap();
+    let service = rig.command(&[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .args(["umount --lazy /sys/fs/cgroup/cpu && exec \"$@\"", "sh"])
+        .arg(service.get_program())
+        .args(service.get_args())
+        .envs(service.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .stdin(Stdio::null());
+    rig.run(command);
+    let has_reservation = || sched::get(vm.1.id()).unwrap().policy == Policy::Deadline;
+    rtvirtio_testkit::site::wait_for("the contract", has_reservation);
+    fs::remove_file(&file).unwrap();
+    let begin = Instant::now();
+    let mut had_until = begin;
+    loop {
+        let now = Instant::now();
+        if !has_reservation() {
+            break;
+        }
+        had_until = now;
+        assert!(begin.elapsed() < HANG, "it is not put back: {}", rig.log());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = rig.service.as_ref().unwrap().0.id();
+    Process::open(pid).unwrap().unwrap().signal(Signal::TERM).unwrap();
+    let status = ended(&mut rig);
+    println!("it ended {} ms after the reservation was last seen", had_until.elapsed().as_millis());
+    assert!(status.success(), "{status}: {}", rig.log());
+    // A period, and ten more for a tick of the kernel beyond 1 ms of runtime.
+    assert!(had_until.elapsed() >= Duration::from_millis(2_200), "{:?}", had_until.elapsed());
+    assert!(!has_reservation() && journals(&rig).is_empty());
 }

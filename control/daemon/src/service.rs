@@ -87,7 +87,7 @@ pub struct Service {
     /// Dropping these ends observer and event thread; without events scans find everything.
     _observer: [Sender<()>; 2],
     _events: Option<Sender<()>>,
-    _locks: [File; 2],
+    locks: [File; 2],
     _api: api::Running,
 }
 
@@ -153,7 +153,7 @@ impl Service {
             placement,
             _observer,
             _events,
-            _locks: [lock, state_lock],
+            locks: [lock, state_lock],
             _api: api,
         })
     }
@@ -202,6 +202,12 @@ impl Service {
             let sooner = self.daemon.host_ref().look_by(now);
             self.wait(sooner.map_or(next, |at| at.min(next)), stop);
         }
+    }
+
+    /// Ends the API and the observers. The locks are held until the result is dropped.
+    #[must_use]
+    pub fn end(self) -> [File; 2] {
+        self.locks
     }
 
     /// Waits until the next pass is due, or a command arrives.

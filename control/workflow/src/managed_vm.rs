@@ -14,8 +14,10 @@ use crate::contracts::{InForce, give_cpus};
 use crate::error::Result;
 use crate::pieces::{Key, first_of, key};
 use hotplugged::HotpluggedVcpus;
+use stuck::{StuckThread, ThrottledThreads};
 
 mod hotplugged;
+mod stuck;
 
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
 /// of unknown role is looked up again this many times.
@@ -45,6 +47,7 @@ pub struct ManagedVm {
     hotplugged: HotpluggedVcpus,
     /// Time at which a poll last missed a thread.
     thread_ended: Option<Instant>,
+    throttled: ThrottledThreads,
 }
 
 /// A thread without settings.
@@ -68,6 +71,7 @@ pub struct TakeIn {
     taken: BTreeSet<Key>,
     /// Result of [`ManagedVm::place_hotplugged`]; `None` where no vCPU lacks a CPU.
     placed: Option<hotplugged::Placed>,
+    stuck: Option<StuckThread>,
     at: Instant,
 }
 
@@ -90,6 +94,7 @@ impl ManagedVm {
             split_every,
             hotplugged: HotpluggedVcpus::default(),
             thread_ended: None,
+            throttled: ThrottledThreads::default(),
             handle,
         }
     }
@@ -122,6 +127,7 @@ impl ManagedVm {
             split_every,
             hotplugged: HotpluggedVcpus::default(),
             thread_ended: None,
+            throttled: ThrottledThreads::default(),
             handle,
         }
     }
@@ -285,6 +291,7 @@ impl ManagedVm {
             self.pending = still_pending(&self.pending, &threads, now, wait);
             return Ok(None);
         }
+        let stuck = self.throttled.poll(root, &threads, now);
         let is_new = |t: &&Thread| self.pending.get(&key(t)).is_some_and(is_due);
         let piece = if is_split { usize::MAX } else { self.piece };
         let new: Vec<Thread> = first_of(self.watcher.threads().filter(is_new).collect(), piece);
@@ -314,7 +321,7 @@ impl ManagedVm {
             give_cpus(cores, &self.of.vm, &new, &mut settings);
         }
         let threads = if is_split { threads } else { new };
-        Ok(Some(TakeIn { settings, threads, taken, placed: None, at: now }))
+        Ok(Some(TakeIn { settings, threads, taken, placed: None, stuck, at: now }))
     }
 
     /// Time for which new threads are left alone: a VM in cgroups of its own is one that libvirt

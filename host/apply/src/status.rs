@@ -1,14 +1,24 @@
 //! State of the plan in force.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
+use rtvirtio_kernel::flock;
 use serde::Serialize;
 
 use crate::error::ApplyError;
-use crate::journal;
+use crate::journal::{self, Entry, JOURNAL_FILE};
+use crate::lock::{self, LOCK_FILE};
 use crate::machine::Machine;
 use crate::revert::{State, inspect};
-use crate::state_dir::StateDir;
+use crate::state_dir::{FileVersion, StateDir};
+
+/// Further looks at settings that differ, while another rtvirtio changes the journal.
+const LOOKS: u32 = 10;
+/// Pause before each of these.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Journal compared with the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -78,39 +88,68 @@ pub enum KnobState {
     },
 }
 
-/// Reads the journal and every knob of it; `None` when no plan is in force. Needs no lock.
+impl KnobState {
+    fn differs(&self) -> bool {
+        matches!(self, Self::Original | Self::Changed { .. })
+    }
+}
+
+/// Reads the journal and every knob of it; `None` when no plan is in force. Takes no lock: a knob
+/// that differs may be one that another rtvirtio has journaled and not written yet. Such a knob is
+/// compared again with the journal read anew, for 0.2 s at most while the lock is held.
 ///
 /// # Errors
 /// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it.
 /// When the boot id cannot be read.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
     let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
-    let Some(journal) = journal::load(&dir)? else { return Ok(None) };
+    let Some(mut status) = compare(&dir, &[], machine)? else { return Ok(None) };
+    for _ in 0..LOOKS {
+        if !status.knobs.iter().any(|knob| knob.state.differs()) {
+            break;
+        }
+        let version = version_at_rest(&dir);
+        if version.is_none() {
+            thread::sleep(PAUSE);
+        }
+        let Some(again) = compare(&dir, &status.knobs, machine)? else { return Ok(None) };
+        status = again;
+        if version.is_some() && version == version_at_rest(&dir) {
+            break;
+        }
+    }
+    Ok(Some(status))
+}
+
+/// Version of the journal; `None` where another rtvirtio may be changing it.
+fn version_at_rest(dir: &StateDir) -> Option<FileVersion> {
+    let is_free = match dir.exists(LOCK_FILE) {
+        Ok(true) => matches!(flock::is_held(&lock::open(dir).ok()?), Ok(false)),
+        exists => matches!(exists, Ok(false)),
+    };
+    dir.version(JOURNAL_FILE).ok().filter(|_| is_free)
+}
+
+/// Compares the journal with the machine, except for knobs of the same value that did not differ
+/// `before`.
+fn compare(
+    dir: &StateDir,
+    before: &[KnobStatus],
+    machine: &Machine<'_>,
+) -> Result<Option<Status>, ApplyError> {
+    let Some(journal) = journal::load(dir)? else { return Ok(None) };
     let rebooted = journal.is_of_another_boot(machine)?;
-    let knobs = journal
-        .entries
-        .iter()
-        .filter_map(|entry| {
-            let new = entry.new.clone()?;
-            let in_force = |found: &str| entry.target.form.is(found, &new) || entry.is_level(found);
-            let state = match inspect(entry, true, machine) {
-                // A knob that had the plan's value already counts as in force.
-                State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,
-                State::Old => KnobState::Original,
-                State::Ours(found) if in_force(&found) => KnobState::InForce,
-                State::Ours(found) | State::Foreign(found) => KnobState::Changed { found },
-                State::Gone(why) => KnobState::Gone { why },
-                State::Unreadable(error) => KnobState::Unknown { error },
-            };
-            Some(KnobStatus {
-                knob: entry.knob.clone(),
-                path: entry.target.to_string(),
-                old: entry.old.clone(),
-                new,
-                state,
-            })
-        })
-        .collect();
+    let settled = before.iter().filter(|knob| !knob.state.differs());
+    let settled: BTreeMap<_, _> =
+        settled.map(|k| ((k.knob.clone(), k.path.clone(), k.new.clone()), &k.state)).collect();
+    let of = |entry: &Entry| {
+        let key = (entry.knob.clone(), entry.target.to_string(), entry.new.clone()?);
+        let state =
+            settled.get(&key).map_or_else(|| state_of(entry, &key.2, machine), |state| (*state).clone());
+        let (knob, path, new) = key;
+        Some(KnobStatus { knob, path, old: entry.old.clone(), new, state })
+    };
+    let knobs = journal.entries.iter().filter_map(of).collect();
     Ok(Some(Status {
         pid: journal.pid,
         version: journal.version,
@@ -120,4 +159,17 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
         rebooted,
         knobs,
     }))
+}
+
+fn state_of(entry: &Entry, new: &str, machine: &Machine<'_>) -> KnobState {
+    let in_force = |found: &str| entry.target.form.is(found, new) || entry.is_level(found);
+    match inspect(entry, true, machine) {
+        // A knob that had the plan's value already counts as in force.
+        State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,
+        State::Old => KnobState::Original,
+        State::Ours(found) if in_force(&found) => KnobState::InForce,
+        State::Ours(found) | State::Foreign(found) => KnobState::Changed { found },
+        State::Gone(why) => KnobState::Gone { why },
+        State::Unreadable(error) => KnobState::Unknown { error },
+    }
 }

@@ -108,14 +108,20 @@ fn threads_that_inherited_cpus_of_ours_get_those_from_before() {
         told.recv().unwrap()
     };
     // Of the I/O domain only the threads in the journal are ours.
+    let domain = Root::new(dir.path());
+    let process = domain.at(format!("/proc/{pid}"));
+    std::fs::create_dir_all(&process).unwrap();
+    std::fs::write(process.join("status"), "Uid:\t0\t0\t0\t0\n").unwrap();
+    std::os::unix::fs::symlink("/usr/bin/rtvirtio-iod", process.join("exe")).unwrap();
+    session.apply(std::slice::from_ref(&of_parent), &machine, &mut Silent).unwrap();
+    let foreign = heir();
+    let of_domain = Machine::with_host(&domain, &root, &NoGuests);
+    assert!(session.revert(OnConflict::Report, &of_domain, &mut Silent).unwrap().unwrap().done);
+    assert_eq!([parent_tid, foreign].map(of), [before.clone(), last.clone()]);
+    // A process that gives itself that name is not the I/O domain.
     let comm = format!("/proc/{pid}/comm");
     let name = std::fs::read_to_string(&comm).unwrap();
     std::fs::write(&comm, "rtvirtio-iod").unwrap();
-    session.apply(std::slice::from_ref(&of_parent), &machine, &mut Silent).unwrap();
-    let foreign = heir();
-    assert!(session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap().done);
-    assert_eq!([parent_tid, foreign].map(of), [before.clone(), last.clone()]);
-    std::fs::write(&comm, name.trim()).unwrap();
     session.apply(&[of_parent], &machine, &mut Silent).unwrap();
     let (unseen, amended) = (heir(), heir());
     assert_eq!([unseen, amended].map(of), [last.clone(), last.clone()]);
@@ -125,6 +131,7 @@ fn threads_that_inherited_cpus_of_ours_get_those_from_before() {
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
     assert!(reverted.done, "{}", reverted.summary());
     assert_eq!([parent_tid, unseen, amended].map(of), [before.clone(), before.clone(), before]);
+    std::fs::write(&comm, name.trim()).unwrap();
     drop((start, end));
     parent.join().unwrap();
 }

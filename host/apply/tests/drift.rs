@@ -3,14 +3,18 @@
 
 mod support;
 
+use std::cell::Cell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
 use rtvirtio_apply::{
-    ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target, Write, status,
+    ApplyError, Form, HostFiles, KnobState, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
+    Write, status,
 };
 use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::Attr;
 use support::sim::SimKernel;
 use support::tasks::CPU;
 
@@ -80,6 +84,42 @@ impl Sim {
     }
 }
 
+/// Kernel whose reads of the budget are seen before they are made.
+struct Watched<'a>(&'a SimKernel, &'a dyn Fn());
+
+impl HostFiles for Watched<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        if path == budget_file() {
+            (self.1)();
+        }
+        self.0.read(path)
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        HostFiles::write(self.0, path, value)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.0.list(dir)
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.0.identity(path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.0.make_dir(path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.0.remove_dir(path)
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.0.thread_start(pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.0.scheduling(pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.0.set_scheduling(pid, tid, attr)
+    }
+}
+
 fn of_budget(knob: &str, path: &str) -> bool {
     knob == "budget" && path.ends_with("cpu.rt_runtime_us")
 }
@@ -122,6 +162,35 @@ fn a_level_is_no_change_of_another_program() {
     let restored = sim.session().restore(&of_budget, &sim.machine()).unwrap();
     assert!(restored.written.is_empty() && sim.budget() == "2000", "{restored:?}");
     assert!(sim.reverts(), "it is still ours to put back");
+}
+
+/// Another rtvirtio journals a new value before it writes it.
+#[test]
+fn a_value_that_is_journaled_and_not_written_yet_is_no_change() {
+    let sim = Sim::in_force();
+    sim.session().amend(&[budget("3000")], &sim.machine(), &mut Silent).unwrap();
+    // State of the budget where it is written before this read of it, and the number of reads.
+    let seen = |written: u32| {
+        sim.other_program("4000");
+        let reads = Cell::new(0);
+        let count = || {
+            reads.set(reads.get() + 1);
+            if reads.get() == written {
+                sim.other_program("3000");
+            }
+        };
+        let host = Watched(&sim.kernel, &count);
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        let knobs = status(&sim.dir.path().join("state"), &machine).unwrap().unwrap().knobs;
+        (knobs.into_iter().find(|knob| knob.knob == "budget").unwrap().state, reads.get())
+    };
+    let changed = || KnobState::Changed { found: "4000".to_owned() };
+    assert_eq!(seen(1), (KnobState::InForce, 1));
+    assert_eq!(seen(2), (KnobState::InForce, 2));
+    assert_eq!(seen(3), (changed(), 2), "no rtvirtio is about to write it");
+    let _writer = sim.session();
+    assert_eq!(seen(5), (KnobState::InForce, 5));
+    assert_eq!(seen(99), (changed(), 11), "and not for ever");
 }
 
 #[test]

@@ -18,13 +18,23 @@ pub struct Control {
     pub by: Option<Backend>,
     /// Guarantee, cap or hint; `None` as for `by`.
     pub strength: Option<Enforcement>,
-    /// Budget, as `4ms in 20ms`, or the reason why nothing limits the thread.
+    /// Budget, as `4ms in 20ms`, or the reason why nothing limits the thread; may have a cgroup's
+    /// name.
     pub what: String,
 }
 
 impl Control {
-    fn none(what: &str) -> Self {
-        Self { by: None, strength: None, what: what.to_owned() }
+    fn none(what: impl Into<String>) -> Self {
+        Self { by: None, strength: None, what: what.into() }
+    }
+
+    /// Of an ordinary thread in this cgroup.
+    fn without_limit(cpu: &Cgroups, cgroup: &Path) -> Self {
+        let Some(name) = cgroup.file_name().filter(|_| !Cgroups::is_root(cgroup)) else {
+            return Self::none("shares the root group");
+        };
+        let above = if cpu.hides_parents() { "" } else { " or above" };
+        Self::none(format!("no limit in {}{above}", name.to_string_lossy()))
     }
 
     fn held(by: Backend, budget_us: u64, period_us: u64) -> Self {
@@ -45,17 +55,13 @@ pub fn control(root: &Root, cpu: Option<&Cgroups>, thread: &Thread) -> Result<Co
     let cgroup = cpu.and_then(|c| Some((c, c.of_thread(&thread.cgroups)?)));
     let real_time = matches!(thread.policy, Some(Policy::Fifo | Policy::Rr));
     let Some((cpu, cgroup)) = cgroup else {
-        return Ok(Control::none(if real_time {
-            "real-time without a budget"
-        } else {
-            "shares the root group"
-        }));
+        return Ok(Control::none(if real_time { "real-time without a budget" } else { "no CPU controller" }));
     };
     if !real_time {
         let limits = cpu.cpu_limits_on_path(root, cgroup)?;
         let least = limits.into_iter().min_by(|a, b| a.cpus().total_cmp(&b.cpus()));
         return Ok(least.map_or_else(
-            || Control::none("shares the root group"),
+            || Control::without_limit(cpu, cgroup),
             |limit| Control::held(Backend::CpuMax, limit.quota_us, limit.period_us),
         ));
     }

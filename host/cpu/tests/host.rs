@@ -369,13 +369,31 @@ fn every_thread_says_what_holds_it() {
     host.rt_group("/vm", "4000\n", "20000\n");
     host.rt_group("/vm/vcpu0", "0\n", "20000\n");
     assert_eq!(held("/vm", 1), (Some(Backend::RtGroup), "4ms in 20ms".to_owned()));
-    assert_eq!(held("/vm", 0).0, None, "a real-time budget does not hold ordinary threads");
+    let none = (None, "no limit in vm or above".to_owned());
+    assert_eq!(held("/vm", 0), none, "a real-time budget does not hold ordinary threads");
     assert_eq!(held("/gone", 1).0, None);
     host.put(&format!("{C}/vm/cpu.cfs_quota_us"), "-1\n");
     host.put(&format!("{C}/vm/cpu.cfs_period_us"), "100000\n");
     assert_eq!(held("/vm/vcpu0", 0).0, None, "no quota");
     host.put(&format!("{C}/vm/cpu.cfs_quota_us"), "50000\n");
     assert_eq!(held("/vm/vcpu0", 0), (Some(Backend::CpuMax), "50ms in 100ms".to_owned()), "the group above");
+}
+
+/// libvirt has a group for each vCPU, below that of the VM.
+#[test]
+fn a_thread_without_a_limit_is_shown_in_its_group() {
+    let host = Host::new(V2, "6.12.9\n");
+    let what = |cpu: Option<&Cgroups>, cgroup: &str| {
+        control(&host.root, cpu, &host.vm(cgroup, 0, "0-1")[0]).unwrap().what
+    };
+    let cpu = Cgroups::detect_cpu(&host.root).unwrap();
+    let scope = "/machine.slice/machine-qemu-1-plc.scope/libvirt";
+    host.put(&format!("/sys/fs/cgroup{scope}/cpu.max"), "max 100000\n");
+    assert_eq!(what(Some(&cpu), &format!("{scope}/vcpu0")), "no limit in vcpu0 or above");
+    assert_eq!(what(Some(&cpu), "/"), "shares the root group");
+    assert_eq!(what(None, &format!("{scope}/vcpu0")), "no CPU controller");
+    host.put(&format!("/sys/fs/cgroup{scope}/cpu.max"), "50000 100000\n");
+    assert_eq!(what(Some(&cpu), &format!("{scope}/vcpu0")), "50ms in 100ms");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use refusal::{CAP_SYS_NICE, Refusal, explain};
-pub use throttled::settle;
+pub use throttled::{Throttled, settle};
 
 /// Scheduling policy of a thread (sched(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

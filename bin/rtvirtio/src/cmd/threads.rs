@@ -253,7 +253,9 @@ fn event(event: &Event<'_>, ui: &Ui) -> anyhow::Result<()> {
         let what = if event.event == "ended" {
             format!("after {} of CPU time", nanos(t.cpu_time))
         } else {
-            format!("{}; {}: {}{late}", t.scheduling(), held(c).0, c.what)
+            // It may have the name of a cgroup.
+            let why = rtvirtio_report::terminal(&c.what, false);
+            format!("{}; {}: {why}{late}", t.scheduling(), held(c).0)
         };
         writeln!(out, "{} {} {} {} ({name}): {what}", event.event, event.vm, t.tid, t.role)
     };

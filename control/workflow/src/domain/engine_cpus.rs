@@ -89,7 +89,7 @@ fn running(root: &Root, dirs: &Dirs) -> Result<Option<(u32, Status)>> {
 /// Fails unless a process is an I/O domain of root that sees the process ids that this program
 /// sees: the peers in its status are by these.
 fn ensure_domain(root: &Root, pid: u32) -> Result<()> {
-    let is_domain = processes::name(root, pid)? == PROGRAM && processes::user(root, pid)? == 0;
+    let is_domain = processes::is_of_root(root, pid, PROGRAM)?;
     ensure!(is_domain, NotRunning, "process {pid} answers there, which is no {PROGRAM} of root");
     // Absent on a kernel without such namespaces.
     let namespace = |of: &str| unless_gone(root.inode(format!("/proc/{of}/ns/pid")));
@@ -183,10 +183,13 @@ mod tests {
         let root = Root::new(dir.path());
         let put = |path: &str, text: &str| put(&root, path, text);
         let says = || format!("{:#}", ensure_domain(&root, 7).unwrap_err());
-        put("/proc/7/comm", "socat\n");
-        put("/proc/7/status", "Uid:\t0\t0\t0\t0\n");
-        assert!(says().contains("no rtvirtio-iod"), "{}", says());
         put("/proc/7/comm", "rtvirtio-iod\n");
+        put("/proc/7/status", "Uid:\t0\t0\t0\t0\n");
+        let exe = root.at("/proc/7/exe");
+        std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", &exe).unwrap();
+        assert!(says().contains("no rtvirtio-iod"), "{}", says());
+        std::fs::remove_file(&exe).unwrap();
+        std::os::unix::fs::symlink("/usr/bin/rtvirtio-iod", &exe).unwrap();
         ensure_domain(&root, 7).unwrap();
         put("/proc/7/ns/pid", "");
         put("/proc/self/ns/pid", "");

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use rtvirtio_kernel::{is_gone, text};
+use rtvirtio_kernel::{is_gone, process, text};
 use rustix::io::Errno;
 
 use crate::journal::{Entry, Journal};
@@ -14,7 +14,7 @@ use crate::target::{Form, Place, Target};
 
 /// Scans of a process's threads: one that was not looked at yet may start another meanwhile.
 const ROUNDS: u32 = 20;
-/// Name of the I/O domain's process.
+/// Name of the I/O domain's program.
 const DOMAIN: &str = "rtvirtio-iod";
 
 /// Entries of one process in a journal.
@@ -60,20 +60,20 @@ pub(super) fn release<'j>(
     }
     let mut failed = Vec::new();
     for (pid, of) in &processes {
-        if of.lives && !of.ours.is_empty() && !is_domain(*pid, machine) {
+        if of.lives {
             failed.extend(release_of(*pid, of, machine));
         }
     }
     failed
 }
 
-fn is_domain(pid: u32, machine: &Machine<'_>) -> bool {
-    let name = machine.host().read(&PathBuf::from(format!("/proc/{pid}/comm")));
-    name.is_ok_and(|name| name.trim() == DOMAIN)
-}
-
 fn release_of<'j>(pid: u32, of: &Process<'j>, machine: &Machine<'_>) -> Option<(&'j Entry, String)> {
     let (any, _) = of.ours.values().next()?;
+    match process::is_of_root(machine.root(), pid, DOMAIN) {
+        Ok(true) => return None,
+        Ok(false) => {}
+        Err(e) => return Some((any, format!("whether its process is the I/O domain is not known: {e}"))),
+    }
     let dir = PathBuf::from(format!("/proc/{pid}/task"));
     for _ in 0..ROUNDS {
         let names = match machine.host().list(&dir) {

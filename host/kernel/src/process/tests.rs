@@ -82,6 +82,27 @@ fn descriptors_name_their_files() {
 }
 
 #[test]
+fn a_program_is_known_by_its_executable_and_not_by_its_name() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/proc/5/comm", "rtvirtio-iod\n");
+    put(&root, "/proc/5/status", "Uid:\t0\t0\t0\t0\n");
+    let is_one = |link: &str| {
+        let exe = root.at("/proc/5/exe");
+        let _ = fs::remove_file(&exe);
+        std::os::unix::fs::symlink(link, exe).unwrap();
+        is_of_root(&root, 5, "rtvirtio-iod").unwrap()
+    };
+    assert!(!is_of_root(&root, 5, "rtvirtio-iod").unwrap(), "a thread of the kernel has no executable");
+    assert!(is_one("/usr/bin/rtvirtio-iod") && is_one("/opt/rtvirtio-iod (deleted)"));
+    assert!(!is_one("/usr/bin/qemu-system-x86_64") && !is_one("/rtvirtio-iod/sh"));
+    put(&root, "/proc/5/status", "Uid:\t0\t64055\t0\t0\n");
+    assert!(!is_one("/usr/bin/rtvirtio-iod"), "another user's");
+    put(&root, "/proc/5/status", "\n");
+    assert!(is_of_root(&root, 5, "rtvirtio-iod").is_err(), "not known is not another");
+}
+
+#[test]
 fn this_process_has_memory() {
     assert!(locked_memory(&Root::default(), std::process::id()).unwrap().1 > 0);
 }

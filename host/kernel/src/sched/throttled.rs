@@ -8,11 +8,10 @@
 //! runs again, and cannot be killed: seen on Linux 6.18.
 //!
 //! A thread that leaves in [`leave`] has no mark, or the next [`enter`] of this program waits until
-//! it is gone. One that another program has left marked is mended by `enter` where it wants to run;
-//! where it sleeps at that moment, the kernel does not tell.
+//! it is gone. One that another program has left marked is mended by `enter` where it wants to run.
+//! One that sleeps at that moment is known by its [`Throttled`] state when it has woken up.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -21,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::{Attr, Reservation, set_raw};
-use crate::{Root, task};
+use crate::{HostError, Root, task};
 
 /// Longest tick of the kernel: how long a thread runs beyond its runtime where it is not known, ns.
 const TICK: i64 = 10_000_000;
@@ -36,10 +35,15 @@ const SLACK: Duration = Duration::from_millis(5);
 static LEAVING: Mutex<BTreeMap<u32, Instant>> = Mutex::new(BTreeMap::new());
 
 /// Waits until the kernel has forgotten the reservations that threads have left in this program,
-/// 10 s at most: a program that ends before would let the next one begin too early.
+/// 10 s at most: a program that ends before would let the next one begin too early. Threads that
+/// leave meanwhile are waited for too.
 pub fn settle() {
-    let all = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).values().max().copied();
-    wait_until(all);
+    let end = Instant::now() + MAX_WAIT;
+    loop {
+        let all = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).values().max().copied();
+        let Some(at) = all.map(|at| at.min(end)).filter(|at| *at > Instant::now()) else { return };
+        wait_until(Some(at));
+    }
 }
 
 fn wait_until(at: Option<Instant>) {
@@ -49,13 +53,17 @@ fn wait_until(at: Option<Instant>) {
 
 /// Runtime that is left, negative beyond it, and deadline, ns, as last counted (`/proc/PID/sched`,
 /// for DEADLINE threads only); `None` where the kernel does not tell (no `CONFIG_SCHED_DEBUG`).
-fn left(tid: u32) -> Option<(i64, i64)> {
-    let text = fs::read_to_string(format!("/proc/{tid}/sched")).ok()?;
+fn left_of(root: &Root, pid: u32, tid: u32) -> Option<(i64, i64)> {
+    let text = root.read(format!("/proc/{pid}/task/{tid}/sched")).ok()?;
     let of = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim_start_matches([' ', ':']).trim().parse().ok()
     };
     Some((of("dl.runtime")?, of("dl.deadline")?))
+}
+
+fn left(tid: u32) -> Option<(i64, i64)> {
+    left_of(&Root::default(), tid, tid)
 }
 
 /// Whether a thread wants to run.
@@ -64,12 +72,59 @@ fn is_ready(tid: u32) -> bool {
 }
 
 /// Longest time from the leave of a thread that has so much runtime left until the kernel has
-/// forgotten its reservation. Its deadline lies as far ahead as an earlier refill had to make up
-/// for (`replenish_dl_entity()`).
+/// forgotten its reservation.
 fn lag(held: Reservation, left: i64) -> Duration {
+    until_refill(held, left).min(MAX_WAIT)
+}
+
+/// Longest time until a thread that has so much runtime left is refilled. Its deadline lies as far
+/// ahead as an earlier refill had to make up for (`replenish_dl_entity()`).
+fn until_refill(held: Reservation, left: i64) -> Duration {
     let beyond = TICK + ENOUGH + (-left).max(0);
     let periods = 1.0 + beyond as f64 / held.runtime.max(1) as f64;
-    (Duration::from_nanos(held.period).mul_f64(periods) + SLACK).min(MAX_WAIT)
+    Duration::from_nanos(held.period).mul_f64(periods) + SLACK
+}
+
+/// State of a thread that wants to run and has used up its runtime, as the kernel has counted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttled {
+    /// Runtime that is left, 0 or less, and deadline, ns.
+    left: (i64, i64),
+    used: Duration,
+}
+
+impl Throttled {
+    /// Reads it; `None` for any other thread, and where the kernel does not tell.
+    #[must_use]
+    pub fn of(root: &Root, pid: u32, tid: u32) -> Option<Self> {
+        let left = left_of(root, pid, tid).filter(|left| left.0 <= 0)?;
+        let is_ready = task::stat(root, pid, tid).ok()?.state == 'R';
+        let used = task::cpu_time(root, pid, tid).ok()?;
+        is_ready.then_some(Self { left, used })
+    }
+
+    /// Whether a thread that has been in this state for so long is never refilled.
+    #[must_use]
+    pub fn is_for_good(&self, held: Reservation, since: Duration) -> bool {
+        since >= Duration::from_nanos(held.period) + until_refill(held, self.left.0)
+    }
+
+    /// Lets a thread run that is in this state for good, as an ordinary one for a moment and then
+    /// under its reservation. The caller keeps other programs from changing it meanwhile. False
+    /// where it has left this state.
+    ///
+    /// # Errors
+    /// As `sched_setattr(2)`; the thread may be ordinary then.
+    pub fn end(self, pid: u32, tid: u32, start: u64) -> io::Result<bool> {
+        let (root, attr) = (Root::default(), super::get(tid)?);
+        let stat = task::stat(&root, pid, tid).map_err(HostError::into_io)?;
+        let Some(held) = attr.reservation.filter(|_| stat.start == start) else { return Ok(false) };
+        if Self::of(&root, pid, tid) != Some(self) {
+            return Ok(false);
+        }
+        let before = Attr { reset_on_fork: attr.reset_on_fork, ..Attr::other(stat.nice) };
+        enter_again(tid, held, &attr, &before, start).map(|()| true)
+    }
 }
 
 /// Takes a thread out of its reservation, whose bandwidth it gives back.
@@ -104,34 +159,48 @@ pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> 
     Ok(())
 }
 
-/// Whether a thread under this reservation is throttled for good.
+/// Whether a thread under this reservation is throttled for good, as far as 10 s show it.
 fn is_stuck(tid: u32, held: Reservation) -> bool {
-    let throttled = || left(tid).filter(|(runtime, _)| *runtime <= 0 && is_ready(tid));
-    let Some(first) = throttled() else { return false };
-    thread::sleep((2 * Duration::from_nanos(held.period) + SLACK).min(MAX_WAIT));
-    throttled() == Some(first)
+    let state = || Throttled::of(&Root::default(), tid, tid);
+    let Some(first) = state() else { return false };
+    let begin = Instant::now();
+    while !first.is_for_good(held, begin.elapsed()) && begin.elapsed() < MAX_WAIT {
+        thread::sleep((Duration::from_nanos(held.period) + SLACK).min(MAX_WAIT));
+        if state() != Some(first) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Gives a thread with other attributes (`before`) a reservation. One that wants to run then runs
 /// under it, also where another program has taken it out of a reservation while it was throttled.
 pub(super) fn enter(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> io::Result<()> {
-    let start = || task::stat(&Root::default(), tid, tid).ok().map(|stat| stat.start);
-    let of = start();
+    let of = start(tid);
     let known = LEAVING.lock().unwrap_or_else(PoisonError::into_inner).get(&tid).copied();
     wait_until(known);
-    let gone = || io::Error::from(Errno::SRCH);
-    if known.is_some() && start() != of {
-        return Err(gone());
+    if known.is_some() && start(tid) != of {
+        return Err(Errno::SRCH.into());
     }
     set_raw(tid, attr)?;
-    if !is_stuck(tid, held) {
-        return Ok(());
+    match of {
+        Some(of) if is_stuck(tid, held) => enter_again(tid, held, attr, before, of),
+        _ => Ok(()),
     }
+}
+
+fn start(tid: u32) -> Option<u64> {
+    task::stat(&Root::default(), tid, tid).ok().map(|stat| stat.start)
+}
+
+/// Takes a thread that is throttled for good out of its reservation, and gives it the same one when
+/// the kernel has forgotten it.
+fn enter_again(tid: u32, held: Reservation, attr: &Attr, before: &Attr, of: u64) -> io::Result<()> {
     let (before, rest) = (Attr { slice: 0, ..*before }, left(tid).map_or(-TICK, |of| of.0));
     set_raw(tid, &before)?;
     thread::sleep(lag(held, rest));
-    if start() != of {
-        return Err(gone());
+    if start(tid) != Some(of) {
+        return Err(Errno::SRCH.into());
     }
     set_raw(tid, attr)?;
     if is_stuck(tid, held) {

@@ -1,0 +1,118 @@
+//! Threads under SCHED_DEADLINE that never run again: another program, or a killed one, has taken
+//! them out of a reservation while they were throttled, and they slept when they got the next one.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::Throttled;
+use rtvirtio_vmm::Thread;
+
+use super::TakeIn;
+use crate::pieces::{Key, key};
+
+/// Threads that have used up their runtime, each with its state and the time since which it has it.
+#[derive(Default)]
+pub(super) struct ThrottledThreads(BTreeMap<Key, (Throttled, Instant)>);
+
+/// A thread that is throttled for good.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct StuckThread {
+    thread: Thread,
+    state: Throttled,
+}
+
+impl ThrottledThreads {
+    /// Looks at the threads, and returns one whose state has been the same for so long that it is
+    /// never refilled. The kernel refills any other with a later deadline.
+    pub(super) fn poll(&mut self, root: &Root, threads: &[Thread], now: Instant) -> Option<StuckThread> {
+        let before = std::mem::take(&mut self.0);
+        let mut stuck = None;
+        for thread in threads {
+            let Some(held) = thread.reservation else { continue };
+            let Some(state) = Throttled::of(root, thread.pid, thread.tid) else { continue };
+            let same = before.get(&key(thread)).filter(|(of, _)| *of == state);
+            let since = same.map_or(now, |(_, since)| *since);
+            if stuck.is_none() && state.is_for_good(held, now.saturating_duration_since(since)) {
+                stuck = Some(StuckThread { thread: thread.clone(), state });
+            }
+            self.0.insert(key(thread), (state, since));
+        }
+        stuck
+    }
+}
+
+impl TakeIn {
+    /// Lets a thread run that the kernel keeps throttled, and returns a line on it. One at a time:
+    /// that takes as long as a refill may. To be called while no other rtvirtio can change the VM's
+    /// settings, before the writes.
+    #[must_use]
+    pub fn release_stuck(&self) -> Option<String> {
+        let StuckThread { thread: Thread { pid, tid, start, role, .. }, state } = self.stuck.as_ref()?;
+        let end = match state.end(*pid, *tid, *start) {
+            Ok(true) => "and runs again".to_owned(),
+            // It has run meanwhile, or has ended.
+            Ok(false) => return None,
+            Err(e) if rtvirtio_kernel::is_gone(&e) => return None,
+            Err(e) => format!("and cannot be mended: {e}"),
+        };
+        Some(format!("thread {tid} ({role}) was throttled for good since an earlier reservation, {end}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rtvirtio_kernel::sched::Reservation;
+    use rtvirtio_vmm::VmHandle;
+    use rtvirtio_vmm::threads::discover;
+
+    use super::*;
+
+    #[test]
+    fn only_a_thread_that_is_never_refilled_is_stuck() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |file: &str, text: &str| {
+            let path = root.at(format!("/proc/7/{file}"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let sched = |runtime: i64, deadline: u64, ran: u64| {
+            put("task/7/sched", &format!("dl.runtime  :  {runtime}\ndl.deadline :  {deadline}\n"));
+            put("task/7/schedstat", &format!("{ran} 0 1\n"));
+        };
+        let stat = |state: char| put("task/7/stat", &format!("7 (qemu) {state} 1 {}\n", "0 ".repeat(60)));
+        put("comm", "qemu\n");
+        put("status", "Tgid:\t7\n");
+        put("task/7/status", "Cpus_allowed_list:\t0-1\n");
+        put("task/7/cgroup", "0::/\n");
+        stat('R');
+        let mut threads = discover(&root, &VmHandle::of_pid(7)).unwrap();
+        let held = Reservation { runtime: 1_000_000, deadline: 20_000_000, period: 20_000_000 };
+        threads[0].reservation = Some(held);
+        let (mut looked, begin) = (ThrottledThreads::default(), Instant::now());
+        let mut stuck = |ms: u64, threads: &[Thread]| {
+            looked.poll(&root, threads, begin + Duration::from_millis(ms)).is_some()
+        };
+        sched(-200_000, 500, 70);
+        // A refill may have to make up for a tick of 10 ms.
+        assert_eq!([0, 100, 240, 300, 400].map(|ms| stuck(ms, &threads)), [false, false, false, true, true]);
+        // Refilled, run meanwhile, asleep, and with runtime left.
+        let (r, s) = ('R', 'S');
+        for now in [(-200_000, 501, 70, r), (-200_000, 500, 71, r), (-200_000, 500, 70, s), (1, 500, 70, r)] {
+            sched(-200_000, 500, 70);
+            stat('R');
+            assert_eq!([0, 1_000].map(|ms| stuck(ms, &threads)), [false, true]);
+            sched(now.0, now.1, now.2);
+            stat(now.3);
+            assert!(!stuck(2_000, &threads), "{now:?}");
+        }
+        sched(-200_000, 500, 70);
+        stat('R');
+        assert_eq!([3_000, 4_000].map(|ms| stuck(ms, &threads)), [false, true]);
+        threads[0].reservation = None;
+        assert!(!stuck(5_000, &threads));
+    }
+}
