@@ -241,7 +241,7 @@ impl Fault {
         if rtvirtio_kernel::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
     }
 
-    /// The same for a knob's file: what debugfs does not show may still have our value.
+    /// Fault of a knob's file: what debugfs does not show may still have our value.
     fn of_target(self, target: &Target) -> Self {
         match self {
             Self::Gone(e) if target.in_debugfs() => {

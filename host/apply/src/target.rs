@@ -358,8 +358,8 @@ impl Target {
         self.is_interrupt() && matches!(code, Some(Errno::IO | Errno::PERM))
     }
 
-    /// Whether the file is of the host's debugfs, which may be unmounted while the kernel keeps what
-    /// was written there.
+    /// Whether the file is of the host's debugfs, which may be unmounted while the kernel keeps
+    /// what was written there.
     pub(crate) fn in_debugfs(&self) -> bool {
         self.place == Place::Host && self.path.starts_with("/sys/kernel/debug")
     }
