@@ -130,7 +130,7 @@ impl Wanted<'_> {
         )
     }
 
-    /// What it costs, for the user.
+    /// Price of it, in words for the user.
     fn price(&self) -> String {
         format!(
             "{}: with the fair server off, ordinary threads that are bound to CPU {} (kernel workers among them) get no time while a \
