@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::mounts::mounts;
 use crate::{HostError, Root};
 
@@ -25,6 +27,11 @@ pub enum NoFairServer {
     /// A debugfs without the file.
     #[error("this kernel shows none in debugfs (CONFIG_SCHED_DEBUG)")]
     File,
+    /// A debugfs that no program may read, not even root's.
+    #[error(
+        "the kernel is locked down, as with Secure Boot, and shows it to no program: start the host without"
+    )]
+    Lockdown,
 }
 
 /// File with the time in ns that the server keeps for ordinary threads in each period; with 0 it is
@@ -45,8 +52,11 @@ pub fn cpu_in(path: &str) -> Option<u32> {
 /// # Errors
 /// When a file cannot be read, as by another user than root.
 pub fn missing(root: &Root, cpu: u32) -> Result<Option<NoFairServer>, HostError> {
-    if root.read_optional(runtime_file(cpu))?.is_some() {
-        return Ok(None);
+    match root.read_optional(runtime_file(cpu)) {
+        Ok(Some(_)) => return Ok(None),
+        Ok(None) => {}
+        Err(e) if e.is_errno(Errno::PERM) => return Ok(Some(NoFairServer::Lockdown)),
+        Err(e) => return Err(e),
     }
     if version(root)? < SINCE {
         return Ok(Some(NoFairServer::Kernel));

@@ -67,16 +67,18 @@ fn names(cpus: BTreeSet<u32>) -> BTreeSet<String> {
     cpus.into_iter().map(|cpu| format!("cpu{cpu}")).collect()
 }
 
-/// Name and share of each CPU's server; none where debugfs is not mounted, or not for this user.
+/// Name and share of each CPU's server; none where debugfs is not mounted, or not for this user, or
+/// where the kernel is locked down, which refuses root too (`debugfs_locked_down()`).
 fn shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
+    match shown_shares(root) {
+        Err(e) if e.is_errno(Errno::ACCESS) || e.is_errno(Errno::PERM) => Ok(Vec::new()),
+        shares => shares,
+    }
+}
+
+fn shown_shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
     let dir = Path::new(SERVERS);
-    let names = match root.list(dir) {
-        Ok(names) => names,
-        Err(e) if e.is_gone() || e.is_errno(Errno::ACCESS) || e.is_errno(Errno::PERM) => {
-            return Ok(Vec::new());
-        }
-        Err(e) => return Err(e),
-    };
+    let names = if root.exists(dir)? { root.list(dir)? } else { Vec::new() };
     let number = |cpu: &str, file: &str| -> Result<f64, HostError> {
         let path = dir.join(cpu).join(file);
         let text = root.read(&path)?.trim().to_owned();
