@@ -22,6 +22,7 @@ use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::domain::engine_cpus;
 use crate::error::{Context as _, Error, Result, bail};
+use crate::fair_server;
 use crate::find::{self, HostVm};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
@@ -258,7 +259,7 @@ pub struct Resolved {
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel
 /// grants, [`Kind::Argument`](crate::Kind::Argument) for a spec without what is wanted of it;
-/// [`Scopes::make_room`].
+/// [`Scopes::make_room`]; where the fair server is to be off and cannot be.
 pub fn resolve(
     wanted: &Wanted,
     cpu_profiles: &[String],
@@ -296,6 +297,9 @@ pub fn resolve(
             let sites = wanted.devices().map(|devices| devices.sites.as_slice());
             append(&mut writes, engine_cpus::writes(&held, &vms, dirs, progress));
             append(&mut writes, interrupts::writes(host, sites, &held, dirs, progress));
+            append(&mut writes, fair_server::writes(host, &held, dirs, progress)?);
+        } else {
+            fair_server::warn_left(host, &held, progress);
         }
     }
     if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {

@@ -29,7 +29,7 @@ use crate::started;
 
 #[cfg(test)]
 pub(crate) use cores::tests as cores_tests;
-pub(crate) use cores::{give_cpus, with_hotplugged_vcpus};
+pub(crate) use cores::{FAIR_SERVER_STAYS, give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, room_for, writes};

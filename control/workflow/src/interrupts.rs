@@ -40,7 +40,8 @@ pub(crate) fn writes(
     }
     let root = Root::default();
     let own: Vec<&Cores> = with_cores.values().copied().collect();
-    let known = find_free(&root, &own, dirs).and_then(|free| Ok((free, journaled(&root, dirs)?)));
+    let known =
+        find_free(&root, &own, dirs).and_then(|free| Ok((free, journaled(&root, dirs, irq::number_in)?)));
     let (free, journaled) = match known {
         Ok(known) => known,
         Err(e) => {
@@ -97,16 +98,20 @@ fn find_free(root: &Root, own: &[&Cores], dirs: &Dirs) -> Result<Free> {
     Ok(Free::new(&cpus, taken, &placed().flat_map(vcpus).collect(), &siblings))
 }
 
-/// Numbers of interrupts that the journals of other state directories have, each with the
-/// directory.
-fn journaled(root: &Root, dirs: &Dirs) -> Result<BTreeMap<u32, PathBuf>> {
+/// Numbers that `number_in` takes from the paths of settings that the journals of other state
+/// directories have, such as those of interrupts, each with the directory.
+pub(crate) fn journaled(
+    root: &Root,
+    dirs: &Dirs,
+    number_in: fn(&str) -> Option<u32>,
+) -> Result<BTreeMap<u32, PathBuf>> {
     let mut found = BTreeMap::new();
     for of in acting::elsewhere(dirs)? {
         let status = rtvirtio_apply::status(&of.state, &Machine::new(root, &NoGuests))?;
         let Some(status) = status.filter(|status| !status.rebooted) else { continue };
-        // The number of one that is gone may be another's by now.
+        // The number of an interrupt that is gone may be another's by now.
         let held = status.knobs.iter().filter(|knob| !matches!(knob.state, KnobState::Gone { .. }));
-        let numbers = held.filter_map(|knob| irq::number_in(&knob.path));
+        let numbers = held.filter_map(|knob| number_in(&knob.path));
         found.extend(numbers.map(|number| (number, of.state.clone())));
     }
     Ok(found)

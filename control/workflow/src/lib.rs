@@ -22,6 +22,7 @@ pub mod discover;
 pub mod domain;
 pub mod elevator;
 mod error;
+mod fair_server;
 mod files;
 pub mod find;
 pub mod group_limits;

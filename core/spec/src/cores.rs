@@ -18,13 +18,17 @@ pub struct Cores {
     pub cpus: Option<BTreeSet<u32>>,
     /// Whether each vCPU gets a CPU that it shares with no other VM's thread.
     pub whole: bool,
+    /// Whether the kernel keeps no time for ordinary threads on the vCPUs' CPUs.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fair_server_off: bool,
 }
 
 fn ranges<S: Serializer>(cpus: &Option<BTreeSet<u32>>, s: S) -> Result<S::Ok, S::Error> {
     cpus.as_ref().map(cpu_ranges).serialize(s)
 }
 
-const KEYS: &[&str] = &["cpus", "whole"];
+const KEYS: &[&str] = &["cpus", "whole", "fair_server"];
+const FAIR_SERVER_OFF: &[(&str, bool)] = &[("off", true), ("on", false)];
 const ALIASES: &[(&str, &str)] = &[
     ("cpu", "cpus"),
     ("list", "cpus"),
@@ -49,24 +53,37 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         DeValue::String(text) => match text.as_ref() {
             "auto" => Some(Some(Cores::default())),
             "whole" => Some(Some(Cores { whole: true, ..Cores::default() })),
-            list => Some(Some(Cores { cpus: Some(cpus(report, &place, list)?), whole: false })),
+            list => Some(Some(Cores { cpus: Some(cpus(report, &place, list)?), ..Cores::default() })),
         },
         DeValue::Table(table) => {
             let section = Section::open(report, "cores", table, place.value.clone(), KEYS, ALIASES);
-            let list = section.string(report, "cpus", "\"2-5\"").optional();
-            let whole = flag(report, &section);
-            let given = match list? {
-                Some(text) => Some(cpus(report, &section.place("cpus")?, text)?),
-                None => None,
-            };
             let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-            known.then_some(Some(Cores { cpus: given, whole: whole? }))
+            let cores = of_table(report, &section);
+            cores.filter(|_| known).map(Some)
         }
         other => {
             report.add(place.value, format!("`cores` cannot be {}", kind(other)), EXAMPLE);
             None
         }
     }
+}
+
+fn of_table(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Cores> {
+    let list = section.string(report, "cpus", "\"2-5\"").optional();
+    let whole = flag(report, section);
+    let server = section.word(report, "fair_server", FAIR_SERVER_OFF, &[]).or(false);
+    let given = match list? {
+        Some(text) => Some(cpus(report, &section.place("cpus")?, text)?),
+        None => None,
+    };
+    let (whole, fair_server_off) = (whole?, server?);
+    if fair_server_off && !whole {
+        let message =
+            "`fair_server = \"off\"` without whole CPUs: threads of others on them would get no time";
+        report.add(section.value_span("fair_server"), message, "add whole = true");
+        return None;
+    }
+    Some(Cores { cpus: given, whole, fair_server_off })
 }
 
 fn flag(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<bool> {
@@ -87,4 +104,31 @@ fn cpus(report: &mut Report<'_>, place: &Place, text: &str) -> Option<BTreeSet<u
         report.add(place.value.clone(), format!("{} is no list of CPUs", quoted(text)), EXAMPLE);
     }
     list.into_value()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::HostSpec;
+
+    #[test]
+    fn the_fair_server_is_left_on_unless_the_table_says_off() {
+        let of = |cores: &str| {
+            let text = format!(
+                "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nqmp = \"/run/plc.qmp\"\n\
+                 cpu = {{ budget = \"4ms\", period = \"20ms\" }}\ncores = {cores}\n\
+                 [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+            );
+            HostSpec::parse("x.toml", &text).unwrap().vms()[0].cpu.cores.clone().unwrap()
+        };
+        let off = of("{ cpus = \"0,4-5\", whole = true, fair_server = \"off\" }");
+        assert!(off.fair_server_off && off.whole && off.cpus.is_some_and(|cpus| cpus.len() == 3));
+        for on in [
+            "\"whole\"",
+            "{ whole = true }",
+            "{ whole = true, fair_server = \"on\" }",
+            "{ fair_server = \"on\" }",
+        ] {
+            assert!(!of(on).fair_server_off, "{on}");
+        }
+    }
 }

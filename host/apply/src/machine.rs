@@ -246,6 +246,17 @@ impl Fault {
         if rtvirtio_kernel::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
     }
 
+    /// Fault of a knob's file: what debugfs does not show may still have our value.
+    fn of_target(self, target: &Target) -> Self {
+        match self {
+            Self::Gone(e) if target.in_debugfs() => {
+                let hint = "is debugfs mounted? mount -t debugfs debugfs /sys/kernel/debug";
+                Self::Io(io::Error::other(format!("{e}; {hint}")))
+            }
+            fault => fault,
+        }
+    }
+
     /// For an error of connecting to a guest's agent. QEMU listens on the socket as long as it
     /// runs; the kernel refuses a connection where nothing listens. A connection that breaks later
     /// proves nothing: the agent may have been restarted.
@@ -302,7 +313,7 @@ impl<'a> Machine<'a> {
             },
             (place, form) => {
                 self.same_vector(form)?;
-                self.read_at(place, &target.path)
+                self.read_at(place, &target.path).map_err(|fault| fault.of_target(target))
             }
         }
     }
@@ -372,7 +383,7 @@ impl<'a> Machine<'a> {
             },
             Place::Host => {
                 self.same_vector(&target.form)?;
-                self.host.write(&target.path, text).map_err(Fault::from_io)
+                self.host.write(&target.path, text).map_err(|e| Fault::from_io(e).of_target(target))
             }
             Place::Guest { agent, .. } => {
                 self.in_guest(agent, |g| g.write(&target.path.to_string_lossy(), text.as_bytes()))

@@ -358,10 +358,16 @@ impl Target {
         self.is_interrupt() && matches!(code, Some(Errno::IO | Errno::PERM))
     }
 
+    /// Whether the file is of the host's debugfs, which may be unmounted while the kernel keeps
+    /// what was written there.
+    pub(crate) fn in_debugfs(&self) -> bool {
+        self.place == Place::Host && self.path.starts_with("/sys/kernel/debug")
+    }
+
     /// Whether the file belongs to a cgroup of the host.
     pub(crate) fn in_cgroup(&self) -> bool {
         let in_sys = |dir| self.path.starts_with(Path::new(dir));
-        let other = matches!(self.form, Form::Group { .. }) || self.is_interrupt();
+        let other = matches!(self.form, Form::Group { .. }) || self.is_interrupt() || self.in_debugfs();
         self.place == Place::Host && !other && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 

@@ -12,6 +12,7 @@ pub mod child;
 mod cpuset;
 pub mod device_io;
 mod error;
+pub mod fair_server;
 pub mod flock;
 pub mod holders;
 pub mod io_counters;

@@ -19,6 +19,9 @@ use crate::pieces::{Key, key};
 const WHOLE: f64 = 1000.0;
 /// User id of root.
 const ROOT: u32 = 0;
+/// Note where another program than `rtvirtio apply` sets a VM's contract.
+pub(crate) const FAIR_SERVER_STAYS: &str = "the fair server of its vCPUs' CPUs is left as it is: `rtvirtio apply` alone \
+    heeds `fair_server = \"off\"`";
 
 /// A VM whose threads are to have CPUs.
 pub(super) struct CoresAsk<'a> {

@@ -76,7 +76,7 @@ pub(crate) fn writes(
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
 /// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
 /// threads that work for the VM are searched among `processes`; CPUs are chosen next to those of
-/// the contracts `others`, each with the processes of its VM.
+/// the contracts `others`, each with the processes of its VM. The fair server is left as it is.
 ///
 /// # Errors
 /// The same as for the contracts of all VMs together.
@@ -91,7 +91,10 @@ pub fn writes_of_one(
     let threads = discover_among(&root, vm, processes)?;
     let ask = CoresAsk::from_contract(&one, &threads);
     let cores = cores::choose(&root, probe, ask.as_slice(), others)?.remove(&one.vm);
-    Ok((hold(&root, probe, one, cores, &threads, &[])?, threads))
+    let wants_off = one.cores.as_ref().is_some_and(|cores| cores.fair_server_off);
+    let mut held = hold(&root, probe, one, cores, &threads, &[])?;
+    held.settings.notes.extend(wants_off.then(|| cores::FAIR_SERVER_STAYS.to_owned()));
+    Ok((held, threads))
 }
 
 fn hold(

@@ -7,17 +7,13 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use super::Finding;
+use crate::fair_server::{SERVERS, SINCE, version};
 use crate::mounts::mounts;
-use crate::topology::tickless;
+use crate::topology::{isolated, tickless};
 use crate::{HostError, Root, process};
 
-/// Directory of the fair server's values, with a subdirectory for each CPU
-/// (`kernel/sched/debug.c`). debugfs is for root only.
-const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
 /// The kernel's default, 50 ms in 1 s (`fair_server_init()`).
 const DEFAULT_SHARE: f64 = 0.05;
-/// First kernel version that has it.
-const SINCE: (u32, u32) = (6, 12);
 /// Longest polling, in nanoseconds, that is negligible in a budget of a few milliseconds.
 const SHORT_POLL: u64 = 50_000;
 
@@ -41,49 +37,48 @@ pub(super) fn is_unthrottled(runtime: i64, period: i64) -> bool {
 /// # Errors
 /// When the files cannot be read.
 pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
-    of_servers(root, f64::max)
+    of_servers(root, f64::max, &BTreeSet::new())
 }
 
-/// Smallest share of the fair server on any CPU, which is certain on each.
+/// Smallest share of the fair server on any CPU that is not isolated, which is certain on each of
+/// these.
 ///
 /// # Errors
 /// As [`fair_server`].
 pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
-    of_servers(root, f64::min)
+    of_servers(root, f64::min, &names(isolated(root)?))
 }
 
-fn of_servers(root: &Root, pick: fn(f64, f64) -> f64) -> Result<Option<f64>, HostError> {
+fn of_servers(
+    root: &Root,
+    pick: fn(f64, f64) -> f64,
+    left_out: &BTreeSet<String>,
+) -> Result<Option<f64>, HostError> {
     let shares = shares(root)?;
     if !shares.is_empty() {
-        return Ok(shares.into_iter().map(|s| s.1).reduce(pick));
+        let counted = shares.into_iter().filter(|share| !left_out.contains(&share.0));
+        return Ok(counted.map(|share| share.1).reduce(pick));
     }
     Ok((version(root)? >= SINCE).then_some(DEFAULT_SHARE))
 }
 
-fn version(root: &Root) -> Result<(u32, u32), HostError> {
-    const PATH: &str = "/proc/sys/kernel/osrelease";
-    let release = root.read(PATH)?;
-    let mut parts = release.trim().split(['.', '-']).map(|n| n.parse().ok());
-    match (parts.next().flatten(), parts.next().flatten()) {
-        (Some(major), Some(minor)) => Ok((major, minor)),
-        _ => Err(HostError::Form {
-            path: PATH.into(),
-            text: release.trim().to_owned(),
-            expected: "a kernel version",
-        }),
+/// Names of CPUs in the form `cpu3`.
+fn names(cpus: BTreeSet<u32>) -> BTreeSet<String> {
+    cpus.into_iter().map(|cpu| format!("cpu{cpu}")).collect()
+}
+
+/// Name and share of each CPU's server; none where debugfs is not mounted, or not for this user, or
+/// where the kernel is locked down, which refuses root too (`debugfs_locked_down()`).
+fn shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
+    match shown_shares(root) {
+        Err(e) if e.is_errno(Errno::ACCESS) || e.is_errno(Errno::PERM) => Ok(Vec::new()),
+        shares => shares,
     }
 }
 
-/// Name and share of each CPU's server; none where debugfs is not mounted, or not for this user.
-fn shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
+fn shown_shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
     let dir = Path::new(SERVERS);
-    let names = match root.list(dir) {
-        Ok(names) => names,
-        Err(e) if e.is_gone() || e.is_errno(Errno::ACCESS) || e.is_errno(Errno::PERM) => {
-            return Ok(Vec::new());
-        }
-        Err(e) => return Err(e),
-    };
+    let names = if root.exists(dir)? { root.list(dir)? } else { Vec::new() };
     let number = |cpu: &str, file: &str| -> Result<f64, HostError> {
         let path = dir.join(cpu).join(file);
         let text = root.read(&path)?.trim().to_owned();
@@ -150,9 +145,9 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// Names of the CPUs that run without a tick (`nohz_full=`), in the form `cpu3`.
+/// Names of the CPUs that run without a tick (`nohz_full=`).
 fn nohz_full(root: &Root) -> Result<BTreeSet<String>, HostError> {
-    Ok(tickless(root)?.into_iter().map(|cpu| format!("cpu{cpu}")).collect())
+    Ok(names(tickless(root)?))
 }
 
 /// The fair server on CPUs without a tick; nothing where there are none.
@@ -186,7 +181,9 @@ fn nohz(root: &Root, found: &mut Vec<Finding>) {
             ID,
             format!("the fair server is on on {}", names(&on)),
             WHY,
-            format!("where one VM has the CPU for itself: echo 0 >{SERVERS}/CPU/runtime"),
+            format!(
+                "where one VM has the CPU for itself: fair_server = \"off\" in its `cores`, or echo 0 >{SERVERS}/CPU/runtime"
+            ),
         )
     });
 }

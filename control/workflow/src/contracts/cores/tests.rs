@@ -9,7 +9,7 @@ use super::*;
 use crate::error::Kind;
 
 /// Two nodes with a cache each, two cores of two CPUs on each.
-fn host() -> (tempfile::TempDir, Root) {
+pub fn host() -> (tempfile::TempDir, Root) {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let cpus = "/sys/devices/system/cpu";
@@ -29,7 +29,7 @@ fn host() -> (tempfile::TempDir, Root) {
     (dir, root)
 }
 
-fn put(root: &Root, path: &str, text: &str) {
+pub fn put(root: &Root, path: &str, text: &str) {
     let path = root.at(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
@@ -165,7 +165,7 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
 #[test]
 fn only_cpus_of_the_list_and_of_the_cpuset_are_given() {
     let (_dir, root) = host();
-    let listed = |list: &str| rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list(list), whole: false };
+    let listed = |list: &str| rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list(list), ..auto() };
     let cores = choose_one(&root, &one("a", 8, listed("2,6-7")), &threads(100, 2), &[]).unwrap();
     assert_eq!(cores.placement.vcpus, [6, 7], "two on one node");
     let error = choose_one(&root, &one("a", 8, listed("2")), &threads(100, 2), &[]).unwrap_err();
@@ -206,7 +206,7 @@ fn where_no_cpu_is_left_for_other_threads_they_use_those_of_the_vcpus() {
 #[test]
 fn hotplugged_vcpus_are_placed_next_to_all_others_and_within_the_list() {
     let (_dir, root) = host();
-    let listed = rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("0-2,6"), whole: false };
+    let listed = rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("0-2,6"), ..auto() };
     let (a, b) = (
         one("a", 15, listed),
         one("b", 15, rtvirtio_spec::Cores { cpus: rtvirtio_cores::cpu_list("2"), ..auto() }),

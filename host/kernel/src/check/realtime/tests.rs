@@ -38,6 +38,9 @@ fn the_fair_servers_share_is_read_or_known_by_version() {
     put(&root, &format!("{SERVERS}/cpu1/runtime"), "0\n");
     let off = finding(&root, "rt.fair_server");
     assert!(off.level == Level::Warn && off.what.contains("off on cpu1") && off.remedy.contains("50000000"));
+    assert_eq!(least_fair_server(&root).unwrap(), Some(0.0));
+    put(&root, "/sys/devices/system/cpu/isolated", "1\n");
+    assert_eq!(least_fair_server(&root).unwrap(), Some(0.05), "isolated CPUs are for pinned threads");
 }
 
 #[test]
