@@ -201,8 +201,8 @@ impl<H: Host> Daemon<H> {
             Outcome::Done { changes, notes } => {
                 let is_event = match step.action {
                     Action::TakeIn | Action::SetPlan => !changes.is_empty(),
-                    // Every two seconds, so that it would crowd out what happens once: only a thread
-                    // that another program has taken out of its reservation, or that is new.
+                    // Every two seconds, so that it would crowd out what happens once. Only new
+                    // threads, and those that another program took out, are told.
                     Action::Split => changes.iter().any(|of| !was_split(of)),
                     _ => true,
                 };

@@ -39,7 +39,8 @@ pub(crate) fn is_helper(name: &str) -> bool {
 }
 
 /// Whether a process is a helper of the VM in whose cgroup it runs, by its executable: its name it
-/// chooses itself, as by QEMU's `-name process=`. A process whose executable cannot be read is none.
+/// chooses itself, as by QEMU's `-name process=`. A process whose executable cannot be read is no
+/// helper.
 #[must_use]
 pub fn is_helper_process(root: &Root, pid: u32) -> bool {
     /// Most bytes of a process's name.
