@@ -58,11 +58,7 @@ pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
         (!held.is_empty()).then(|| Claim::new(id, what, share, "share", held.len()))
     };
     let kinds = [
-        (
-            "",
-            "tails as measured, host's own stalls included, below the bound given before the run",
-            measured,
-        ),
+        ("", "tails as measured, host's own stalls included, below the bound given before the run", measured),
         ("_awake", "tails less the host's own stalls below the bound given before the run", awake),
     ];
     let mut out = Vec::new();
