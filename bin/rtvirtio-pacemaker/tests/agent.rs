@@ -162,6 +162,53 @@ fn a_contract_that_does_not_fit_takes_none_away() {
     assert!(!budget.exists());
 }
 
+/// The contract in force under the old name is replaced too, and does not count.
+#[test]
+fn a_vm_that_is_renamed_keeps_its_contract() {
+    if !has("a_vm_that_is_renamed_keeps_its_contract", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let (old, new) = (unique("ocfold"), unique("ocfnew"));
+    let machine = Machine::spinning(dir.path(), &old, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    let group = |vm: &str| Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
+    // Twice of it is more than the kernel grants.
+    agent.write(&old, machine.qmp(), "50ms");
+    agent.ok("start");
+    assert!(group(&old).exists());
+    agent.write(&new, machine.qmp(), "50ms");
+    let said = agent.ok("monitor");
+    assert!(group(&new).exists() && !group(&old).exists(), "{said}");
+    agent.ok("stop");
+    assert!(!group(&new).exists());
+}
+
+/// CPUs are searched before anything is put back.
+#[test]
+fn a_contract_without_cpus_takes_none_away() {
+    if !has("a_contract_without_cpus_takes_none_away", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocfcpus");
+    let machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    agent.write(&vm, machine.qmp(), "1ms");
+    agent.ok("start");
+    agent.write(&vm, machine.qmp(), "2ms");
+    let spec = fs::read_to_string(&agent.spec).unwrap();
+    // No host of these tests has it.
+    fs::write(&agent.spec, spec.replace("period = \"100ms\" }", "period = \"100ms\" }\ncores = \"4095\""))
+        .unwrap();
+    let said = agent.ok("monitor");
+    assert!(said.contains("what is in force stays") && said.contains("no CPUs"), "{said}");
+    let budget = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}/cpu.rt_runtime_us"));
+    assert_eq!(fs::read_to_string(&budget).unwrap().trim(), "1000");
+    agent.ok("stop");
+    assert!(!budget.exists());
+}
+
 /// A mistake in the spec is no failure of the node, and each code has its words. No second try
 /// makes the file right: none is made.
 #[test]

@@ -12,9 +12,10 @@ use rtvirtio_apply::{KnobState, Machine, OnConflict, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, HostSpec};
-use rtvirtio_workflow::apply::{PlanWith, Resolved, Room, Wanted, open_session, plan_now, put_back, resolve};
+use rtvirtio_workflow::apply::{
+    PlanWith, Resolved, Room, Wanted, check_replacing, open_session, plan_now, put_back, resolve,
+};
 use rtvirtio_workflow::devices::Devices;
-use rtvirtio_workflow::find::of_host;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::holders::{self, Holder};
 use rtvirtio_workflow::model_choice::ModelName;
@@ -329,14 +330,25 @@ fn set_right(
         progress.warn(&format!("{}: {what}; it is applied again", p.resource));
         return Ok(());
     };
-    match check_fit(p, progress) {
-        Ok(()) => replace(p, what, progress),
-        Err(e) => {
-            let (resource, why) = (&p.resource, one_line(&e));
-            progress.warn(&format!("{resource}: {what}; what is in force stays: {why}"));
-            Err(remains)
-        }
+    let Err(e) = check_fit(p, progress) else { return replace(p, what, progress) };
+    let (resource, why) = (&p.resource, one_line(&e));
+    if !is_in_part(p, machine)? {
+        progress.warn(&format!("{resource}: {what}; nothing takes its place: {why}"));
+        return Err(remains);
     }
+    // After a failure Pacemaker would take the rest away, and no start would bring it back.
+    let not_again = one_line(&remains);
+    progress.warn(&format!("{resource}: {what}; what is in force stays: {why}; {not_again}"));
+    Ok(())
+}
+
+/// Whether all was applied, and at least one setting of it is in force.
+fn is_in_part(p: &Parameters, machine: &Machine<'_>) -> Result<bool, PacemakerError> {
+    let status = rtvirtio_apply::status(&p.own().state, machine)?;
+    Ok(status.is_some_and(|status| {
+        let mut counted = status.knobs.iter().filter(|knob| !interrupts::is_of(&knob.path));
+        status.is_whole() && counted.any(|knob| matches!(knob.state, KnobState::InForce))
+    }))
 }
 
 /// Puts back what is in force and applies the spec's contract, which is known to fit.
@@ -352,17 +364,30 @@ fn check_fit(p: &Parameters, progress: &dyn Progress) -> Result<(), PacemakerErr
     let (host, own, holder) = (spec(p)?, p.own(), Holder::Resource(p.resource.clone()));
     let names = host.vms().iter().map(|vm| vm.name.as_str());
     holders::refuse_names(names, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
-    let admitted = contracts::of_vms(host.vms(), &[], &own, progress)?;
+    if !p.disk {
+        // As `start` does: spare room would count against this contract.
+        if let Err(e) = lower_room(p) {
+            progress.warn(&spare_room(p, &e));
+        }
+    }
+    let fits = check_replacing(&host, &own, &holder, &p.dirs, p.disk, progress);
+    let contracts = fits.map_err(|e| match e.kind() {
+        Kind::InForce => elsewhere(p, &e),
+        _ => PacemakerError::Step(e),
+    })?;
     if p.disk {
         planned(p, &host, progress)?;
-    } else if admitted.is_none() {
+    } else if contracts == 0 {
         return Err(not_verified(p, "no VM of the spec has `cpu`"));
     }
-    let contracted = admitted.map(|admitted| admitted.contracts).unwrap_or_default();
-    for vm in of_host(host.vms(), &own)?.iter().filter(|vm| contracted.iter().any(|c| c.vm == vm.name)) {
-        vm.handle(progress)?;
-    }
     Ok(())
+}
+
+/// Lowers the groups above those of VMs to what the contracts in force need, this one included.
+fn lower_room(p: &Parameters) -> Result<(), PacemakerError> {
+    let scopes = Scopes::lock(&p.dirs)?;
+    let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
+    Ok(scopes.make_room(&probe, &in_force_beside(&p.dirs, &p.resource)?)?)
 }
 
 /// Gives settings in force that another program has changed the contract's values again.

@@ -308,6 +308,32 @@ pub fn resolve(
     Ok(Resolved { writes, held, vms, covered })
 }
 
+/// Checks that the CPU contracts of a spec can take the place of what the journal of `own` has,
+/// which does not count: they are admitted, their VMs are found, and there are CPUs for them. VMs
+/// of which another program than this holder has settings in `dirs` are refused: those with
+/// contracts, with `disk` the others too. Returns how many contracts there are.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn check_replacing(
+    host: &HostSpec,
+    own: &Dirs,
+    holder: &Holder,
+    dirs: &Dirs,
+    disk: bool,
+    progress: &dyn Progress,
+) -> Result<usize> {
+    let admitted = contracts::of_vms(host.vms(), &[], own, progress)?;
+    let mut vms = find::of_host(host.vms(), own)?;
+    let contracted = admitted.as_ref().map_or(&[][..], |admitted| &admitted.contracts);
+    vms.retain(|vm| disk || contracted.iter().any(|one| one.vm == vm.name));
+    if let Some(admitted) = &admitted {
+        contracts::check_cpus(admitted, &vms, progress)?;
+    }
+    holders::refuse(&started(vms.iter(), progress), holder, dirs)?;
+    Ok(contracted.len())
+}
+
 /// The writes of the devices' settings, and the VMs that they cover.
 fn of_disks(plans: &[(Plan, &Site)]) -> Result<(Vec<Write>, Vec<CoveredVm>)> {
     let root = Root::default();

@@ -11,6 +11,7 @@ mod writes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange,
     admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
@@ -32,7 +33,7 @@ pub(crate) use cores::tests as cores_tests;
 pub(crate) use cores::{FAIR_SERVER_STAYS, give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
 use ranks::rank;
-pub(crate) use writes::{ancestor_capacity, room_for, writes};
+pub(crate) use writes::{ancestor_capacity, check_cpus, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
 
 /// The settings of one VM's contract.
@@ -342,14 +343,24 @@ pub fn of_vms(
         bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
     }
     let mut probe = probe(&Root::default())?;
-    let kept = if is_there(&dirs.state.join(IN_FORCE_FILE))? { in_force(&dirs.state)? } else { Vec::new() };
-    let of_kept: Vec<&str> = kept.iter().map(|of| of.vm.as_str()).filter(|vm| is_vm(vm)).collect();
-    let processes = started::processes(&dirs.state, &of_kept)?;
-    let ours = ActiveContracts { contracts: kept, processes };
-    forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()), &ours)?;
+    let ours = of_journal(&dirs.state)?;
+    // All that this journal has is replaced, also what a VM has under another name.
+    let kept = ours.contracts.iter().map(|of| of.vm.as_str());
+    forget_own(&mut probe, vms.iter().map(|vm| vm.name.as_str()).chain(kept), &ours)?;
     let needs = needs(vms, &probe, files, dirs, progress)?;
     let contracts = contracted(&probe, &needs.iter().collect::<Vec<_>>())?;
     Ok(Some(Admitted { probe, contracts }))
+}
+
+/// The contracts in force of one journal, with the processes of their VMs.
+fn of_journal(state_dir: &Path) -> Result<ActiveContracts> {
+    if !is_there(&state_dir.join(JOURNAL_FILE))? || !is_there(&state_dir.join(IN_FORCE_FILE))? {
+        return Ok(ActiveContracts::default());
+    }
+    let contracts = in_force(state_dir)?;
+    let vms: Vec<&str> = contracts.iter().map(|of| of.vm.as_str()).collect();
+    let processes = started::processes(state_dir, &vms)?;
+    Ok(ActiveContracts { contracts, processes })
 }
 
 /// The contracts of these VMs, all together admitted.
@@ -422,7 +433,7 @@ impl FromIterator<(InForce, Vec<ProcessId>)> for ActiveContracts {
     }
 }
 
-/// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
+/// Removes the contracts of these VMs from the loads of others: `apply` replaces them.
 fn forget_own<'n>(
     probe: &mut Probe,
     vms: impl Iterator<Item = &'n str>,

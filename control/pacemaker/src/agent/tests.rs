@@ -57,12 +57,19 @@ fn resource(dir: &Path) -> Parameters {
 /// A contract in force with one setting, a file that stands for one of the kernel.
 fn in_force(dir: &Path) -> (Parameters, PathBuf) {
     let (p, file) = (resource(dir), dir.join("setting"));
-    std::fs::write(&file, "0\n").unwrap();
-    let write = Write::new("setting", Target::host(&file, Form::Plain), "1");
-    let root = Root::default();
-    let session = Session::open(p.own().state).unwrap();
-    session.apply(&[write], &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
+    apply_to(&p.own().state, &[&file]);
     (p, file)
+}
+
+fn apply_to(state: &Path, files: &[&Path]) {
+    let write = |file: &&Path| {
+        std::fs::write(file, "0\n").unwrap();
+        Write::new("setting", Target::host(file, Form::Plain), "1")
+    };
+    let writes: Vec<Write> = files.iter().map(write).collect();
+    let root = Root::default();
+    let session = Session::open(state).unwrap();
+    session.apply(&writes, &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
 }
 
 /// The contract of a VM that has 1 ms in 100 ms; the spec asks for nearly all, and the VM does not
@@ -111,6 +118,49 @@ fn a_contract_that_cannot_be_applied_takes_none_away() {
     stays(["was changed to 7", "it is applied again"]);
     // Nothing can be written there any more: said to Pacemaker, and not put back here.
     std::fs::remove_file(&file).unwrap();
+    assert_eq!(run("monitor", &p, &said), Ocf::Generic);
+    assert!(p.own().state.join(JOURNAL_FILE).exists());
+}
+
+/// Budget kept for a VM that has ended would count against the new contract.
+#[test]
+fn spare_room_is_lowered_before_a_contract_is_found_not_to_fit() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, _) = in_force(dir.path());
+    let (said, above) = (Said::default(), dir.path().join("above"));
+    apply_to(&contract_dirs(&p.dirs, "shared").state, &[&above]);
+    assert_eq!(std::fs::read_to_string(&above).unwrap().trim(), "1");
+    ask_for_too_much(&p);
+    assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+    assert!(said.last().contains("what is in force stays"), "{}", said.last());
+    assert_eq!(std::fs::read_to_string(&above).unwrap().trim(), "0");
+}
+
+/// Pacemaker stops a resource whose monitor fails, and no start would bring the rest back.
+#[test]
+fn one_setting_that_cannot_be_set_again_does_not_take_the_others_away() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, said) = (resource(dir.path()), Said::default());
+    let (file, other) = (dir.path().join("setting"), dir.path().join("other"));
+    apply_to(&p.own().state, &[&file, &other]);
+    // Nobody can write there.
+    let beyond_reach = |file: &Path| {
+        std::fs::remove_file(file).unwrap();
+        std::os::unix::fs::symlink("/proc/sys/kernel/ostype", file).unwrap();
+    };
+    beyond_reach(&file);
+    for spec in [None, Some("[[vm")] {
+        if let Some(text) = spec {
+            std::fs::write(&p.spec, text).unwrap();
+        }
+        assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+        assert!(said.last().contains("what is in force stays"), "{}", said.last());
+    }
+    ask_for_too_much(&p);
+    assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+    assert_eq!(std::fs::read_to_string(&other).unwrap().trim(), "1");
+    // Nothing is left.
+    beyond_reach(&other);
     assert_eq!(run("monitor", &p, &said), Ocf::Generic);
     assert!(p.own().state.join(JOURNAL_FILE).exists());
 }

@@ -73,6 +73,24 @@ pub(crate) fn writes(
     Ok((all, out))
 }
 
+/// Checks that there are CPUs for the VMs with `cores`, next to those of other VMs; nothing that
+/// these VMs have now counts.
+///
+/// # Errors
+/// As [`writes`].
+pub(crate) fn check_cpus(admitted: &Admitted, vms: &[HostVm], progress: &dyn Progress) -> Result<()> {
+    let root = Root::default();
+    let threads_of = |one: &Contracted| -> Result<Vec<Thread>> {
+        let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
+        Ok(discover(&root, &vm.handle(progress)?)?)
+    };
+    let all: Vec<_> =
+        admitted.contracts.iter().map(|one| Ok((one, threads_of(one)?))).collect::<Result<_>>()?;
+    let asks: Vec<CoresAsk<'_>> =
+        all.iter().filter_map(|(one, threads)| CoresAsk::from_contract(one, threads)).collect();
+    cores::choose(&root, &admitted.probe, &asks, &[]).map(drop)
+}
+
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
 /// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
 /// threads that work for the VM are searched among `processes`; CPUs are chosen next to those of
