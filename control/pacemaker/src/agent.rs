@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{KnobState, Machine, OnConflict, Status};
+use rtvirtio_apply::{KnobState, KnobStatus, Machine, OnConflict, Status};
 use rtvirtio_cpu::Contract;
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, HostSpec};
@@ -342,13 +342,26 @@ fn set_right(
     Ok(())
 }
 
-/// Whether all was applied, and at least one setting of it is in force.
+/// Whether all was applied, its budgets are in force, and so is at least one setting that it has
+/// changed.
 fn is_in_part(p: &Parameters, machine: &Machine<'_>) -> Result<bool, PacemakerError> {
     let status = rtvirtio_apply::status(&p.own().state, machine)?;
     Ok(status.is_some_and(|status| {
-        let mut counted = status.knobs.iter().filter(|knob| !interrupts::is_of(&knob.path));
-        status.is_whole() && counted.any(|knob| matches!(knob.state, KnobState::InForce))
+        let in_force = |knob: &&KnobStatus| matches!(knob.state, KnobState::InForce);
+        let mut budgets = status.knobs.iter().filter(|knob| is_budget(knob));
+        let mut changed = status
+            .knobs
+            .iter()
+            .filter(|knob| !interrupts::is_of(&knob.path) && knob.old.as_deref() != Some(knob.new.as_str()));
+        status.is_whole() && budgets.all(|knob| in_force(&knob)) && changed.any(|knob| in_force(&knob))
     }))
+}
+
+/// Whether a setting limits CPU time: a VM with a lower budget does not have its contract.
+fn is_budget(knob: &KnobStatus) -> bool {
+    const FILES: [&str; 4] = ["cpu.rt_runtime_us", "cpu.rt.max", "cpu.max", "cpu.cfs_quota_us"];
+    let file = knob.path.rsplit('/').next().unwrap_or_default();
+    FILES.contains(&file) || knob.new.starts_with("deadline ")
 }
 
 /// Puts back what is in force and applies the spec's contract, which is known to fit.

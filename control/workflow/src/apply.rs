@@ -328,7 +328,7 @@ pub fn check_replacing(
     let contracted = admitted.as_ref().map_or(&[][..], |admitted| &admitted.contracts);
     vms.retain(|vm| disk || contracted.iter().any(|one| one.vm == vm.name));
     if let Some(admitted) = &admitted {
-        contracts::check_cpus(admitted, &vms, progress)?;
+        contracts::check_cpus(admitted, &vms, &own.state, progress)?;
     }
     holders::refuse(&started(vms.iter(), progress), holder, dirs)?;
     Ok(contracted.len())

@@ -304,10 +304,9 @@ fn scan(
         // Before the write, so that nothing else is placed on these CPUs in any case.
         new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
     }
-    let released = new.release_stuck();
     let machine = Machine::new(&keeper.root, &NoGuests);
     let mut amended = session.amend(&new.settings.writes, &machine, &mut Silent)?;
-    amended.warnings.extend(released);
+    amended.warnings.extend(new.stuck.clone());
     let notes = new.settings.notes.clone();
     kept.written(new);
     Ok(Scan::Written { amended, notes, without_cpus })

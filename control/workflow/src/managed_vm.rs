@@ -14,7 +14,7 @@ use crate::contracts::{InForce, give_cpus};
 use crate::error::Result;
 use crate::pieces::{Key, first_of, key};
 use hotplugged::HotpluggedVcpus;
-use stuck::{StuckThread, ThrottledThreads};
+use stuck::ThrottledThreads;
 
 mod hotplugged;
 mod stuck;
@@ -71,7 +71,8 @@ pub struct TakeIn {
     taken: BTreeSet<Key>,
     /// Result of [`ManagedVm::place_hotplugged`]; `None` where no vCPU lacks a CPU.
     placed: Option<hotplugged::Placed>,
-    stuck: Option<StuckThread>,
+    /// Line on a thread that may be throttled for good.
+    pub stuck: Option<String>,
     at: Instant,
 }
 

@@ -330,7 +330,7 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
             }
         }
     }
-    reasons.extend(new.release_stuck());
+    reasons.extend(new.stuck.clone());
     let amended_now = scopes.amend(vm, &new.settings.writes, saved.as_ref(), &mut tracked.journal);
     let mut done = amended(amended_now.inspect_err(|_| tracked.threads_changed = true)?);
     done.1.append(&mut reasons);

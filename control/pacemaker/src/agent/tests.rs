@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use rtvirtio_apply::{Form, JOURNAL_FILE, KnobStatus, Session, Silent, Target, Write};
+use rtvirtio_apply::{Form, JOURNAL_FILE, Session, Silent, Target, Write};
 use rtvirtio_cpu::{Backend, Level, Order};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Nanos;
@@ -163,6 +163,13 @@ fn one_setting_that_cannot_be_set_again_does_not_take_the_others_away() {
     beyond_reach(&other);
     assert_eq!(run("monitor", &p, &said), Ocf::Generic);
     assert!(p.own().state.join(JOURNAL_FILE).exists());
+    // Without its budget a contract is not in force, whatever else is.
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let p = resource(dir.path());
+    let (budget, other) = (dir.path().join("cpu.rt_runtime_us"), dir.path().join("other"));
+    apply_to(&p.own().state, &[&budget, &other]);
+    beyond_reach(&budget);
+    assert_eq!(run("monitor", &p, &said), Ocf::Generic, "{}", said.last());
 }
 
 #[test]

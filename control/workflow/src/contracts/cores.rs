@@ -7,7 +7,7 @@ use rtvirtio_apply::append;
 use rtvirtio_cores::{Cpu, Host, Placement, Refused, Request, Use};
 use rtvirtio_cpu::{Backend, Contract, Cores, Probe, Settings, choose as mechanism};
 use rtvirtio_kernel::text::cpu_ranges;
-use rtvirtio_kernel::{Root, cpuset, pinned_cpus, process, topology, unless_gone};
+use rtvirtio_kernel::{ProcessId, Root, cpuset, pinned_cpus, process, topology, unless_gone};
 use rtvirtio_vmm::machines::Vmm;
 use rtvirtio_vmm::{Role, Thread};
 
@@ -192,8 +192,8 @@ pub(crate) fn with_hotplugged_vcpus(
 }
 
 /// CPUs for each of these VMs, next to those of the contracts in force, `others`, each with the
-/// processes of its VM, and to CPUs that vCPUs of other VMMs are pinned to. Large VMs are placed
-/// first.
+/// processes of its VM, and to CPUs that vCPUs of other VMMs are pinned to, without the processes
+/// `leaving`, whose contracts these replace. Large VMs are placed first.
 ///
 /// # Errors
 /// [`Kind::Infeasible`](crate::Kind::Infeasible) where they do not fit, with what would.
@@ -202,11 +202,12 @@ pub(super) fn choose(
     probe: &Probe,
     asks: &[CoresAsk<'_>],
     others: &[(InForce, Vec<u32>)],
+    leaving: &[ProcessId],
 ) -> Result<BTreeMap<String, Cores>> {
     if asks.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let own = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid);
+    let own = asks.iter().flat_map(|ask| ask.threads).map(|t| t.pid).chain(leaving.iter().map(|of| of.pid));
     let Taken { mut host, isolated, pinned } =
         Taken::find(root, probe, asks.iter().map(|ask| ask.backend), own.collect(), others)?;
     let mut order: Vec<&CoresAsk<'_>> = asks.iter().collect();

@@ -154,7 +154,7 @@ fn place(
     };
     let Some(ask) = CoresAsk::from_contract(one, &threads) else { return Ok(None) };
     let others = others(&one.vm, now.in_force, placed);
-    let cores = cores::choose(&root, probe, &[ask], &others)?.remove(&one.vm);
+    let cores = cores::choose(&root, probe, &[ask], &others, &[])?.remove(&one.vm);
     Ok(Some((InForce::planned(one, cores), handle.pids.into_iter().collect())))
 }
 

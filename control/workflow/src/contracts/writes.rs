@@ -15,6 +15,7 @@ use super::{Admitted, Contracted, DemandChoice, InForce, VmCpu, shared_cpus};
 use crate::error::{Context as _, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
+use crate::started;
 
 /// Time for which threads are observed before a budget is split over them: load moves between a
 /// VM's threads within seconds.
@@ -61,7 +62,7 @@ pub(crate) fn writes(
         .collect::<Result<_>>()?;
     let asks: Vec<CoresAsk<'_>> =
         discovered.iter().filter_map(|(one, threads, _)| CoresAsk::from_contract(one, threads)).collect();
-    let mut chosen = cores::choose(&root, &probe, &asks, &[])?;
+    let mut chosen = cores::choose(&root, &probe, &asks, &[], &[])?;
     let (mut all, mut out) = (Vec::new(), Vec::new());
     for (one, threads, before) in discovered {
         let used = cpu_time_since(&before, &threads);
@@ -74,12 +75,18 @@ pub(crate) fn writes(
 }
 
 /// Checks that there are CPUs for the VMs with `cores`, next to those of other VMs; nothing that
-/// these VMs have now counts.
+/// these VMs have now counts, nor what the contracts in force in this state directory have.
 ///
 /// # Errors
 /// As [`writes`].
-pub(crate) fn check_cpus(admitted: &Admitted, vms: &[HostVm], progress: &dyn Progress) -> Result<()> {
+pub(crate) fn check_cpus(
+    admitted: &Admitted,
+    vms: &[HostVm],
+    state: &Path,
+    progress: &dyn Progress,
+) -> Result<()> {
     let root = Root::default();
+    let leaving: Vec<_> = started::started(state)?.into_iter().flat_map(|vm| vm.processes).collect();
     let threads_of = |one: &Contracted| -> Result<Vec<Thread>> {
         let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
         Ok(discover(&root, &vm.handle(progress)?)?)
@@ -88,7 +95,7 @@ pub(crate) fn check_cpus(admitted: &Admitted, vms: &[HostVm], progress: &dyn Pro
         admitted.contracts.iter().map(|one| Ok((one, threads_of(one)?))).collect::<Result<_>>()?;
     let asks: Vec<CoresAsk<'_>> =
         all.iter().filter_map(|(one, threads)| CoresAsk::from_contract(one, threads)).collect();
-    cores::choose(&root, &admitted.probe, &asks, &[]).map(drop)
+    cores::choose(&root, &admitted.probe, &asks, &[], &leaving).map(drop)
 }
 
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
@@ -108,7 +115,7 @@ pub fn writes_of_one(
     let root = Root::default();
     let threads = discover_among(&root, vm, processes)?;
     let ask = CoresAsk::from_contract(&one, &threads);
-    let cores = cores::choose(&root, probe, ask.as_slice(), others)?.remove(&one.vm);
+    let cores = cores::choose(&root, probe, ask.as_slice(), others, &[])?.remove(&one.vm);
     let wants_off = one.cores.as_ref().is_some_and(|cores| cores.fair_server_off);
     let mut held = hold(&root, probe, one, cores, &threads, &[])?;
     held.settings.notes.extend(wants_off.then(|| cores::FAIR_SERVER_STAYS.to_owned()));

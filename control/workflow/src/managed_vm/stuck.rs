@@ -8,55 +8,44 @@ use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Throttled;
 use rtvirtio_vmm::Thread;
 
-use super::TakeIn;
 use crate::pieces::{Key, key};
 
-/// Threads that have used up their runtime, each with its state and the time since which it has it.
+/// Threads that have used up their runtime.
 #[derive(Default)]
-pub(super) struct ThrottledThreads(BTreeMap<Key, (Throttled, Instant)>);
+pub(super) struct ThrottledThreads(BTreeMap<Key, Seen>);
 
-/// A thread that is throttled for good.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct StuckThread {
-    thread: Thread,
+struct Seen {
     state: Throttled,
+    since: Instant,
+    is_told: bool,
 }
 
 impl ThrottledThreads {
-    /// Looks at the threads, and returns one whose state has been the same for so long that it is
-    /// never refilled. The kernel refills any other with a later deadline.
-    pub(super) fn poll(&mut self, root: &Root, threads: &[Thread], now: Instant) -> Option<StuckThread> {
-        let before = std::mem::take(&mut self.0);
+    /// Looks at the threads, and returns a line on one whose state has been the same for so long
+    /// that it is probably never refilled; once for each. The kernel refills any other with a later
+    /// deadline. Nothing is changed: a healthy one may look so under steal.
+    pub(super) fn poll(&mut self, root: &Root, threads: &[Thread], now: Instant) -> Option<String> {
+        let mut before = std::mem::take(&mut self.0);
         let mut stuck = None;
         for thread in threads {
             let Some(held) = thread.reservation else { continue };
             let Some(state) = Throttled::of(root, thread.pid, thread.tid) else { continue };
-            let same = before.get(&key(thread)).filter(|(of, _)| *of == state);
-            let since = same.map_or(now, |(_, since)| *since);
-            if stuck.is_none() && state.is_for_good(held, now.saturating_duration_since(since)) {
-                stuck = Some(StuckThread { thread: thread.clone(), state });
+            let known = before.remove(&key(thread)).filter(|seen| seen.state == state);
+            let mut seen = known.unwrap_or(Seen { state, since: now, is_told: false });
+            let for_time = now.saturating_duration_since(seen.since);
+            if stuck.is_none() && !seen.is_told && state.is_for_good(held, for_time) {
+                seen.is_told = true;
+                stuck = Some(format!(
+                    "thread {} ({}) wants to run, and the kernel has given it no runtime for {:.1} s: it may be throttled for good since \
+                     an earlier reservation; where the VM stands still, put its contract back and apply it again",
+                    thread.tid,
+                    thread.role,
+                    for_time.as_secs_f64()
+                ));
             }
-            self.0.insert(key(thread), (state, since));
+            self.0.insert(key(thread), seen);
         }
         stuck
-    }
-}
-
-impl TakeIn {
-    /// Lets a thread run that the kernel keeps throttled, and returns a line on it. One at a time:
-    /// that takes as long as a refill may. To be called while no other rtvirtio can change the VM's
-    /// settings, before the writes.
-    #[must_use]
-    pub fn release_stuck(&self) -> Option<String> {
-        let StuckThread { thread: Thread { pid, tid, start, role, .. }, state } = self.stuck.as_ref()?;
-        let end = match state.end(*pid, *tid, *start) {
-            Ok(true) => "and runs again".to_owned(),
-            // It has run meanwhile, or has ended.
-            Ok(false) => return None,
-            Err(e) if rtvirtio_kernel::is_gone(&e) => return None,
-            Err(e) => format!("and cannot be mended: {e}"),
-        };
-        Some(format!("thread {tid} ({role}) was throttled for good since an earlier reservation, {end}"))
     }
 }
 
@@ -98,7 +87,7 @@ mod tests {
         };
         sched(-200_000, 500, 70);
         // A refill may have to make up for a tick of 10 ms.
-        assert_eq!([0, 100, 240, 300, 400].map(|ms| stuck(ms, &threads)), [false, false, false, true, true]);
+        assert_eq!([0, 100, 240, 300, 400].map(|ms| stuck(ms, &threads)), [false, false, false, true, false]);
         // Refilled, run meanwhile, asleep, and with runtime left.
         let (r, s) = ('R', 'S');
         for now in [(-200_000, 501, 70, r), (-200_000, 500, 71, r), (-200_000, 500, 70, s), (1, 500, 70, r)] {

@@ -41,7 +41,7 @@ pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
 }
 
 /// Smallest share of the fair server on any CPU that is not isolated, which is certain on each of
-/// these.
+/// these; of all CPUs where all are isolated.
 ///
 /// # Errors
 /// As [`fair_server`].
@@ -56,8 +56,10 @@ fn of_servers(
 ) -> Result<Option<f64>, HostError> {
     let shares = shares(root)?;
     if !shares.is_empty() {
-        let counted = shares.into_iter().filter(|share| !left_out.contains(&share.0));
-        return Ok(counted.map(|share| share.1).reduce(pick));
+        let is_counted = |share: &&(String, f64)| !left_out.contains(&share.0);
+        // Where all are left out, all count.
+        let counted = shares.iter().filter(is_counted).map(|share| share.1).reduce(pick);
+        return Ok(counted.or_else(|| shares.iter().map(|share| share.1).reduce(pick)));
     }
     Ok((version(root)? >= SINCE).then_some(DEFAULT_SHARE))
 }

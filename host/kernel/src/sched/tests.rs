@@ -245,29 +245,3 @@ fn a_thread_that_was_throttled_runs_again_under_a_later_reservation() {
         }
     }
 }
-
-/// The way in which a thread is mended that is throttled for good; this one is refilled.
-#[test]
-fn a_throttled_thread_gets_its_reservation_again() {
-    let shell = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-    let shell = rtvirtio_testkit::ChildGuard(shell);
-    let (root, tid) = (Root::default(), shell.0.id());
-    let held = Attr::deadline(1_000_000, 20_000_000);
-    if let Err(e) = set(tid, &held) {
-        return rtvirtio_testkit::skip("a_throttled_thread_gets_its_reservation_again", &e.to_string());
-    }
-    let start = crate::task::stat(&root, tid, tid).unwrap().start;
-    let begin = std::time::Instant::now();
-    loop {
-        assert!(begin.elapsed() < rtvirtio_testkit::HANG, "it is not throttled");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-        let Some(state) = Throttled::of(&root, tid, tid) else { continue };
-        assert!(!state.end(tid, tid, start + 1).unwrap(), "another thread");
-        // It may have been refilled meanwhile.
-        if state.end(tid, tid, start).unwrap() {
-            break;
-        }
-    }
-    assert_eq!(get(tid).unwrap(), held);
-    set(tid, &Attr::other(0)).unwrap();
-}

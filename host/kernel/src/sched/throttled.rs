@@ -9,7 +9,7 @@
 //!
 //! A thread that leaves in [`leave`] has no mark, or the next [`enter`] of this program waits until
 //! it is gone. One that another program has left marked is mended by `enter` where it wants to run.
-//! One that sleeps at that moment is known by its [`Throttled`] state when it has woken up.
+//! One that sleeps at that moment shows by its [`Throttled`] state when it has woken up.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::{Attr, Reservation, set_raw};
-use crate::{HostError, Root, task};
+use crate::{Root, task};
 
 /// Longest tick of the kernel: how long a thread runs beyond its runtime where it is not known, ns.
 const TICK: i64 = 10_000_000;
@@ -103,27 +103,11 @@ impl Throttled {
         is_ready.then_some(Self { left, used })
     }
 
-    /// Whether a thread that has been in this state for so long is never refilled.
+    /// Whether a thread that has been in this state for so long is probably never refilled: an
+    /// earlier refill under another reservation may have put the next one further away.
     #[must_use]
     pub fn is_for_good(&self, held: Reservation, since: Duration) -> bool {
         since >= Duration::from_nanos(held.period) + until_refill(held, self.left.0)
-    }
-
-    /// Lets a thread run that is in this state for good, as an ordinary one for a moment and then
-    /// under its reservation. The caller keeps other programs from changing it meanwhile. False
-    /// where it has left this state.
-    ///
-    /// # Errors
-    /// As `sched_setattr(2)`; the thread may be ordinary then.
-    pub fn end(self, pid: u32, tid: u32, start: u64) -> io::Result<bool> {
-        let (root, attr) = (Root::default(), super::get(tid)?);
-        let stat = task::stat(&root, pid, tid).map_err(HostError::into_io)?;
-        let Some(held) = attr.reservation.filter(|_| stat.start == start) else { return Ok(false) };
-        if Self::of(&root, pid, tid) != Some(self) {
-            return Ok(false);
-        }
-        let before = Attr { reset_on_fork: attr.reset_on_fork, ..Attr::other(stat.nice) };
-        enter_again(tid, held, &attr, &before, start).map(|()| true)
     }
 }
 

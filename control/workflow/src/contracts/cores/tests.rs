@@ -104,7 +104,7 @@ fn choose_one(
     beside: &[(InForce, Vec<u32>)],
 ) -> Result<Cores> {
     let ask = CoresAsk::from_contract(one, threads);
-    Ok(choose(root, &probe(), ask.as_slice(), beside)?.remove(&one.vm).unwrap())
+    Ok(choose(root, &probe(), ask.as_slice(), beside, &[])?.remove(&one.vm).unwrap())
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn vms_of_a_spec_get_cpus_next_to_each_other_the_largest_first() {
         CoresAsk::from_contract(&small, &of_small).unwrap(),
         CoresAsk::from_contract(&large, &of_large).unwrap(),
     ];
-    let chosen = choose(&root, &probe(), &asks, &[]).unwrap();
+    let chosen = choose(&root, &probe(), &asks, &[], &[]).unwrap();
     let large = &chosen["large"];
     let node = |cpu: &u32| cpu / 4;
     assert_eq!(large.placement.nodes, 1);
@@ -126,7 +126,7 @@ fn vms_of_a_spec_get_cpus_next_to_each_other_the_largest_first() {
     let other = &chosen["small"].placement;
     assert!(other.vcpus.iter().all(|cpu| node(cpu) != node(&large.placement.vcpus[0])), "{other:?}");
     assert!(other.service.iter().all(|cpu| !of_large.contains(cpu)), "{other:?}");
-    let none = choose(&root, &probe(), &[], &[]).unwrap();
+    let none = choose(&root, &probe(), &[], &[], &[]).unwrap();
     assert!(none.is_empty());
 }
 
@@ -153,6 +153,11 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
     assert_eq!(error.kind(), Kind::Infeasible);
     let text = format!("{error:#}");
     assert!(text.contains("CPU 5 has a vCPU of process 900") && text.contains("2 vCPUs would fit"), "{text}");
+    // Its contract is the one to be replaced.
+    let leaving = [ProcessId { pid: 900, start_time: 1 }];
+    let of_b = threads(200, 3);
+    let ask = CoresAsk::from_contract(&b, &of_b);
+    choose(&root, &probe(), ask.as_slice(), &beside, &leaving).unwrap();
     // Placements are exact: a part of a CPU in force leaves the rest of it.
     let c = one("c", 8, auto());
     let shares = choose_one(&root, &c, &threads(300, 1), &[]).unwrap();

@@ -41,6 +41,8 @@ fn the_fair_servers_share_is_read_or_known_by_version() {
     assert_eq!(least_fair_server(&root).unwrap(), Some(0.0));
     put(&root, "/sys/devices/system/cpu/isolated", "1\n");
     assert_eq!(least_fair_server(&root).unwrap(), Some(0.05), "isolated CPUs are for pinned threads");
+    put(&root, "/sys/devices/system/cpu/isolated", "0-1\n");
+    assert_eq!(least_fair_server(&root).unwrap(), Some(0.0), "all are isolated");
 }
 
 #[test]
