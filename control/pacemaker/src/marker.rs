@@ -42,7 +42,7 @@ pub(crate) fn is_in_force(own: &Dirs) -> Result<bool, PacemakerError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         read => read.map_err(|e| failed(own, e))?,
     };
-    // Cut off by a crash of the host.
+    // Without a boot, so of none that is known to be this one.
     if text.is_empty() {
         return Ok(false);
     }

@@ -198,9 +198,11 @@ fn a_contract_without_settings_ends_with_the_boot_and_with_its_vm() {
     std::fs::write(&file, text.replace(boot.trim(), "another")).unwrap();
     assert_eq!(monitor(), Ocf::NotRunning);
     // Damaged is not absent.
-    std::fs::write(&file, "").unwrap();
+    std::fs::write(&file, "{").unwrap();
     assert_eq!(monitor(), Ocf::Generic);
     assert!(said.last().contains("the agent's `stop` removes it"), "{}", said.last());
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(monitor(), Ocf::NotRunning, "of no boot");
     marker::remove(&own).unwrap();
     assert_eq!(monitor(), Ocf::NotRunning);
 }

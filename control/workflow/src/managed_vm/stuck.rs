@@ -88,6 +88,8 @@ mod tests {
         sched(-200_000, 500, 70);
         // A refill may have to make up for a tick of 10 ms.
         assert_eq!([0, 100, 240, 300, 400].map(|ms| stuck(ms, &threads)), [false, false, false, true, false]);
+        sched(1, 500, 70);
+        assert!(!stuck(500, &threads));
         // Refilled, run meanwhile, asleep, and with runtime left.
         let (r, s) = ('R', 'S');
         for now in [(-200_000, 501, 70, r), (-200_000, 500, 71, r), (-200_000, 500, 70, s), (1, 500, 70, r)] {
