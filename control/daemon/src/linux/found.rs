@@ -46,6 +46,8 @@ pub(super) fn tids(root: &Root, processes: &[ProcessId]) -> BTreeSet<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
@@ -66,9 +68,9 @@ mod tests {
         let found = || FoundVm::new(&root, VmHandle::of_pid(ended.pid), vec![ended.clone(), there.clone()]);
         name(&ended, "qemu-system-x86_64");
         name(&there, "swtpm");
-        assert_eq!(found().lasting, [ended.clone()]);
+        assert_eq!(found().lasting, slice::from_ref(&ended));
         name(&there, "swtpm (deleted)");
-        assert_eq!(found().lasting, [ended.clone()]);
+        assert_eq!(found().lasting, slice::from_ref(&ended));
         assert!(!found().runs() && !start_lives(&root, &found().processes));
         // A VM that the user names by the process of a helper has no other.
         let alone = FoundVm::new(&root, VmHandle::of_pid(there.pid), vec![there.clone()]);
@@ -76,7 +78,7 @@ mod tests {
         assert!(!start_lives(&root, &[]));
         name(&ended, "swtpm");
         name(&there, "qemu-system-x86_64");
-        assert_eq!(found().lasting, [there.clone()]);
+        assert_eq!(found().lasting, slice::from_ref(&there));
         assert!(found().runs() && start_lives(&root, &found().processes));
     }
 }

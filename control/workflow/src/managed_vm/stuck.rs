@@ -12,9 +12,9 @@ use crate::pieces::{Key, key};
 
 /// Threads that have used up their runtime.
 #[derive(Default)]
-pub(super) struct ThrottledThreads(BTreeMap<Key, Seen>);
+pub(super) struct ThrottledThreads(BTreeMap<Key, ThrottledThread>);
 
-struct Seen {
+struct ThrottledThread {
     state: Throttled,
     since: Instant,
     is_told: bool,
@@ -29,9 +29,9 @@ impl ThrottledThreads {
         let mut stuck = None;
         for thread in threads {
             let Some(held) = thread.reservation else { continue };
-            let Some(state) = Throttled::of(root, thread.pid, thread.tid) else { continue };
+            let Some(state) = Throttled::from_proc(root, thread.pid, thread.tid) else { continue };
             let known = before.remove(&key(thread)).filter(|seen| seen.state == state);
-            let mut seen = known.unwrap_or(Seen { state, since: now, is_told: false });
+            let mut seen = known.unwrap_or(ThrottledThread { state, since: now, is_told: false });
             let for_time = now.saturating_duration_since(seen.since);
             if stuck.is_none() && !seen.is_told && state.is_for_good(held, for_time) {
                 seen.is_told = true;

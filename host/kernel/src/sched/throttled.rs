@@ -96,7 +96,7 @@ pub struct Throttled {
 impl Throttled {
     /// Reads it; `None` for any other thread, and where the kernel does not tell.
     #[must_use]
-    pub fn of(root: &Root, pid: u32, tid: u32) -> Option<Self> {
+    pub fn from_proc(root: &Root, pid: u32, tid: u32) -> Option<Self> {
         let left = left_of(root, pid, tid).filter(|left| left.0 <= 0)?;
         let is_ready = task::stat(root, pid, tid).ok()?.state == 'R';
         let used = task::cpu_time(root, pid, tid).ok()?;
@@ -145,7 +145,7 @@ pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> 
 
 /// Whether a thread under this reservation is throttled for good, as far as 10 s show it.
 fn is_stuck(tid: u32, held: Reservation) -> bool {
-    let state = || Throttled::of(&Root::default(), tid, tid);
+    let state = || Throttled::from_proc(&Root::default(), tid, tid);
     let Some(first) = state() else { return false };
     let begin = Instant::now();
     while !first.is_for_good(held, begin.elapsed()) && begin.elapsed() < MAX_WAIT {
