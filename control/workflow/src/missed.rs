@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit as LimitFact, Limiter, Load, Stops, causes};
+use rtvirtio_blame::{DeviceUse, Facts, Faults, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::faults::of_host;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_measure::noise::Noise;
@@ -25,7 +26,8 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
 use crate::vm_counters::{
-    self, Dimension, VmCounters, below, bytes_of, group_io, past, quota, ready, waited,
+    self, Dimension, VmCounters, below, bytes_of, faults_since, group_io, own_faults, past, quota, ready,
+    waited,
 };
 
 /// Throttling by QEMU of the drives on the device.
@@ -46,6 +48,8 @@ pub(crate) struct Counters {
     device: Option<DeviceIo>,
     /// Times of the host's CPUs.
     cpus: Option<StealWatch>,
+    /// Major page faults of the host.
+    faults: Option<u64>,
 }
 
 impl Counters {
@@ -76,6 +80,7 @@ impl Counters {
                 ready: ready(root, &pids).ok().flatten(),
                 quota: quota(root, &pids).ok().flatten(),
                 bytes: bytes(site, &vm.name),
+                faults: own_faults(root, pids.iter().copied()).ok().filter(|_| !pids.is_empty()),
             };
             (vm.name.clone(), counters)
         });
@@ -86,8 +91,8 @@ impl Counters {
             Some((group, counters))
         });
         let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
-        let cpus = StealWatch::start(root).ok();
-        Self { at: Some(Instant::now()), vms, groups, device, cpus, ..Self::default() }
+        let (cpus, faults) = (StealWatch::start(root).ok(), of_host(root).ok());
+        Self { at: Some(Instant::now()), vms, groups, device, cpus, faults, ..Self::default() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -257,6 +262,7 @@ fn explain(
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: window.stolen(),
+            faults: window.faults_of(name),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),
@@ -368,6 +374,12 @@ impl<'a> Window<'a> {
     /// Share of the time of the host's CPUs that its hypervisor took in the window, 0 to 1.
     fn stolen(&self) -> Option<f64> {
         self.before.cpus?.share_until(&self.after.cpus?)
+    }
+
+    /// Major page faults of a VM and of the host in the window.
+    fn faults_of(&self, vm: &str) -> Option<Faults> {
+        let of = |at: &Counters| (at.vms.get(vm).and_then(|of| of.faults), at.faults);
+        faults_since(of(self.before), of(self.after))
     }
 
     /// Standstills of the window: its part of those of the run, of which only the sum is known.

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_blame::{DeviceUse, Limit as LimitFact, Limiter, OtherUsers, Stops, VmUse};
+use rtvirtio_blame::{DeviceUse, Faults, Limit as LimitFact, Limiter, OtherUsers, Stops, VmUse};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
-use rtvirtio_kernel::{Hierarchy, HostError, Root, task};
+use rtvirtio_kernel::{Hierarchy, HostError, Root, faults, task};
 use rtvirtio_spec::{Op, Task};
 use rtvirtio_units::{Nanos, blk_throttle};
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats};
@@ -28,6 +28,8 @@ pub(crate) struct VmCounters {
     pub quota: Option<QuotaCounters>,
     /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
     pub bytes: Option<f64>,
+    /// Major page faults of its processes.
+    pub faults: Option<u64>,
 }
 
 /// Stops by CPU quotas, of each cgroup that a VM's threads are in and of those above.
@@ -110,6 +112,22 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
         counters.insert(group, one);
     }
     Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
+}
+
+/// Major page faults of these processes so far.
+///
+/// # Errors
+/// A process is gone.
+pub fn own_faults(root: &Root, pids: impl IntoIterator<Item = u32>) -> Result<u64, HostError> {
+    pids.into_iter().map(|pid| faults::of_process(root, pid)).sum()
+}
+
+/// Page faults of a VM's processes and of the host between two readings of both; `None` where one
+/// was not read or began anew.
+#[must_use]
+pub fn faults_since(then: (Option<u64>, Option<u64>), now: (Option<u64>, Option<u64>)) -> Option<Faults> {
+    let past = |then: Option<u64>, now: Option<u64>| now?.checked_sub(then?);
+    Some(Faults { own: past(then.0, now.0)?, host: past(then.1, now.1)? })
 }
 
 /// Requests and bytes of a cgroup at a device so far; `None` where nothing counts them.

@@ -27,10 +27,17 @@
 //!   above its declaration. A VM with at least [`ALONE`] of them waits for its own load where it
 //!   sends [`OVER`] times what it declares, which the device carries then, else for the device;
 //!   neither is named where more came than declared, but not with the time before.
+//! - Where nothing else is named, the device and its users are not the cause, no limit holds the
+//!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
+//!   the late requests, its memory is the cause where its processes had a major fault for at least
+//!   [`NAMED`] of these, and the guest where the host had hardly any, and the VMM counts all of the
+//!   task's requests, but at most [`INSIDE`] of the time in which they were late.
 
+mod inside;
 mod limit;
 mod words;
 
+pub use inside::{Faults, INSIDE, LITTLE, VmUse};
 pub use limit::{Limit, Limiter, OtherUsers};
 pub use words::describe;
 
@@ -90,11 +97,15 @@ pub enum CauseKind {
     OtherProgram,
     /// The device does not keep up with this VM alone.
     Device,
+    /// Memory of the VM had to be read back from a disk.
+    Paging,
+    /// The guest itself: its elevator, limits or busy CPUs.
+    Guest,
 }
 
 impl CauseKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::KernelLimit,
         Self::QemuThrottle,
         Self::Load,
@@ -106,6 +117,8 @@ impl CauseKind {
         Self::Neighbour,
         Self::OtherProgram,
         Self::Device,
+        Self::Paging,
+        Self::Guest,
     ];
 }
 
@@ -177,17 +190,6 @@ impl Load {
     }
 }
 
-/// Requests of the VM in the task's directions, as its VMM counts them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct VmUse {
-    /// Requests completed.
-    pub requests: f64,
-    /// Time that these spent below the guest, in seconds.
-    pub waited: f64,
-    /// Requests of other tasks are counted with the task's.
-    pub is_mixed: bool,
-}
-
 /// Facts of the window in which a target was missed. `None` is what could not be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
@@ -228,6 +230,8 @@ pub struct Facts {
     pub device: Option<DeviceUse>,
     /// The VM's requests, where their latencies are known below the guest too.
     pub below: Option<VmUse>,
+    /// Page faults, where they were counted.
+    pub faults: Option<Faults>,
 }
 
 impl Facts {
@@ -247,6 +251,7 @@ impl Facts {
             (self.device.is_none(), "use of the device"),
             (users, "who uses the device"),
             (self.below.is_none(), "its time below the guest"),
+            (self.faults.is_none(), "its page faults"),
         ];
         all.iter().filter(|(is_unread, _)| *is_unread).map(|(_, name)| (*name).to_owned()).collect()
     }
@@ -431,6 +436,10 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             users.retain(|user| user.kind == CauseKind::Load);
         }
         found.extend(users);
+    }
+    let is_known = facts.limits.is_some() && facts.has_throttling && !may_be_limited;
+    if found.is_empty() && is_outside && is_known && by_standstills.is_none() {
+        found.extend(facts.inside());
     }
     let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
     found.sort_by(|a, b| of(b).total_cmp(&of(a)));

@@ -25,6 +25,8 @@ fn facts() -> Facts {
             waited: 0.6,
             shares: Some(vec![("plc".to_owned(), 1.0), ("bulk".to_owned(), 0.0)]),
         }),
+        // No fault of the VM, but as many of the host as may be its own.
+        faults: Some(Faults { own: 0, host: 3000 }),
     }
 }
 
@@ -57,7 +59,7 @@ fn what_was_not_read_is_told() {
         ["its limits", "standstills of the disk"]
     );
     assert_eq!(waiting_at_device(None).unread(), ["who uses the device"]);
-    assert_eq!(Facts::default().unread().len(), 8, "users of a device that was not read are part of it");
+    assert_eq!(Facts::default().unread().len(), 9, "users of a device that was not read are part of it");
 }
 
 #[test]
@@ -400,4 +402,67 @@ fn a_load_above_the_declaration_is_named_next_to_others_by_what_it_moves() {
     let little = Some(Load { sent: 0.49e6, declared: 0.41e6, bytes: true });
     assert_eq!(kinds(&Facts { load: little, ..late(0.72) }), []);
     assert_eq!(kinds(&Facts { load: None, ..late(0.72) }), []);
+}
+
+/// As [`facts()`], where the host had so many page faults, and the VM these.
+fn with_faults(own: u64, host: u64) -> Facts {
+    Facts { faults: Some(Faults { own, host }), ..facts() }
+}
+
+#[test]
+fn the_guest_is_named_where_all_below_it_was_quick() {
+    let found = causes(&with_faults(0, 3));
+    assert_eq!((found.len(), found[0].kind), (1, CauseKind::Guest));
+    assert!(found[0].evidence.starts_with("its VMM answered a request in 200us on average"), "{found:?}");
+    // A task with one request at a time: while one of a second is below the guest, a hundred come.
+    let queued = |waited| Facts {
+        below: Some(VmUse { requests: 3000.0, waited, is_mixed: false }),
+        depth: Some(1),
+        ..with_faults(0, 3)
+    };
+    assert_eq!(kinds(&queued(4.0)), [CauseKind::Guest]);
+    assert_eq!(kinds(&queued(6.0)), [], "of the 20 s in which 2000 came at 100/s, its VMM had 6 s");
+    assert_eq!(kinds(&Facts { depth: None, ..queued(6.0) }), [CauseKind::Guest], "of 40 s in sum");
+}
+
+#[test]
+fn the_guest_is_not_named_where_something_else_may_be_the_cause() {
+    let guest = || with_faults(0, 3);
+    let few = Some(VmUse { requests: 2_600.0, waited: 0.6, is_mixed: false });
+    for (facts, why) in [
+        (Facts { below: None, ..guest() }, "its VMM counts nothing"),
+        (Facts { below: few, ..guest() }, "its VMM did not count all"),
+        (Facts { faults: None, ..guest() }, "faults"),
+        (with_faults(0, 400), "faults of the host that may be the VM's"),
+        (Facts { ready: None, ..guest() }, "waits for CPUs"),
+        (Facts { ready: Some(0.2), ..guest() }, "6 s without a CPU, in which 600 of 2000 came"),
+        (Facts { stolen: Some(0.2), ..guest() }, "steal"),
+        (Facts { quota: None, ..guest() }, "quota"),
+        (Facts { quota: stops(100, 3_000), ..guest() }, "3 to 6 s by the quota"),
+        (Facts { host: None, ..guest() }, "stalls"),
+        (Facts { host: stops(1_000, 4_000), ..guest() }, "4 s of stalls too short to make one late"),
+        (Facts { disk: None, ..guest() }, "standstills"),
+        (Facts { device: None, ..guest() }, "the device"),
+        (Facts { limits: None, ..guest() }, "limits"),
+        (Facts { has_throttling: false, ..guest() }, "QEMU's throttling"),
+        (Facts { late: 0, ..guest() }, "nothing was late"),
+    ] {
+        assert_eq!(kinds(&facts), [], "{why}");
+    }
+    // Where latencies are those below the guest, that is where they passed.
+    let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
+    assert_eq!(kinds(&Facts { below, ..guest() }), []);
+}
+
+#[test]
+fn paging_is_named_where_the_vm_had_its_faults_itself() {
+    let paged = with_faults(600, 600);
+    let found = causes(&paged);
+    assert_eq!((found.len(), found[0].kind), (1, CauseKind::Paging));
+    assert!(found[0].evidence.contains("600 times"), "{found:?}");
+    assert_eq!(kinds(&with_faults(599, 700)), [], "too few, and too many to name the guest");
+    // Where a thread of the VMM waits for its memory, requests are below the guest.
+    let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
+    assert_eq!(kinds(&Facts { below, ..paged.clone() }), [CauseKind::Paging]);
+    assert_eq!(kinds(&Facts { ready: Some(0.9), ..paged }), [CauseKind::CpuOthers]);
 }

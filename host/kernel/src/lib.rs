@@ -13,6 +13,7 @@ mod cpuset;
 pub mod device_io;
 mod error;
 pub mod fair_server;
+pub mod faults;
 pub mod flock;
 pub mod holders;
 pub mod io_counters;

@@ -45,6 +45,8 @@ pub struct TaskStat {
     pub policy: Option<Policy>,
     /// CPU time used, in steps of 10 ms.
     pub cpu_time: Duration,
+    /// Major page faults.
+    pub major_faults: u64,
     /// CPU on which it last ran.
     pub cpu: u32,
 }
@@ -125,6 +127,7 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
         priority: field(40)?.parse().ok()?,
         policy: Policy::of_number(field(41)?.parse().ok()?),
         cpu_time: TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
+        major_faults: number(12)?,
         cpu: field(39)?.parse().ok()?,
     })
 }

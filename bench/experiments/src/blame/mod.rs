@@ -4,6 +4,7 @@
 //! cause is planted, or two, with a strength drawn from the seed; the run is that of `verify`, and
 //! the first cause that it names is compared. The rules do not see the seed.
 
+mod guest;
 mod measure;
 mod page;
 mod plant;

@@ -36,11 +36,13 @@ pub enum Kind {
     Load,
     /// Slow device.
     Device,
+    /// Limit below the VM's rate inside the guest.
+    GuestLimit,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Nothing,
         Self::CpuOthers,
         Self::CpuQuota,
@@ -50,6 +52,7 @@ impl Kind {
         Self::QemuThrottle,
         Self::Load,
         Self::Device,
+        Self::GuestLimit,
     ];
 
     /// Name, as in results and on the command line.
@@ -65,6 +68,7 @@ impl Kind {
             Self::QemuThrottle => "qemu_throttle",
             Self::Load => "load",
             Self::Device => "device",
+            Self::GuestLimit => "guest_limit",
         }
     }
 
@@ -81,13 +85,14 @@ impl Kind {
             Self::QemuThrottle => CauseKind::QemuThrottle,
             Self::Load => CauseKind::Load,
             Self::Device => CauseKind::Device,
+            Self::GuestLimit => CauseKind::Guest,
         })
     }
 
     /// Whether it can be planted in such a VM.
     #[must_use]
     pub fn fits(self, vm: LabKind) -> bool {
-        self != Self::QemuThrottle || vm == LabKind::Qemu
+        !matches!(self, Self::QemuThrottle | Self::GuestLimit) || vm == LabKind::Qemu
     }
 }
 
@@ -180,7 +185,7 @@ impl PlantedCause {
                 let (stop, pause) = self.stops();
                 format!("stops of {stop} ms, {pause} ms between them")
             }
-            Kind::KernelLimit | Kind::QemuThrottle => format!("{} reads/s", self.limit(rate)),
+            Kind::KernelLimit | Kind::QemuThrottle | Kind::GuestLimit => format!("{} reads/s", self.limit(rate)),
             Kind::Device => format!("{SLOW_BY} times as slow"),
         }
     }
@@ -223,7 +228,7 @@ mod tests {
         let runs = draw(&Kind::ALL, 3, 7);
         assert_eq!(runs, draw(&Kind::ALL, 3, 7));
         assert_ne!(runs, draw(&Kind::ALL, 3, 8));
-        assert_eq!(runs.len(), 3 * (9 + 4));
+        assert_eq!(runs.len(), 3 * (10 + 4));
         for kind in Kind::ALL {
             let alone = runs.iter().filter(|run| run.len() == 1 && run[0].kind == kind);
             assert_eq!(alone.count(), 3, "{}", kind.name());

@@ -16,6 +16,7 @@ use rtvirtio_workflow::site::Site;
 use rustix::process::Signal;
 use serde_json::json;
 
+use super::guest;
 use super::plant::{Kind, PlantedCause};
 use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
 
@@ -82,6 +83,10 @@ pub fn plant<'a>(
         Kind::KernelLimit => Some(kernel_limit(what, target)?),
         Kind::QemuThrottle => Some(throttle(what, target)?),
         Kind::Device => Some(slow(target)?),
+        Kind::GuestLimit => {
+            let reads = what.limit(rate_of(&target.site.spec)?);
+            Some(Undo::new(guest::limit(reads, loads.get(VICTIM).context("no such VM")?)?))
+        }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rtvirtio_blame::{DeviceUse, Facts, Limit, Load, Stops, causes};
+use rtvirtio_blame::{DeviceUse, Facts, Faults, Limit, Load, Stops, causes};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::late::StallTotal;
@@ -106,6 +106,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
         below: below(task.op, false, intervals.iter().map(|one| (one.then, &one.now.stats))),
+        faults: faults(&facts),
     }
 }
 
@@ -155,6 +156,12 @@ fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
     let seconds: f64 = facts.iter().map(|one| one.seconds).sum();
     let stolen: Option<f64> = facts.iter().map(|one| Some(one.stolen? * one.seconds)).sum();
     stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
+}
+
+fn faults(facts: &[&IntervalFacts]) -> Option<Faults> {
+    let all: Option<Vec<Faults>> = facts.iter().map(|one| one.faults).collect();
+    let add = |a: Faults, b: Faults| Faults { own: a.own + b.own, host: a.host + b.host };
+    all?.into_iter().reduce(add)
 }
 
 /// Limits that act on a task's requests, with what was completed of what they count: by the VM, or

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rtvirtio_blame::{Limiter, Stops};
+use rtvirtio_blame::{Faults, Limiter, Stops};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
@@ -39,6 +39,8 @@ pub(super) struct IntervalFacts {
     pub quota: Option<Stops>,
     /// Share of CPU time that the hypervisor below the host took.
     pub stolen: Option<f64>,
+    /// Major page faults.
+    pub faults: Option<Faults>,
     pub limits: Option<Vec<IntervalLimit>>,
     /// Use of the VM's device, where its requests are counted there.
     pub device: Option<Arc<DeviceInterval>>,

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rtvirtio_blame::{Limiter, Stops};
+use rtvirtio_blame::{Faults, Limiter, Stops};
 use rtvirtio_cpu::Backend;
 use rtvirtio_domain_protocol::histograms::DiskHistograms;
+use rtvirtio_kernel::faults::of_host;
 use rtvirtio_kernel::pressure::pressure;
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_kernel::{HostError, ProcessId, Root, task, unless_gone};
@@ -16,7 +17,7 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
-use rtvirtio_workflow::vm_counters::{QuotaCounters, quota};
+use rtvirtio_workflow::vm_counters::{QuotaCounters, faults_since, own_faults, quota};
 
 use super::coverage::Coverage;
 use super::facts::{self, DeviceFacts, DeviceInterval, IntervalFacts, ThreadKey, devices, only_device};
@@ -54,6 +55,8 @@ struct VmSample {
     cpu: Option<(Instant, ThreadTimes)>,
     /// Stops by CPU quotas so far.
     quota: Option<QuotaCounters>,
+    /// Major page faults so far, of the VM and of the host.
+    faults: (Option<u64>, Option<u64>),
 }
 
 /// Inputs that all VMs of one sample share.
@@ -62,6 +65,8 @@ struct Surroundings<'a> {
     of_domain: &'a Result<Vec<DiskHistograms>, String>,
     stalls: &'a Stalls,
     stolen: Option<f64>,
+    /// Major page faults of the host so far.
+    faults: Option<u64>,
 }
 
 /// Use of a VM's device; nothing where its requests are not counted there.
@@ -126,7 +131,7 @@ impl Sampler {
         let mut host = self.host();
         let mut observed = BTreeMap::new();
         let mut of_monitors = self.monitors.sample(vms);
-        let stalls = self.stalls.take();
+        let (stalls, faults) = (self.stalls.take(), of_host(&self.root).ok());
         // The reason of a failure is reported among `waits`.
         let of_domain = match domain::control(&self.dirs) {
             Ok(Some(control)) => domain::disks(&control),
@@ -138,7 +143,7 @@ impl Sampler {
             let not_asked = || (Instant::now(), Err("its monitor was not asked".to_owned()));
             let disks = of_monitors.remove(name).unwrap_or_else(not_asked);
             let on_device = self.on_device(vm, vms);
-            let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen: host.stolen };
+            let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen: host.stolen, faults };
             observed.insert(name.clone(), self.sample_vm(vm, disks, &shared, on_device));
         }
         host.standstills =
@@ -196,7 +201,7 @@ impl Sampler {
         shared: &Surroundings<'_>,
         on_device: OnDevice,
     ) -> VmObservation {
-        let Surroundings { of_domain, stalls, stolen } = *shared;
+        let Surroundings { of_domain, stalls, stolen, faults } = *shared;
         let spec = &vm.contract.vm;
         let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| VmSample::new(&vm.processes));
         if seen.processes != vm.processes {
@@ -220,10 +225,11 @@ impl Sampler {
             all_of_domain.iter().filter(|disk| domain::is_of(disk, &spec.name, &vm.processes)).collect();
         let ready = seen.threads(&self.root, vm, now, &mut out);
         let quota = seen.throttling(&self.root, vm, now, &mut out);
+        let faults = seen.faults(&self.root, faults);
         let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         let seconds = seen.at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
-        let threads = IntervalFacts { seconds, ready, quota, stolen, ..IntervalFacts::default() };
+        let threads = IntervalFacts { seconds, ready, quota, stolen, faults, ..IntervalFacts::default() };
         // Of requests that a cache answers, QEMU counts some that no limit of the kernel saw.
         let is_covered = on_device.device.is_some();
         let of_disks = facts::limits(&out.limiters)
@@ -342,6 +348,7 @@ impl VmSample {
             at: None,
             cpu: None,
             quota: None,
+            faults: (None, None),
         }
     }
 
@@ -381,6 +388,13 @@ impl VmSample {
         }
         self.cpu = Some((now, cpu));
         ready
+    }
+
+    /// Major page faults of the VM and of the host, whose count is given, since the last sample.
+    fn faults(&mut self, root: &Root, of_host: Option<u64>) -> Option<Faults> {
+        let own = own_faults(root, self.processes.iter().map(|process| process.pid)).ok();
+        let before = std::mem::replace(&mut self.faults, (own, of_host));
+        faults_since(before, self.faults)
     }
 
     /// Throttling by CPU quotas since the last sample.

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rtvirtio_blame::{CauseKind, Limiter};
+use rtvirtio_blame::{CauseKind, Faults, Limiter};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_spec::HostSpec;
@@ -68,6 +68,7 @@ fn calm() -> IntervalFacts {
         ready: Some(BTreeMap::from([((7, 1), 5 * MS)])),
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         stolen: Some(0.0),
+        faults: Some(Faults { own: 0, host: 0 }),
         limits: Some(Vec::new()),
         device: Some(Arc::new(device(io, BTreeMap::from([("plc".to_owned(), Some(0.0))])))),
         has_shares: true,
@@ -106,6 +107,9 @@ fn a_target_that_is_met_has_no_causes_and_a_missed_one_without_evidence_none_see
     let missed = judged(&[(500, 500, calm())]);
     assert_eq!((missed.verdict, missed.causes.as_deref()), (Verdict::Missed, Some(&[][..])));
     assert!(missed.causes_unread.is_empty(), "{missed:?}");
+    let faults = Some(Faults { own: 200, host: 200 });
+    let paged = judged(&[(500, 500, IntervalFacts { faults, ..calm() })]);
+    assert_eq!(kinds(&paged), [CauseKind::Paging]);
 }
 
 #[test]

@@ -1,0 +1,83 @@
+//! Causes inside the VM: its memory, and the guest itself.
+
+use rtvirtio_units::Nanos;
+
+use crate::{Cause, CauseKind, Facts, NAMED, QUOTA_ERROR, Stops};
+
+/// Largest part of the late requests that may have another cause where the guest or its memory is
+/// named.
+pub const LITTLE: f64 = 0.15;
+/// Largest part of the late requests' time below the guest where the guest is named.
+pub const INSIDE: f64 = 0.25;
+/// Part of a task's requests that its VMM must have counted where the guest is named.
+const COUNTED: f64 = 0.9;
+
+/// Requests of the VM in the task's directions, as its VMM counts them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VmUse {
+    /// Requests completed.
+    pub requests: f64,
+    /// Time that these spent below the guest, in seconds.
+    pub waited: f64,
+    /// Requests of other tasks are counted with the task's.
+    pub is_mixed: bool,
+}
+
+/// Major page faults in the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Of the VM's processes.
+    pub own: u64,
+    /// Of all of the host, those included that the kernel has for a VM.
+    pub host: u64,
+}
+
+impl Facts {
+    /// Whether waits for CPUs, quotas, and stops of host and disk delayed few of the late requests;
+    /// not where one of them is not known.
+    fn is_hardly_stopped(&self) -> bool {
+        let stopped = || {
+            let cpus = (self.ready? + self.stolen?) * self.seconds;
+            let seconds = |stops: Stops| stops.total.0 as f64 / 1e9;
+            self.disk?;
+            let disk = self.standstills().map_or(0.0, seconds);
+            Some(cpus + seconds(self.quota?) * QUOTA_ERROR as f64 + seconds(self.host?) + disk)
+        };
+        stopped().is_some_and(|time| self.rate * time <= LITTLE * self.late as f64)
+    }
+
+    /// Whether the VMM had the requests for a small part of the time in which they were late.
+    fn is_above_vmm(&self) -> bool {
+        let lost = self.late as f64 * self.target.0 as f64 / 1e9;
+        // So many at once were due while the task was late: an earlier one's stop delays all of them.
+        let taken = self.depth.filter(|_| self.rate > 0.0);
+        let taken = taken.map_or(lost, |depth| f64::from(depth) * self.late as f64 / self.rate);
+        self.below.is_some_and(|below| {
+            below.requests >= COUNTED * self.n as f64 && below.waited <= INSIDE * lost.min(taken)
+        })
+    }
+
+    /// The VM's memory or the guest itself, where nothing below them explains the late requests.
+    pub(crate) fn inside(&self) -> Option<Cause> {
+        let faults = self.faults.filter(|_| self.late > 0 && self.is_hardly_stopped())?;
+        if faults.own as f64 >= NAMED * self.late as f64 {
+            return Some(Cause {
+                kind: CauseKind::Paging,
+                share: None,
+                evidence: format!("memory of it had to be read back from a disk {} times", faults.own),
+                remedy: "keep its memory resident: lock it (`<memoryBacking><locked/>`), give the host more, or raise its memory limit".to_owned(),
+            });
+        }
+        let is_resident = faults.host as f64 <= LITTLE * self.late as f64;
+        let below = self.below.filter(|_| is_resident && self.is_above_vmm())?;
+        let each = Nanos::from_secs_f64(below.waited / below.requests.max(1.0));
+        Some(Cause {
+            kind: CauseKind::Guest,
+            share: None,
+            evidence: format!(
+                "its VMM answered a request in {each} on average, and its threads waited for no CPU: the rest passed in the guest"
+            ),
+            remedy: "look in the guest: its elevator and I/O limits, busy CPUs, other programs".to_owned(),
+        })
+    }
+}
