@@ -10,6 +10,7 @@ mod numbers;
 mod once;
 mod perform;
 mod plan;
+mod prepared;
 mod quiet;
 mod running;
 mod status;
@@ -40,6 +41,7 @@ use domains::ContractSources;
 use found::{FoundVm, tids};
 use lookup::Lookups;
 use plan::PlanPart;
+use prepared::Prepared;
 use quiet::Quiet;
 use status::{drift, lost, state_of};
 use tasks::Listed;
@@ -81,6 +83,8 @@ pub struct LinuxHost {
     begin: Instant,
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
+    /// Settings of the applied plan for VMs that were started again.
+    renewals: Prepared<rtvirtio_workflow::Result<renew::Renewal>>,
     admission: Option<(Instant, AdmittedInTurn)>,
     /// Contracts of VMs that are about to arrive.
     arrivals: Arrivals,
@@ -134,6 +138,7 @@ impl LinuxHost {
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             only_observes,
             root,
+            renewals: Prepared::new(Arc::clone(&waker)),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
             begin: Instant::now(),
@@ -455,6 +460,11 @@ impl Host for LinuxHost {
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         let outcome = perform::perform(self, step, desired);
+        let looks_up = matches!(step.action, Action::Renew | Action::RenewHeld | Action::SetPlan);
+        if looks_up && outcome == Outcome::NotYet {
+            // Nothing was written.
+            return outcome;
+        }
         // One that failed may have left a journal: others read what is in force until the next
         // comparison.
         self.scopes_are_known &= step.action != Action::Apply || is_done(&outcome);

@@ -8,6 +8,7 @@ use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, writes_of_one};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
+use rtvirtio_workflow::renew::Renewal;
 use rtvirtio_workflow::scope_files::VmInForce;
 use rtvirtio_workflow::scopes::{NewContract, Scopes};
 use rtvirtio_workflow::started::StartedVm;
@@ -43,27 +44,13 @@ type Done = (Vec<SettingChange>, Vec<String>);
 pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Outcome {
     let result = match &step.action {
         Action::Apply => apply(host, step, desired),
-        Action::SetPlan => {
-            let dirs = host.places.dirs.clone();
-            let set = || Ok(host.plan.set(&Scopes::lock(&dirs)?)?);
-            set()
-        }
-        Action::RenewHeld => {
-            let renewed = || {
-                let scopes = Scopes::lock(&host.places.dirs)?;
-                Ok(amended(host.plan.renew(&scopes, &step.vm, desired)?))
-            };
-            renewed()
-        }
+        Action::SetPlan => looked_up(host.plan.set()),
+        Action::RenewHeld => looked_up(host.plan.renew(&step.vm, desired)).map(amended),
         Action::PutBack { force } if step.vm == PLAN => put_plan_back(host, *force),
         Action::PutBack { force } => put_back(host, &step.vm, *force),
         Action::TakeIn | Action::Split => take_in(host, &step.vm, false),
         Action::Relevel => take_in(host, &step.vm, true),
-        Action::Renew => {
-            let renewed =
-                || Ok(amended(Scopes::lock(&host.places.dirs)?.renew(&step.vm, &Quiet::default())?));
-            renewed()
-        }
+        Action::Renew => looked_up(renew(host, &step.vm)).map(amended),
         Action::Restore { paths } => {
             let restored = || {
                 let scopes = Scopes::lock(&host.places.dirs)?;
@@ -96,6 +83,27 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
         Err(Stop::NotYet) => Outcome::NotYet,
         Err(Stop::Failed(why)) => Outcome::Failed(why),
     }
+}
+
+/// The result of a step that a lookup comes before; none while that is under way, and where what it
+/// found has changed since.
+fn looked_up<T>(result: Result<Option<T>, Error>) -> Result<T, Stop> {
+    result?.ok_or(Stop::NotYet)
+}
+
+/// Gives a VM that was started again the weights and limits of the applied plan.
+fn renew(host: &mut LinuxHost, vm: &str) -> Result<Option<Amended>, Error> {
+    let dirs = &host.places.dirs;
+    let begin = || {
+        let (vm, dirs) = (vm.to_owned(), dirs.clone());
+        move || Renewal::find(&vm, &dirs, &Quiet::default())
+    };
+    if !host.renewals.is_ready(vm, begin)? {
+        return Ok(None);
+    }
+    let scopes = Scopes::lock(dirs)?;
+    let Some(renewal) = host.renewals.take(vm) else { return Ok(None) };
+    scopes.renew(&renewal?)
 }
 
 impl LinuxHost {

@@ -11,10 +11,11 @@ use rtvirtio_units::Nanos;
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::scope_files;
 use rtvirtio_workflow::scopes::Scopes;
-use rtvirtio_workflow::service_plan::{self, HeldCandidate};
+use rtvirtio_workflow::service_plan::{self, FoundDevices, HeldCandidate, HeldRenewal};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
+use super::prepared::Prepared;
 use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;
@@ -22,6 +23,7 @@ use crate::host::SettingChange;
 use crate::observe::Observation;
 use crate::observed::{MadePlan, PlanScope, PredictionSnapshot, ScopeState};
 use crate::plan::sight_of;
+use crate::reconcile::PLAN;
 
 type Answer = (u64, Result<HeldCandidate, NoPlan>);
 
@@ -31,8 +33,12 @@ pub(super) struct PlanPart {
     waker: Waker,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
-    /// The plan that was made last.
-    made: Option<HeldCandidate>,
+    /// Number and content of the plan that was made last.
+    made: Option<(u64, HeldCandidate)>,
+    /// Devices found to set a plan, with its number.
+    found: Prepared<(u64, FoundDevices)>,
+    /// Settings of the plan in force for VMs that were started again.
+    renewals: Prepared<Result<HeldRenewal, Error>>,
     /// Plan in force; `None` without one.
     pub scope: Option<PlanScope>,
     /// VMs of the plan in force that have ended since.
@@ -65,7 +71,23 @@ impl PlanPart {
         let (sender, answers) = channel();
         let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
         let (stale, seen) = (true, None);
-        Self { dirs, waker, sender, answers, made, scope, ended, stale, is_wanted, unmeasured, seen }
+        let found = Prepared::new(Arc::clone(&waker));
+        let renewals = Prepared::new(Arc::clone(&waker));
+        Self {
+            dirs,
+            waker,
+            sender,
+            answers,
+            made,
+            found,
+            renewals,
+            scope,
+            ended,
+            stale,
+            is_wanted,
+            unmeasured,
+            seen,
+        }
     }
 
     /// Looks which devices of the contracts have no usable profile.
@@ -126,7 +148,7 @@ impl PlanPart {
                     reasons: made.reasons.clone(),
                     predictions: predictions(made.plan()),
                 };
-                self.made = Some(made);
+                self.made = Some((number, made));
                 shown
             }),
         ))
@@ -185,19 +207,33 @@ impl PlanPart {
         self.ended = if is_whole { service_plan::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
     }
 
-    /// Puts the plan in force that was made last.
-    pub fn set(&self, lock: &Scopes<'_>) -> Result<(Vec<SettingChange>, Vec<String>), Error> {
-        let Some(made) = &self.made else {
+    /// Puts the plan in force that was made last; `None` until its devices and VMs are found.
+    pub fn set(&mut self) -> Result<Option<(Vec<SettingChange>, Vec<String>)>, Error> {
+        let Some((number, made)) = &self.made else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "the plan that was made is gone"));
         };
-        let set = service_plan::set(lock, made, &now(), &self.dirs, &Quiet::default())?;
+        let number = *number;
+        let begin = || {
+            let (made, dirs) = (made.clone(), self.dirs.clone());
+            move || (number, FoundDevices::find(&made, &dirs, &Quiet::default()))
+        };
+        if !self.found.is_ready(PLAN, begin)? {
+            return Ok(None);
+        }
+        let lock = Scopes::lock(&self.dirs)?;
+        let found = self.found.take(PLAN);
+        // A plan that was made since has other devices; a VM that has ended may have started again.
+        let Some((_, found)) = found.filter(|(of, found)| *of == number && !found.is_stale()) else {
+            return Ok(None);
+        };
+        let set = service_plan::set(&lock, made, found, &now(), &self.dirs, &Quiet::default())?;
         let change = |line: rtvirtio_apply::Line| SettingChange {
             knob: line.knob,
             path: line.path,
             old: line.old,
             new: line.new,
         };
-        Ok((set.changed.into_iter().map(change).collect(), set.notes))
+        Ok(Some((set.changed.into_iter().map(change).collect(), set.notes)))
     }
 
     pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
@@ -215,10 +251,20 @@ impl PlanPart {
         service_plan::release(lock, &self.dirs, paths, &knobs)
     }
 
-    pub fn renew(&self, lock: &Scopes<'_>, vm: &str, desired: &Desired) -> Result<Amended, Error> {
+    /// Gives a VM that was started again its settings; `None` until these are found.
+    pub fn renew(&mut self, vm: &str, desired: &Desired) -> Result<Option<Amended>, Error> {
         let Some(plant) = &desired.plant else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "there are no contracts"));
         };
-        service_plan::renew(lock, vm, &plant.host, &self.dirs, &Quiet::default())
+        let begin = || {
+            let (vm, host, dirs) = (vm.to_owned(), plant.host.clone(), self.dirs.clone());
+            move || HeldRenewal::find(&vm, &host, &dirs, &Quiet::default())
+        };
+        if !self.renewals.is_ready(vm, begin)? {
+            return Ok(None);
+        }
+        let lock = Scopes::lock(&self.dirs)?;
+        let Some(renewal) = self.renewals.take(vm) else { return Ok(None) };
+        service_plan::renew(&lock, &renewal?, &plant.host, &self.dirs)
     }
 }

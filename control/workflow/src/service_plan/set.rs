@@ -25,8 +25,33 @@ pub struct Set {
     pub notes: Vec<String>,
 }
 
-/// Sets a plan: single settings are changed one by one, journaled first. Where that is impossible,
-/// as for another elevator, all settings are put back and set again.
+/// Devices and VMs of a plan that was made, looked up anew to set it.
+pub struct FoundDevices {
+    devices: Devices,
+    /// Error of each device that was not found.
+    lost: Vec<(usize, Error)>,
+    starts: Vec<StartedVm>,
+}
+
+impl FoundDevices {
+    /// Looks them up. Needs no lock: the answer may take as long as monitors, or libvirt, do.
+    #[must_use]
+    pub fn find(made: &HeldCandidate, dirs: &Dirs, progress: &dyn Progress) -> Self {
+        let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
+        let starts = devices.host_vms().into_iter().filter_map(|vm| StartedVm::find(vm, progress)).collect();
+        Self { devices, lost, starts }
+    }
+
+    /// Whether a VM has ended since.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.starts.iter().any(StartedVm::has_ended)
+    }
+}
+
+/// Sets a plan on the devices that were found for it: single settings are changed one by one,
+/// journaled first. Where that is impossible, as for another elevator, all settings are put back
+/// and set again.
 ///
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan of `rtvirtio apply` is in force; as
@@ -34,6 +59,7 @@ pub struct Set {
 pub fn set(
     lock: &Scopes<'_>,
     made: &HeldCandidate,
+    found: FoundDevices,
     since: &str,
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -60,9 +86,9 @@ pub fn set(
         since: since.to_owned(),
     };
     // A device that stays as it is need not be found while none of its settings is written.
-    let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
+    let FoundDevices { devices, lost, starts } = found;
     if before.is_some() {
-        if let Some(set) = amend(made, &held, &devices, dirs, progress)? {
+        if let Some(set) = amend(made, &held, &devices, starts, dirs)? {
             return Ok(set);
         }
     }
@@ -133,8 +159,8 @@ fn amend(
     made: &HeldCandidate,
     held: &ServicePlan,
     devices: &Devices,
+    starts: Vec<StartedVm>,
     dirs: &Dirs,
-    progress: &dyn Progress,
 ) -> Result<Option<Set>> {
     let Some(old) = in_force::plan(&dirs.held_plan())? else { return Ok(None) };
     let names = |plan: &crate::plan_file::HostPlan| -> Vec<Option<String>> {
@@ -164,10 +190,8 @@ fn amend(
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
     covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
-    for vm in devices.host_vms() {
-        if let Some(start) = StartedVm::find(vm, progress) {
-            started::replace(start, &at.state)?;
-        }
+    for start in starts {
+        started::replace(start, &at.state)?;
     }
     save(held, dirs)?;
     Ok(Some(of_amended(amended)))
@@ -182,4 +206,26 @@ fn of_amended(amended: Amended) -> Set {
     let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
     let notes = failed.chain(left).chain(amended.warnings).collect();
     Set { changed: amended.written, notes }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_kernel::ProcessId;
+    use rtvirtio_spec::HostSpec;
+
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_stale_once_a_vm_has_ended() {
+        let spec = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\n\
+                    name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n";
+        let found = |process: ProcessId| FoundDevices {
+            devices: Devices { host: HostSpec::parse("x.toml", spec).unwrap(), sites: Vec::new() },
+            lost: Vec::new(),
+            starts: vec![StartedVm { vm: "plc".to_owned(), processes: vec![process] }],
+        };
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        assert!(!found(this).is_stale() && found(ended).is_stale());
+    }
 }
