@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rtvirtio_apply::{Amended, Machine, Session, Silent, merge};
+use rtvirtio_apply::{Amended, Machine, Session, Silent, Write, merge};
 use rtvirtio_kernel::Root;
 use rtvirtio_planner::{Knob, Plan};
 use rtvirtio_spec::{HostSpec, Part};
@@ -32,10 +32,11 @@ pub fn plan_in_force(dirs: &Dirs) -> Result<Option<(HostPlan, HostSpec)>> {
 }
 
 /// Weights and limits of a VM that was started again: looked up and resolved, not written yet.
-#[derive(Debug)]
 pub struct Renewal {
     plan: HostPlan,
     host: HostSpec,
+    /// The VM on each of its devices.
+    sites: Vec<Site>,
     writes: Vec<Write>,
     start: StartedVm,
 }
@@ -65,7 +66,7 @@ impl Renewal {
     ) -> Result<Self> {
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
-        let (mut writes, mut start) = (Vec::new(), None);
+        let (mut sites, mut writes, mut start) = (Vec::new(), Vec::new(), None);
         for (of, part) in plan.devices.iter().zip(host.parts()) {
             let Some(part) = only(part, vm) else { continue };
             let site = Site::find(part, dirs)?;
@@ -74,10 +75,11 @@ impl Renewal {
             if !own.settings.is_empty() {
                 merge(&mut writes, rtvirtio_apply::resolve(&own, &site.binding_for(&own)?, &machine)?)?;
             }
+            sites.push(site);
         }
         let start = start.with_context(|| format!("vm {vm}: its processes are not known"))?;
         writes.retain(|write| chosen(&write.knob));
-        Ok(Self { plan, host, writes, start })
+        Ok(Self { plan, host, sites, writes, start })
     }
 
     /// Name of the VM.
@@ -85,10 +87,13 @@ impl Renewal {
         &self.start.vm
     }
 
-    /// Whether plan and spec are the same as at the look-up, and the start that was found has not
-    /// ended.
+    /// Whether plan and spec are the same as at the look-up, the start that was found has not
+    /// ended, and devices and cgroups are where they were.
     pub(crate) fn is_current(&self, plan: &HostPlan, host: &HostSpec) -> bool {
-        self.plan == *plan && self.host == *host && !self.start.has_ended()
+        self.plan == *plan
+            && self.host == *host
+            && !self.start.has_ended()
+            && self.sites.iter().all(Site::is_in_place)
     }
 
     /// Writes the settings, of a plan whose journal is in `state`.
@@ -178,7 +183,7 @@ mod tests {
         let found = |process: &ProcessId| {
             let (plan, host) = plan_in_force(&dirs).unwrap().unwrap();
             let start = StartedVm { vm: "plc".to_owned(), processes: vec![process.clone()] };
-            Renewal { plan, host, writes: vec![write(&weight, "700")], start }
+            Renewal { plan, host, sites: Vec::new(), writes: vec![write(&weight, "700")], start }
         };
         let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };

@@ -41,7 +41,7 @@ use domains::ContractSources;
 use found::{FoundVm, tids};
 use lookup::Lookups;
 use plan::PlanPart;
-use prepared::Prepared;
+use prepared::Renewals;
 use quiet::Quiet;
 use status::{drift, lost, state_of};
 use tasks::Listed;
@@ -83,8 +83,8 @@ pub struct LinuxHost {
     begin: Instant,
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
-    /// Settings of the applied plan for VMs that were started again.
-    renewals: Prepared<rtvirtio_workflow::Result<renew::Renewal>>,
+    /// Settings of the applied plan.
+    renewals: Renewals<renew::Renewal>,
     admission: Option<(Instant, AdmittedInTurn)>,
     /// Contracts of VMs that are about to arrive.
     arrivals: Arrivals,
@@ -138,7 +138,7 @@ impl LinuxHost {
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             only_observes,
             root,
-            renewals: Prepared::new(Arc::clone(&waker)),
+            renewals: Renewals::new(Arc::clone(&waker)),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
             begin: Instant::now(),

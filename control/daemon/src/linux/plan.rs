@@ -5,21 +5,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{NoPlan, Observations, Request, Unplanned};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::scope_files;
 use rtvirtio_workflow::scopes::Scopes;
-use rtvirtio_workflow::service_plan::{self, FoundDevices, HeldCandidate, HeldRenewal};
+use rtvirtio_workflow::service_plan::{self, FoundDevices, HeldCandidate, HeldRenewal, Set};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
-use super::prepared::Prepared;
+use super::prepared::{Prepared, Renewals};
 use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;
-use crate::host::SettingChange;
 use crate::observe::Observation;
 use crate::observed::{MadePlan, PlanScope, PredictionSnapshot, ScopeState};
 use crate::plan::sight_of;
@@ -33,12 +32,14 @@ pub(super) struct PlanPart {
     waker: Waker,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
-    /// Number and content of the plan that was made last.
+    /// Number of the plan that was asked for last.
+    asked: u64,
+    /// The plan that was made last, with its number.
     made: Option<(u64, HeldCandidate)>,
-    /// Devices found to set a plan, with its number.
-    found: Prepared<(u64, FoundDevices)>,
-    /// Settings of the plan in force for VMs that were started again.
-    renewals: Prepared<Result<HeldRenewal, Error>>,
+    /// Devices found to set a plan, by its number.
+    found: Prepared<u64, FoundDevices>,
+    /// Settings of the plan in force.
+    renewals: Renewals<HeldRenewal>,
     /// Plan in force; `None` without one.
     pub scope: Option<PlanScope>,
     /// VMs of the plan in force that have ended since.
@@ -72,12 +73,13 @@ impl PlanPart {
         let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
         let (stale, seen) = (true, None);
         let found = Prepared::new(Arc::clone(&waker));
-        let renewals = Prepared::new(Arc::clone(&waker));
+        let renewals = Renewals::new(Arc::clone(&waker));
         Self {
             dirs,
             waker,
             sender,
             answers,
+            asked: 0,
             made,
             found,
             renewals,
@@ -122,6 +124,7 @@ impl PlanPart {
         let (request, dirs) = (request.clone(), self.dirs.clone());
         let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
         let number = request.number;
+        self.asked = number;
         let run = move || {
             let made = match plant {
                 Some(host) => service_plan::make(host, &request, may_load, &dirs, &Quiet::default()),
@@ -138,7 +141,8 @@ impl PlanPart {
 
     /// The answer to the last request, once.
     pub fn made(&mut self) -> Option<(u64, Result<MadePlan, NoPlan>)> {
-        let (number, made) = self.answers.try_iter().last()?;
+        // An earlier request may take longer than a later one; its plan is of no use any more.
+        let (number, made) = self.answers.try_iter().filter(|(number, _)| *number == self.asked).last()?;
         Some((
             number,
             made.map(|made| {
@@ -208,32 +212,22 @@ impl PlanPart {
     }
 
     /// Puts the plan in force that was made last; `None` until its devices and VMs are found.
-    pub fn set(&mut self) -> Result<Option<(Vec<SettingChange>, Vec<String>)>, Error> {
+    pub fn set(&mut self) -> Result<Option<Set>, Error> {
         let Some((number, made)) = &self.made else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "the plan that was made is gone"));
         };
-        let number = *number;
         let begin = || {
             let (made, dirs) = (made.clone(), self.dirs.clone());
-            move || (number, FoundDevices::find(&made, &dirs, &Quiet::default()))
+            move || FoundDevices::find(&made, &dirs, &Quiet::default())
         };
-        if !self.found.is_ready(PLAN, begin)? {
+        if !self.found.is_ready(PLAN, *number, begin)? {
             return Ok(None);
         }
         let lock = Scopes::lock(&self.dirs)?;
-        let found = self.found.take(PLAN);
-        // A plan that was made since has other devices; a VM that has ended may have started again.
-        let Some((_, found)) = found.filter(|(of, found)| *of == number && !found.is_stale()) else {
-            return Ok(None);
-        };
-        let set = service_plan::set(&lock, made, found, &now(), &self.dirs, &Quiet::default())?;
-        let change = |line: rtvirtio_apply::Line| SettingChange {
-            knob: line.knob,
-            path: line.path,
-            old: line.old,
-            new: line.new,
-        };
-        Ok(Some((set.changed.into_iter().map(change).collect(), set.notes)))
+        // A VM that has ended may have started again, in another place.
+        let found = self.found.take(PLAN).filter(|found| !found.is_stale());
+        let Some(found) = found else { return Ok(None) };
+        service_plan::set(&lock, made, found, &now(), &self.dirs, &Quiet::default()).map(Some)
     }
 
     pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
@@ -251,8 +245,14 @@ impl PlanPart {
         service_plan::release(lock, &self.dirs, paths, &knobs)
     }
 
-    /// Gives a VM that was started again its settings; `None` until these are found.
-    pub fn renew(&mut self, vm: &str, desired: &Desired) -> Result<Option<Amended>, Error> {
+    /// Gives a VM that was started again, as these processes, its settings; `None` until these are
+    /// found.
+    pub fn renew(
+        &mut self,
+        vm: &str,
+        start: Vec<ProcessId>,
+        desired: &Desired,
+    ) -> Result<Option<Amended>, Error> {
         let Some(plant) = &desired.plant else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "there are no contracts"));
         };
@@ -260,11 +260,29 @@ impl PlanPart {
             let (vm, host, dirs) = (vm.to_owned(), plant.host.clone(), self.dirs.clone());
             move || HeldRenewal::find(&vm, &host, &dirs, &Quiet::default())
         };
-        if !self.renewals.is_ready(vm, begin)? {
+        if !self.renewals.is_ready(vm, start, begin)? {
             return Ok(None);
         }
         let lock = Scopes::lock(&self.dirs)?;
         let Some(renewal) = self.renewals.take(vm) else { return Ok(None) };
         service_plan::renew(&lock, &renewal?, &plant.host, &self.dirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_comes_after_a_later_one_is_not_taken_for_it() {
+        let dirs = Dirs { state: "/state".into(), run: "/run".into() };
+        let mut part = PlanPart::new(dirs, Arc::new(|| {}), true);
+        part.asked = 2;
+        for number in [2, 1] {
+            part.sender.send((number, Err(NoPlan::Whole(String::new())))).unwrap();
+        }
+        assert!(matches!(part.made(), Some((2, Err(_)))), "the loop waits for it");
+        part.sender.send((1, Err(NoPlan::Whole(String::new())))).unwrap();
+        assert!(part.made().is_none());
     }
 }

@@ -7,26 +7,34 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_workflow::Error;
+
 use super::lookup::Waker;
 
 /// Age up to which a result is used: another rtvirtio may hold the lock when it arrives.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// Results for steps, each found once at a time.
-pub(super) struct Prepared<T> {
+/// Results for steps, each found once at a time, for a state `K` of what the step is about. What
+/// was found for another state is not used, and an error then is not reported.
+pub(super) struct Prepared<K, T> {
     waker: Waker,
     fresh: Duration,
     /// By the name that the step is for.
-    jobs: BTreeMap<String, Job<T>>,
+    jobs: BTreeMap<String, Job<K, T>>,
 }
 
-struct Job<T> {
+/// Settings for VMs that were started again, by the processes of that start.
+pub(super) type Renewals<T> = Prepared<Vec<ProcessId>, Result<T, Error>>;
+
+struct Job<K, T> {
+    of: K,
     receiver: Receiver<(Instant, T)>,
     /// With the time at which it was found.
     result: Option<(Instant, T)>,
 }
 
-impl<T: Send + 'static> Prepared<T> {
+impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
     pub fn new(waker: Waker) -> Self {
         Self { waker, fresh: FRESH, jobs: BTreeMap::new() }
     }
@@ -35,15 +43,26 @@ impl<T: Send + 'static> Prepared<T> {
     /// thread, unless one is under way; the waker is called at its end.
     ///
     /// # Errors
-    /// When no thread can be started.
-    pub fn is_ready<F>(&mut self, name: &str, begin: impl FnOnce() -> F) -> io::Result<bool>
+    /// When no thread can be started, or the last one has ended without a result.
+    pub fn is_ready<F>(&mut self, name: &str, of: K, begin: impl FnOnce() -> F) -> io::Result<bool>
     where
         F: FnOnce() -> T + Send + 'static,
     {
         let (now, fresh) = (Instant::now(), self.fresh);
-        self.jobs.retain(|_, job| job.take_result(now, fresh));
-        if let Some(job) = self.jobs.get(name) {
-            return Ok(job.result.is_some());
+        // Those for which no step has come since.
+        self.jobs.retain(|other, job| other == name || job.is_under_way() || job.is_fresh(now, fresh));
+        if let Some(job) = self.jobs.get_mut(name) {
+            if job.is_under_way() {
+                return Ok(false);
+            }
+            if job.of == of && job.is_fresh(now, fresh) {
+                return Ok(true);
+            }
+            let is_lost = job.result.is_none();
+            self.jobs.remove(name);
+            if is_lost {
+                return Err(io::Error::other("its lookup has ended without a result"));
+            }
         }
         let (sender, receiver) = channel();
         let (run, waker) = (begin(), Arc::clone(&self.waker));
@@ -51,30 +70,32 @@ impl<T: Send + 'static> Prepared<T> {
             let result = run();
             // The service, and with it the receiver, may be gone.
             let _ = sender.send((Instant::now(), result));
-            drop(sender);
             waker();
         })?;
-        self.jobs.insert(name.to_owned(), Job { receiver, result: None });
+        self.jobs.insert(name.to_owned(), Job { of, receiver, result: None });
         Ok(false)
     }
 
     /// Takes the result for a name; the next step begins anew.
     pub fn take(&mut self, name: &str) -> Option<T> {
-        self.jobs.get_mut(name)?.result.take().map(|(_, result)| result)
+        self.jobs.get(name).filter(|job| job.result.is_some())?;
+        self.jobs.remove(name)?.result.map(|(_, result)| result)
     }
 }
 
-impl<T> Job<T> {
-    /// Takes the result where it has come; false for a job that is of no more use, whose result was
-    /// taken or is old.
-    fn take_result(&mut self, now: Instant, fresh: Duration) -> bool {
-        if self.result.is_none() {
-            match self.receiver.try_recv() {
-                Ok(result) => self.result = Some(result),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
-            }
+impl<K, T> Job<K, T> {
+    /// Takes the result where it has come. Without one, false means that the thread has panicked.
+    fn is_under_way(&mut self) -> bool {
+        if self.result.is_some() {
+            return false;
         }
+        let received = self.receiver.try_recv();
+        let is_under_way = matches!(received, Err(TryRecvError::Empty));
+        self.result = received.ok();
+        is_under_way
+    }
+
+    fn is_fresh(&self, now: Instant, fresh: Duration) -> bool {
         self.result.as_ref().is_some_and(|(at, _)| now.saturating_duration_since(*at) < fresh)
     }
 }
@@ -88,12 +109,16 @@ mod tests {
     use super::*;
 
     /// Results with the news of their arrival.
-    fn prepared() -> (Prepared<u32>, Receiver<()>) {
+    fn prepared() -> (Prepared<u32, u32>, Receiver<()>) {
         let (sender, woken) = channel();
         let sender = std::sync::Mutex::new(sender);
         let waker: Waker = Arc::new(move || sender.lock().unwrap().send(()).unwrap());
         // The test may stand still for longer than any result is used for.
         (Prepared { fresh: Duration::MAX, ..Prepared::new(waker) }, woken)
+    }
+
+    fn panics() -> u32 {
+        panic!("as a lookup might")
     }
 
     /// A lookup that answers when it is told to.
@@ -106,38 +131,58 @@ mod tests {
     fn a_lookup_that_hangs_holds_up_no_other() {
         let (mut all, woken) = prepared();
         let (answer, hangs) = slow();
-        assert!(!all.is_ready("plc", || hangs).unwrap());
-        assert!(!all.is_ready("hist", || || 2).unwrap());
+        assert!(!all.is_ready("plc", 1, || hangs).unwrap());
+        assert!(!all.is_ready("hist", 1, || || 2).unwrap());
         woken.recv_timeout(HANG).unwrap();
-        assert!(all.is_ready("hist", || || 0).unwrap());
+        assert!(all.is_ready("hist", 1, || || 0).unwrap());
         assert_eq!((all.take("hist"), all.take("hist")), (Some(2), None));
         // The first is under way still, and no second one is started.
-        for _ in 0..2 {
-            assert!(!all.is_ready("plc", || || 0).unwrap());
+        for of in [1, 2] {
+            assert!(!all.is_ready("plc", of, || || 0).unwrap());
         }
         assert_eq!(all.take("plc"), None);
         answer.send(1).unwrap();
         woken.recv_timeout(HANG).unwrap();
-        assert!(all.is_ready("plc", || || 0).unwrap(), "kept until it is taken");
+        assert!(all.is_ready("plc", 1, || || 0).unwrap(), "kept until it is taken");
         assert_eq!(all.take("plc"), Some(1));
         // Anew for the next step.
-        assert!(!all.is_ready("plc", || || 3).unwrap());
+        assert!(!all.is_ready("plc", 1, || || 3).unwrap());
         woken.recv_timeout(HANG).unwrap();
-        assert!(all.is_ready("plc", || || 0).unwrap());
+        assert!(all.is_ready("plc", 1, || || 0).unwrap());
         assert_eq!((all.take("plc"), woken.try_recv().is_err()), (Some(3), true));
     }
 
     #[test]
-    fn an_old_result_is_of_no_use() {
-        let (sender, receiver) = channel();
-        let mut job = Job { receiver, result: None };
-        let now = Instant::now();
-        assert!(job.take_result(now, FRESH), "under way");
-        sender.send((now, 1)).unwrap();
-        assert!(job.take_result(now, FRESH) && job.result.is_some());
-        assert!(!job.take_result(now + FRESH, FRESH));
-        job.result = None;
-        drop(sender);
-        assert!(!job.take_result(now, FRESH), "it has panicked, or was taken");
+    fn what_was_found_for_another_start_is_looked_up_anew() {
+        let (mut all, woken) = prepared();
+        assert!(!all.is_ready("plc", 1, || || 1).unwrap());
+        woken.recv_timeout(HANG).unwrap();
+        assert!(!all.is_ready("plc", 2, || || 2).unwrap());
+        woken.recv_timeout(HANG).unwrap();
+        assert!(all.is_ready("plc", 2, || || 0).unwrap());
+        assert_eq!(all.take("plc"), Some(2));
+    }
+
+    #[test]
+    fn a_result_that_is_old_or_will_not_come_is_not_waited_for() {
+        let (mut all, woken) = prepared();
+        all.fresh = Duration::ZERO;
+        for _ in 0..2 {
+            assert!(!all.is_ready("plc", 1, || || 1).unwrap(), "old");
+            woken.recv_timeout(HANG).unwrap();
+        }
+        // No step has come for it.
+        assert!(!all.is_ready("hist", 1, || || 1).unwrap());
+        assert!(!all.jobs.contains_key("plc"));
+        woken.recv_timeout(HANG).unwrap();
+        let lost = loop {
+            match all.is_ready("hist", 1, || panics) {
+                Ok(false) => std::thread::yield_now(),
+                ended => break ended,
+            }
+        };
+        assert!(lost.is_err());
+        assert!(!all.is_ready("hist", 1, || || 1).unwrap(), "anew");
+        woken.recv_timeout(HANG).unwrap();
     }
 }

@@ -201,7 +201,6 @@ pub fn restore(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String]) -> Result<rtvir
 
 /// Weights and limits of the held plan for a VM that was started again: looked up and resolved, not
 /// written yet.
-#[derive(Debug)]
 pub struct HeldRenewal {
     held: ServicePlan,
     renewal: Renewal,

@@ -1,6 +1,6 @@
 //! Puts a plan in force for the service, in place of the one that is.
 
-use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent, Status};
+use rtvirtio_apply::{Amended, ApplyError, Line, Machine, NoGuests, OnConflict, Session, Silent, Status};
 use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
@@ -14,6 +14,7 @@ use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::progress::Progress;
 use crate::scopes::Scopes;
+use crate::site::Site;
 use crate::started::{self, StartedVm};
 
 /// Result of setting a plan.
@@ -42,10 +43,10 @@ impl FoundDevices {
         Self { devices, lost, starts }
     }
 
-    /// Whether a VM has ended since.
+    /// Whether a VM has ended since, or a device or a VM's cgroup is another one by now.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.starts.iter().any(StartedVm::has_ended)
+        self.starts.iter().any(StartedVm::has_ended) || !self.devices.sites.iter().all(Site::is_in_place)
     }
 }
 
@@ -71,7 +72,8 @@ pub fn set(
         );
     }
     let root = Root::default();
-    let applied = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
+    // Only the paths count, so no guest is asked under the lock.
+    let applied = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &NoGuests))?;
     refuse_applied(applied.as_ref(), made.lines.iter().map(|line| line.path.clone()))?;
     let before = find(dirs)?;
     let left = yielded(before.as_ref(), &made.contract);
