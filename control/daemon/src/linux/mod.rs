@@ -266,9 +266,8 @@ impl LinuxHost {
     }
 
     /// Reads what is in force for a VM.
-    fn read_scope(&mut self, name: &str) {
-        let machine = Machine::new(&self.root, &NoGuests);
-        let status = scopes::status(&self.places.dirs, name, &machine);
+    fn read_scope(&mut self, name: &str, machine: &Machine<'_>) {
+        let status = scopes::status(&self.places.dirs, name, machine);
         let saved = scope_files::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
         (tracked.stale, tracked.read) = (false, Some(Instant::now()));
@@ -413,12 +412,15 @@ impl Host for LinuxHost {
         if lists {
             self.new_processes(look);
         }
+        // One for all VMs: a systemd that does not answer is waited for once.
+        let root = self.root.clone();
+        let machine = Machine::new(&root, &NoGuests);
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
             self.look_at(name, desired.contract_of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
             let is_due = |t: &Tracked| t.stale || look == ScanDepth::Compare && t.is_compared(now);
             if self.tracked.get(name).is_some_and(is_due) {
-                self.read_scope(name);
+                self.read_scope(name, &machine);
             }
         }
         self.release_ending();
@@ -460,9 +462,8 @@ impl Host for LinuxHost {
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         let outcome = perform::perform(self, step, desired);
-        let looks_up = matches!(step.action, Action::Renew | Action::RenewHeld | Action::SetPlan);
-        if looks_up && outcome == Outcome::NotYet {
-            // Nothing was written.
+        // Nothing was written.
+        if outcome == Outcome::NotYet {
             return outcome;
         }
         // One that failed may have left a journal: others read what is in force until the next
