@@ -138,7 +138,7 @@ impl LinuxHost {
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             only_observes,
             root,
-            renewals: Renewals::new(Arc::clone(&waker)),
+            renewals: Renewals::new(places.dirs.clone(), Arc::clone(&waker)),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
             begin: Instant::now(),

@@ -72,8 +72,8 @@ impl PlanPart {
         let (sender, answers) = channel();
         let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
         let (stale, seen) = (true, None);
-        let found = Prepared::new(Arc::clone(&waker));
-        let renewals = Renewals::new(Arc::clone(&waker));
+        let found = Prepared::new(dirs.clone(), Arc::clone(&waker));
+        let renewals = Renewals::new(dirs.clone(), Arc::clone(&waker));
         Self {
             dirs,
             waker,

@@ -2,22 +2,23 @@
 //! the step that needs it, and no lock is held meanwhile.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_workflow::Error;
+use rtvirtio_workflow::scopes::Scopes;
+use rtvirtio_workflow::{Dirs, Error, Kind};
 
 use super::lookup::Waker;
 
-/// Age up to which a result is used: another rtvirtio may hold the lock when it arrives.
+/// Age up to which a result is used: another rtvirtio may hold the lock when it comes.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// Results for steps, each found once at a time, for a state `K` of what the step is about. What
 /// was found for another state is not used, and an error then is not reported.
 pub(super) struct Prepared<K, T> {
+    dirs: Dirs,
     waker: Waker,
     fresh: Duration,
     /// By the name that the step is for.
@@ -35,16 +36,18 @@ struct Job<K, T> {
 }
 
 impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
-    pub fn new(waker: Waker) -> Self {
-        Self { waker, fresh: FRESH, jobs: BTreeMap::new() }
+    pub fn new(dirs: Dirs, waker: Waker) -> Self {
+        Self { dirs, waker, fresh: FRESH, jobs: BTreeMap::new() }
     }
 
     /// Whether the result for a name is there. Without one, what `begin` returns is run in a
     /// thread, unless one is under way; the waker is called at its end.
     ///
     /// # Errors
-    /// When no thread can be started, or the last one has ended without a result.
-    pub fn is_ready<F>(&mut self, name: &str, of: K, begin: impl FnOnce() -> F) -> io::Result<bool>
+    /// While another rtvirtio holds the lock of the state directory, where a result would be old
+    /// before it could be written; when no thread can be started, or the last one has ended without
+    /// a result.
+    pub fn is_ready<F>(&mut self, name: &str, of: K, begin: impl FnOnce() -> F) -> Result<bool, Error>
     where
         F: FnOnce() -> T + Send + 'static,
     {
@@ -61,9 +64,10 @@ impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
             let is_lost = job.result.is_none();
             self.jobs.remove(name);
             if is_lost {
-                return Err(io::Error::other("its lookup has ended without a result"));
+                return Err(Error::new(Kind::System, "its lookup has ended without a result"));
             }
         }
+        drop(Scopes::lock(&self.dirs)?);
         let (sender, receiver) = channel();
         let (run, waker) = (begin(), Arc::clone(&self.waker));
         std::thread::Builder::new().name("step".to_owned()).spawn(move || {
@@ -102,6 +106,7 @@ impl<K, T> Job<K, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::mpsc::Sender;
 
     use rtvirtio_testkit::HANG;
@@ -109,12 +114,13 @@ mod tests {
     use super::*;
 
     /// Results with the news of their arrival.
-    fn prepared() -> (Prepared<u32, u32>, Receiver<()>) {
+    fn prepared(dir: &Path) -> (Prepared<u32, u32>, Receiver<()>) {
+        let dirs = Dirs { state: dir.join("state"), run: dir.join("run") };
         let (sender, woken) = channel();
         let sender = std::sync::Mutex::new(sender);
         let waker: Waker = Arc::new(move || sender.lock().unwrap().send(()).unwrap());
         // The test may stand still for longer than any result is used for.
-        (Prepared { fresh: Duration::MAX, ..Prepared::new(waker) }, woken)
+        (Prepared { fresh: Duration::MAX, ..Prepared::new(dirs, waker) }, woken)
     }
 
     fn panics() -> u32 {
@@ -129,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_lookup_that_hangs_holds_up_no_other() {
-        let (mut all, woken) = prepared();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (mut all, woken) = prepared(dir.path());
         let (answer, hangs) = slow();
         assert!(!all.is_ready("plc", 1, || hangs).unwrap());
         assert!(!all.is_ready("hist", 1, || || 2).unwrap());
@@ -154,7 +161,8 @@ mod tests {
 
     #[test]
     fn what_was_found_for_another_start_is_looked_up_anew() {
-        let (mut all, woken) = prepared();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (mut all, woken) = prepared(dir.path());
         assert!(!all.is_ready("plc", 1, || || 1).unwrap());
         woken.recv_timeout(HANG).unwrap();
         assert!(!all.is_ready("plc", 2, || || 2).unwrap());
@@ -164,8 +172,22 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_looked_up_while_another_program_holds_the_lock() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (mut all, woken) = prepared(dir.path());
+        let dirs = all.dirs.clone();
+        let lock = Scopes::lock(&dirs).unwrap();
+        let refused = all.is_ready("plc", 1, || || 1).unwrap_err();
+        assert_eq!((refused.kind(), all.jobs.len()), (Kind::InForce, 0), "{refused}");
+        drop(lock);
+        assert!(!all.is_ready("plc", 1, || || 1).unwrap());
+        woken.recv_timeout(HANG).unwrap();
+    }
+
+    #[test]
     fn a_result_that_is_old_or_will_not_come_is_not_waited_for() {
-        let (mut all, woken) = prepared();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (mut all, woken) = prepared(dir.path());
         all.fresh = Duration::ZERO;
         for _ in 0..2 {
             assert!(!all.is_ready("plc", 1, || || 1).unwrap(), "old");
