@@ -1,5 +1,7 @@
 //! Puts a plan in force for the service, in place of the one that is.
 
+use std::path::Path;
+
 use rtvirtio_apply::{Amended, ApplyError, Line, Machine, NoGuests, OnConflict, Session, Silent, Status};
 use rtvirtio_kernel::Root;
 
@@ -192,11 +194,17 @@ fn amend(
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
     covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
-    for start in starts {
-        started::replace(start, &at.state)?;
-    }
+    note_starts(starts, &at.state)?;
     save(held, dirs)?;
     Ok(Some(of_amended(amended)))
+}
+
+/// Notes the VMs' starts. A start that has ended stays noted: the next one has none of the settings
+/// that the new plan does not change, and gets all of them by [`super::renew`].
+fn note_starts(starts: Vec<StartedVm>, state: &Path) -> Result<()> {
+    let ended = started::ended(state)?;
+    let has_settings = |start: &StartedVm| !ended.iter().any(|of| of.vm == start.vm);
+    starts.into_iter().filter(has_settings).try_for_each(|start| started::replace(start, state))
 }
 
 fn cannot_act(error: &Error) -> bool {
@@ -212,6 +220,7 @@ fn of_amended(amended: Amended) -> Set {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_apply::JOURNAL_FILE;
     use rtvirtio_kernel::ProcessId;
     use rtvirtio_spec::HostSpec;
 
@@ -229,5 +238,19 @@ mod tests {
         let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
         assert!(!found(this).is_stale() && found(ended).is_stale());
+    }
+
+    #[test]
+    fn a_vm_that_was_started_again_is_still_to_get_its_settings() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        let start = |vm: &str, of: &ProcessId| StartedVm { vm: vm.to_owned(), processes: vec![of.clone()] };
+        started::save(&[start("plc", &ended), start("hist", &this)], &state).unwrap();
+        std::fs::write(state.join(JOURNAL_FILE), "{}").unwrap();
+        note_starts(["plc", "hist", "new"].map(|vm| start(vm, &this)).to_vec(), &state).unwrap();
+        assert_eq!(started::ended(&state).unwrap(), [start("plc", &ended)]);
+        assert_eq!(started::applied_vms(&state).unwrap(), ["plc", "hist", "new"]);
     }
 }
