@@ -24,6 +24,10 @@ use crate::observed::{MadePlan, PlanScope, PredictionSnapshot, ScopeState};
 use crate::plan::sight_of;
 use crate::reconcile::PLAN;
 
+/// Most plans that are made at once: contracts may change while an earlier one waits for a libvirt
+/// or a disk that does not answer.
+const MOST_AT_ONCE: usize = 4;
+
 type Answer = (u64, Result<HeldCandidate, NoPlan>);
 
 /// State of the plan between two looks.
@@ -34,6 +38,8 @@ pub(super) struct PlanPart {
     answers: Receiver<Answer>,
     /// Number of the plan that was asked for last.
     asked: u64,
+    /// Held by each thread that makes a plan.
+    making: Arc<()>,
     /// The plan that was made last, with its number.
     made: Option<(u64, HeldCandidate)>,
     /// Devices found to set a plan, by its number.
@@ -80,6 +86,7 @@ impl PlanPart {
             sender,
             answers,
             asked: 0,
+            making: Arc::default(),
             made,
             found,
             renewals,
@@ -125,7 +132,15 @@ impl PlanPart {
         let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
         let number = request.number;
         self.asked = number;
+        let making = Arc::clone(&self.making);
+        if Arc::strong_count(&making) > MOST_AT_ONCE + 1 {
+            let why = format!("{MOST_AT_ONCE} earlier plans are being made still: does libvirt answer?");
+            // The receiver is here.
+            let _ = sender.send((number, Err(NoPlan::Whole(why))));
+            return;
+        }
         let run = move || {
+            let _making = making;
             let made = match plant {
                 Some(host) => service_plan::make(host, &request, may_load, &dirs, &Quiet::default()),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
@@ -271,12 +286,18 @@ impl PlanPart {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_planner::replan::Input;
+
     use super::*;
+
+    fn part() -> PlanPart {
+        let dirs = Dirs { state: "/state".into(), run: "/run".into() };
+        PlanPart::new(dirs, Arc::new(|| {}), true)
+    }
 
     #[test]
     fn a_plan_that_comes_after_a_later_one_is_not_taken_for_it() {
-        let dirs = Dirs { state: "/state".into(), run: "/run".into() };
-        let mut part = PlanPart::new(dirs, Arc::new(|| {}), true);
+        let mut part = part();
         part.asked = 2;
         for number in [2, 1] {
             part.sender.send((number, Err(NoPlan::Whole(String::new())))).unwrap();
@@ -284,5 +305,21 @@ mod tests {
         assert!(matches!(part.made(), Some((2, Err(_)))), "the loop waits for it");
         part.sender.send((1, Err(NoPlan::Whole(String::new())))).unwrap();
         assert!(part.made().is_none());
+    }
+
+    #[test]
+    fn plans_that_do_not_come_are_limited_in_number() {
+        let mut part = part();
+        let request = Request {
+            number: 1,
+            contract: String::new(),
+            input: Input::declared(BTreeSet::new()),
+            patience: BTreeMap::new(),
+            reason: String::new(),
+        };
+        let _others = [(); MOST_AT_ONCE].map(|()| Arc::clone(&part.making));
+        part.make(&request, &Desired::default(), false);
+        let Some((1, Err(NoPlan::Whole(why)))) = part.made() else { panic!("it is made") };
+        assert!(why.contains("earlier plans"), "{why}");
     }
 }

@@ -52,7 +52,7 @@ impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
         F: FnOnce() -> T + Send + 'static,
     {
         let (now, fresh) = (Instant::now(), self.fresh);
-        // Those for which no step has come since.
+        // Results for which no step has come since are dropped.
         self.jobs.retain(|other, job| other == name || job.is_under_way() || job.is_fresh(now, fresh));
         if let Some(job) = self.jobs.get_mut(name) {
             if job.is_under_way() {
