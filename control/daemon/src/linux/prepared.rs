@@ -1,5 +1,5 @@
-//! Lookups of steps in threads of their own: a monitor or a libvirt that does not answer delays only
-//! the step that needs it, and no lock is held meanwhile.
+//! Lookups of steps in threads of their own: a monitor or a libvirt that does not answer delays
+//! only the step that needs it, and no lock is held meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
