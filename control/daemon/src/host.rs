@@ -55,7 +55,8 @@ pub enum Outcome {
     },
     /// The lock is held by another rtvirtio, or a new look is needed first: retried, no failure.
     Busy,
-    /// Admission or the VM is not known yet: tried again later, this is no failure.
+    /// Admission, the VM or what is to be written is not known yet: tried again later, this is no
+    /// failure.
     NotYet,
     /// Reason why the step was not completed.
     Failed(String),

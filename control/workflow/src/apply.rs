@@ -340,7 +340,7 @@ fn of_disks(plans: &[(Plan, &Site)]) -> Result<(Vec<Write>, Vec<CoveredVm>)> {
     let machine = Machine::new(&root, &GuestAgents);
     let mut writes = Vec::new();
     for (plan, site) in plans {
-        merge(&mut writes, rtvirtio_apply::resolve(plan, &site.binding()?, &machine)?)?;
+        merge(&mut writes, rtvirtio_apply::resolve(plan, &site.binding_for(plan)?, &machine)?)?;
     }
     Ok((writes, covered::covered_vms(plans.iter().map(|(plan, site)| (plan, *site)))))
 }

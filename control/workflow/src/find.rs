@@ -330,6 +330,7 @@ impl HostVm {
         match &self.reach {
             HostReach::LabProcesses(_) => None,
             HostReach::Domain(..) => Some(vec![self.domain(&Root::default()).ok()?.process.pid]),
+            HostReach::Proxmox(id) => Some(vec![managed::proxmox(&Root::default(), *id).ok()?.pid]),
             _ => Some(self.handle(progress).ok()?.pids.into_iter().collect()),
         }
     }

@@ -20,8 +20,7 @@ use crate::error::{Context as _, Result, bail};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force::forget;
-use crate::progress::Progress;
-use crate::renew::renew;
+use crate::renew::{Renewal, renew};
 use crate::scope_files::{IN_FORCE_FILE, SHARED, VM, VmInForce, dir, in_force, vm_dir, vms};
 use crate::started::{self, StartedVm};
 use retry::{LAST_REFERENCES, put_back_with_retries};
@@ -250,12 +249,13 @@ impl<'a> Scopes<'a> {
         Ok(self.session.release(&chosen, &Machine::new(&root, &GuestAgents))?)
     }
 
-    /// Gives a VM that was started again the weights and limits of the plan in force.
+    /// Gives a VM that was started again the weights and limits of the plan in force; `None` where
+    /// plan, spec or VM have changed since the look-up.
     ///
     /// # Errors
     /// As [`renew()`](crate::renew::renew).
-    pub fn renew(&self, vm: &str, progress: &dyn Progress) -> Result<Amended> {
-        renew(&self.session, vm, self.dirs, progress)
+    pub fn renew(&self, renewal: &Renewal) -> Result<Option<Amended>> {
+        renew(&self.session, renewal, self.dirs)
     }
 
     /// Puts everything back, VM by VM; returns each result. Settings of a cluster's resource agents

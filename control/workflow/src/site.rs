@@ -9,7 +9,7 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_planner::PlanOptions;
+use rtvirtio_planner::{Knob, Plan, PlanOptions, Setting};
 use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm, VmDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos, blk_throttle};
 
@@ -109,9 +109,19 @@ impl Site {
 
     /// The device and the VMs as `apply` takes them.
     pub fn binding(&self) -> Result<Binding> {
+        self.bound(true)
+    }
+
+    /// Like [`Site::binding`], for a plan: no guest is asked where the plan sets nothing in guests.
+    pub(crate) fn binding_for(&self, plan: &Plan) -> Result<Binding> {
+        let is_in_guest = |s: &Setting| matches!(s.knob, Knob::GuestElevator { .. } | Knob::GuestBfq { .. });
+        self.bound(plan.settings.iter().any(is_in_guest))
+    }
+
+    fn bound(&self, asks_guests: bool) -> Result<Binding> {
         let mut vms = BTreeMap::new();
         for (i, (vm, cgroup)) in self.vms.iter().enumerate() {
-            let agent = vm.agent(&self.root)?;
+            let agent = if asks_guests { vm.agent(&self.root)? } else { None };
             let guest_disks = if agent.is_some() { self.guest_disks(i) } else { Vec::new() };
             vms.insert(vm.name.clone(), VmBinding { cgroup: Some(cgroup.clone()), agent, guest_disks });
         }

@@ -214,7 +214,7 @@ pub(crate) const TASKS: &str = "tasks";
 
 /// Host and guests together. Connections to guests are made on first use and kept. An agent that
 /// has not answered in time is not waited for again: each of the settings in its guest would cost
-/// as long.
+/// as long. The same holds for systemd and its units.
 pub struct Machine<'a> {
     root: &'a Root,
     host: &'a dyn HostFiles,
@@ -222,6 +222,8 @@ pub struct Machine<'a> {
     open: RefCell<BTreeMap<AgentAddress, Box<dyn GuestFiles>>>,
     /// Agents that have not answered in time, each with the error.
     silent: RefCell<BTreeMap<AgentAddress, String>>,
+    /// Error of systemd, where it has not answered in time.
+    silent_systemd: RefCell<Option<String>>,
 }
 
 /// Error of reading or writing a knob, by whether its object still exists.
@@ -279,8 +281,8 @@ impl<'a> Machine<'a> {
     /// temporary directory.
     #[must_use]
     pub fn with_host(root: &'a Root, host: &'a dyn HostFiles, guests: &'a dyn Guests) -> Self {
-        let (open, silent) = (RefCell::default(), RefCell::default());
-        Self { root, host, guests, open, silent }
+        let (open, silent, silent_systemd) = (RefCell::default(), RefCell::default(), RefCell::default());
+        Self { root, host, guests, open, silent, silent_systemd }
     }
 
     pub(crate) fn root(&self) -> &Root {
@@ -338,11 +340,22 @@ impl<'a> Machine<'a> {
     pub(crate) fn unit(&self, unit: &str) -> Result<String, Fault> {
         // A missing `systemctl` is not a missing unit.
         let not_gone = |e: io::Error| Fault::Io(io::Error::other(format!("systemctl: {e}")));
-        let text = self.host.unit(unit).map_err(not_gone)?;
+        let text = self.of_systemd(|| self.host.unit(unit)).map_err(not_gone)?;
         if Unit::new(&text).is_loaded() {
             return Ok(text);
         }
         Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("systemd has no unit {unit}"))))
+    }
+
+    fn of_systemd<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if let Some(why) = self.silent_systemd.borrow().clone() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        call().inspect_err(|e| {
+            if e.kind() == io::ErrorKind::TimedOut {
+                *self.silent_systemd.borrow_mut() = Some(e.to_string());
+            }
+        })
     }
 
     /// Checks that a thread id still names the thread of the journal. The id may be reused between
@@ -370,7 +383,7 @@ impl<'a> Machine<'a> {
     /// Writes to a knob's file.
     pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
         if let Some(unit) = target.form.unit() {
-            return self.host.set_unit(unit, text).map_err(Fault::Io);
+            return self.of_systemd(|| self.host.set_unit(unit, text)).map_err(Fault::Io);
         }
         match &target.place {
             Place::Thread { pid, tid, start } => {

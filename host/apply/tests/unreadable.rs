@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, JOURNAL_FILE, KnobState, Machine, OnConflict, Place, Reverted,
-    Session, Silent, Target, Write, append, resolve, status,
+    ApplyError, Fate, Form, HostFiles as _, JOURNAL_FILE, KnobState, Machine, NoGuests, OnConflict, Place,
+    Reverted, Session, Silent, Target, Write, append, resolve, status, unkept,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
@@ -487,4 +487,20 @@ fn an_agent_that_does_not_answer_is_waited_for_once() {
     // The next one asks again.
     assert!(lab.revert(&none()).unwrap().unwrap().done);
     assert_same(&before, &lab.snapshot(), "put back");
+}
+
+#[test]
+fn a_systemd_that_does_not_answer_is_waited_for_once() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    fs::create_dir_all(root.at("/run/systemd/system")).unwrap();
+    let silent = Injector::new(Fails::From(1), Errno::TIMEDOUT, false);
+    let host = FailingHost(&root, silent.clone());
+    let cap = |unit: &str| {
+        let file = format!("/sys/fs/cgroup/{unit}/cpu.max");
+        Write::new(unit, Target::host(file, Form::Plain), "5000 10000")
+    };
+    let machine = Machine::with_host(&root, &host, &NoGuests);
+    let lost = unkept(&[cap("a.scope"), cap("b.scope")], &machine).unwrap();
+    assert_eq!((lost.len(), silent.hits()), (2, 1), "{lost:?}");
 }

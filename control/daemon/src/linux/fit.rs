@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_apply::{Machine, NoGuests};
+use rtvirtio_kernel::Root;
 use rtvirtio_spec::HostSpec;
 use rtvirtio_workflow::scope_files;
 
@@ -65,9 +67,11 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     host.arrivals_problem().map_or(Ok(()), Err)?;
     // What is in force without a contract here may have one elsewhere.
     desired.is_incomplete = true;
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
     for name in scope_files::vms(&places.dirs).map_err(|e| format!("{e:#}"))? {
         host.tracked.entry(name.clone()).or_default();
-        host.read_scope(&name);
+        host.read_scope(&name, &machine);
     }
     let arriving = host.counted_arrivals(&desired, host.arrivals.all());
     if let Some(of) = arriving.iter().find(|of| of.vm() == vm && !of.is_of(&new)) {

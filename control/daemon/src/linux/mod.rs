@@ -10,6 +10,7 @@ mod numbers;
 mod once;
 mod perform;
 mod plan;
+mod prepared;
 mod quiet;
 mod running;
 mod status;
@@ -40,6 +41,7 @@ use domains::ContractSources;
 use found::{FoundVm, tids};
 use lookup::Lookups;
 use plan::PlanPart;
+use prepared::Renewals;
 use quiet::Quiet;
 use status::{drift, lost, state_of};
 use tasks::Listed;
@@ -81,6 +83,8 @@ pub struct LinuxHost {
     begin: Instant,
     tracked: BTreeMap<String, Tracked>,
     lookups: Lookups,
+    /// Settings of the applied plan.
+    renewals: Renewals<renew::Renewal>,
     admission: Option<(Instant, AdmittedInTurn)>,
     /// Contracts of VMs that are about to arrive.
     arrivals: Arrivals,
@@ -134,6 +138,7 @@ impl LinuxHost {
             may_load: config.policy().is_some_and(|policy| policy != Policy::Observe),
             only_observes,
             root,
+            renewals: Renewals::new(places.dirs.clone(), Arc::clone(&waker)),
             lookups: Lookups::new(places.dirs.clone(), waker),
             places,
             begin: Instant::now(),
@@ -261,9 +266,8 @@ impl LinuxHost {
     }
 
     /// Reads what is in force for a VM.
-    fn read_scope(&mut self, name: &str) {
-        let machine = Machine::new(&self.root, &NoGuests);
-        let status = scopes::status(&self.places.dirs, name, &machine);
+    fn read_scope(&mut self, name: &str, machine: &Machine<'_>) {
+        let status = scopes::status(&self.places.dirs, name, machine);
         let saved = scope_files::in_force(&self.places.dirs, name);
         let Some(tracked) = self.tracked.get_mut(name) else { return };
         (tracked.stale, tracked.read) = (false, Some(Instant::now()));
@@ -408,12 +412,15 @@ impl Host for LinuxHost {
         if lists {
             self.new_processes(look);
         }
+        // One for all VMs: a systemd that does not answer is waited for once.
+        let root = self.root.clone();
+        let machine = Machine::new(&root, &NoGuests);
         for name in &names {
             let of_plan = self.applied.reach.iter().find(|vm| vm.name == *name).cloned();
             self.look_at(name, desired.contract_of(name).map(|c| &c.vm).or(of_plan.as_ref()), lists, now);
             let is_due = |t: &Tracked| t.stale || look == ScanDepth::Compare && t.is_compared(now);
             if self.tracked.get(name).is_some_and(is_due) {
-                self.read_scope(name);
+                self.read_scope(name, &machine);
             }
         }
         self.release_ending();
@@ -455,6 +462,10 @@ impl Host for LinuxHost {
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         let outcome = perform::perform(self, step, desired);
+        // Nothing was written.
+        if outcome == Outcome::NotYet {
+            return outcome;
+        }
         // One that failed may have left a journal: others read what is in force until the next
         // comparison.
         self.scopes_are_known &= step.action != Action::Apply || is_done(&outcome);

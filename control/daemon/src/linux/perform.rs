@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
-use rtvirtio_apply::{Amended, ApplyError, Fate, KnownJournal, OnConflict, Reverted};
+use rtvirtio_apply::{Amended, ApplyError, Fate, KnownJournal, Line, OnConflict, Reverted};
 use rtvirtio_cpu::Backend;
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_workflow::Error;
 use rtvirtio_workflow::contracts::{AdmittedInTurn, InForce, writes_of_one};
 use rtvirtio_workflow::managed_vm::ManagedVm;
 use rtvirtio_workflow::pieces::{PIECE, leave_for_later};
+use rtvirtio_workflow::renew::Renewal;
 use rtvirtio_workflow::scope_files::VmInForce;
 use rtvirtio_workflow::scopes::{NewContract, Scopes};
 use rtvirtio_workflow::started::StartedVm;
@@ -43,27 +45,16 @@ type Done = (Vec<SettingChange>, Vec<String>);
 pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Outcome {
     let result = match &step.action {
         Action::Apply => apply(host, step, desired),
-        Action::SetPlan => {
-            let dirs = host.places.dirs.clone();
-            let set = || Ok(host.plan.set(&Scopes::lock(&dirs)?)?);
-            set()
-        }
+        Action::SetPlan => looked_up(host.plan.set()).map(|set| (changes(set.changed), set.notes)),
         Action::RenewHeld => {
-            let renewed = || {
-                let scopes = Scopes::lock(&host.places.dirs)?;
-                Ok(amended(host.plan.renew(&scopes, &step.vm, desired)?))
-            };
-            renewed()
+            let start = start_of(host, &step.vm);
+            looked_up(host.plan.renew(&step.vm, start, desired)).map(amended)
         }
         Action::PutBack { force } if step.vm == PLAN => put_plan_back(host, *force),
         Action::PutBack { force } => put_back(host, &step.vm, *force),
         Action::TakeIn | Action::Split => take_in(host, &step.vm, false),
         Action::Relevel => take_in(host, &step.vm, true),
-        Action::Renew => {
-            let renewed =
-                || Ok(amended(Scopes::lock(&host.places.dirs)?.renew(&step.vm, &Quiet::default())?));
-            renewed()
-        }
+        Action::Renew => looked_up(renew(host, &step.vm)).map(amended),
         Action::Restore { paths } => {
             let restored = || {
                 let scopes = Scopes::lock(&host.places.dirs)?;
@@ -96,6 +87,33 @@ pub(super) fn perform(host: &mut LinuxHost, step: &Step, desired: &Desired) -> O
         Err(Stop::NotYet) => Outcome::NotYet,
         Err(Stop::Failed(why)) => Outcome::Failed(why),
     }
+}
+
+/// The result of a step that a lookup comes before; none while that is under way, and where what it
+/// found has changed since.
+fn looked_up<T>(result: Result<Option<T>, Error>) -> Result<T, Stop> {
+    result?.ok_or(Stop::NotYet)
+}
+
+/// Processes of a VM that was found.
+fn start_of(host: &LinuxHost, vm: &str) -> Vec<ProcessId> {
+    let found = host.tracked.get(vm).and_then(|tracked| tracked.found.as_ref());
+    found.map_or_else(Vec::new, |found| found.lasting.clone())
+}
+
+/// Gives a VM that was started again the weights and limits of the applied plan.
+fn renew(host: &mut LinuxHost, vm: &str) -> Result<Option<Amended>, Error> {
+    let (start, dirs) = (start_of(host, vm), &host.places.dirs);
+    let begin = || {
+        let (vm, dirs) = (vm.to_owned(), dirs.clone());
+        move || Renewal::find(&vm, &dirs, &Quiet::default())
+    };
+    if !host.renewals.is_ready(vm, start, begin)? {
+        return Ok(None);
+    }
+    let scopes = Scopes::lock(dirs)?;
+    let Some(renewal) = host.renewals.take(vm) else { return Ok(None) };
+    scopes.renew(&renewal?)
 }
 
 impl LinuxHost {
@@ -198,13 +216,8 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
             return Err(e.into());
         }
     };
-    let change = |line: &rtvirtio_apply::Line| SettingChange {
-        knob: line.knob.clone(),
-        path: line.path.clone(),
-        old: line.old.clone(),
-        new: line.new.clone(),
-    };
-    let changes = applied.knobs.iter().filter(|l| l.old.as_ref() != Some(&l.new)).map(change).collect();
+    let mut lines = applied.knobs;
+    lines.retain(|line| line.old.as_ref() != Some(&line.new));
     let mut notes = held.settings.notes.clone();
     notes.extend(
         held.settings.outside.iter().map(|(tid, why)| format!("thread {tid} is outside of it: {why}")),
@@ -219,7 +232,7 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
         (tracked.threads_changed, tracked.taken_in) = (is_split, Some(Instant::now()));
         tracked.role_looks = 0;
     }
-    Ok((changes, notes))
+    Ok((changes(lines), notes))
 }
 
 fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
@@ -342,17 +355,17 @@ fn take_in(host: &mut LinuxHost, vm: &str, relevel: bool) -> Result<Done, Stop> 
     Ok(done)
 }
 
+fn changes(lines: Vec<Line>) -> Vec<SettingChange> {
+    let change =
+        |line: Line| SettingChange { knob: line.knob, path: line.path, old: line.old, new: line.new };
+    lines.into_iter().map(change).collect()
+}
+
 fn amended(amended: Amended) -> Done {
-    let change = |line: rtvirtio_apply::Line| SettingChange {
-        knob: line.knob,
-        path: line.path,
-        old: line.old,
-        new: line.new,
-    };
     let failed = amended.failed.into_iter().map(|(knob, why)| format!("{knob} could not be set: {why}"));
     let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
     let notes = failed.chain(left).chain(amended.warnings).collect();
-    (amended.written.into_iter().map(change).collect(), notes)
+    (changes(amended.written), notes)
 }
 
 #[cfg(test)]

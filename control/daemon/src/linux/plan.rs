@@ -5,23 +5,28 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{NoPlan, Observations, Request, Unplanned};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::scope_files;
 use rtvirtio_workflow::scopes::Scopes;
-use rtvirtio_workflow::service_plan::{self, HeldCandidate};
+use rtvirtio_workflow::service_plan::{self, FoundDevices, HeldCandidate, HeldRenewal, Set};
 use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
+use super::prepared::{Prepared, Renewals};
 use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;
-use crate::host::SettingChange;
 use crate::observe::Observation;
 use crate::observed::{MadePlan, PlanScope, PredictionSnapshot, ScopeState};
 use crate::plan::sight_of;
+use crate::reconcile::PLAN;
+
+/// Most plans that are made at once: contracts may change while an earlier one waits for a libvirt
+/// or a disk that does not answer.
+const MOST_AT_ONCE: usize = 4;
 
 type Answer = (u64, Result<HeldCandidate, NoPlan>);
 
@@ -31,8 +36,16 @@ pub(super) struct PlanPart {
     waker: Waker,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
-    /// The plan that was made last.
-    made: Option<HeldCandidate>,
+    /// Number of the plan that was asked for last.
+    asked: u64,
+    /// Held by each thread that makes a plan.
+    making: Arc<()>,
+    /// The plan that was made last, with its number.
+    made: Option<(u64, HeldCandidate)>,
+    /// Devices found to set a plan, by its number.
+    found: Prepared<u64, FoundDevices>,
+    /// Settings of the plan in force.
+    renewals: Renewals<HeldRenewal>,
     /// Plan in force; `None` without one.
     pub scope: Option<PlanScope>,
     /// VMs of the plan in force that have ended since.
@@ -65,7 +78,25 @@ impl PlanPart {
         let (sender, answers) = channel();
         let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
         let (stale, seen) = (true, None);
-        Self { dirs, waker, sender, answers, made, scope, ended, stale, is_wanted, unmeasured, seen }
+        let found = Prepared::new(dirs.clone(), Arc::clone(&waker));
+        let renewals = Renewals::new(dirs.clone(), Arc::clone(&waker));
+        Self {
+            dirs,
+            waker,
+            sender,
+            answers,
+            asked: 0,
+            making: Arc::default(),
+            made,
+            found,
+            renewals,
+            scope,
+            ended,
+            stale,
+            is_wanted,
+            unmeasured,
+            seen,
+        }
     }
 
     /// Looks which devices of the contracts have no usable profile.
@@ -100,7 +131,16 @@ impl PlanPart {
         let (request, dirs) = (request.clone(), self.dirs.clone());
         let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
         let number = request.number;
+        self.asked = number;
+        let making = Arc::clone(&self.making);
+        if Arc::strong_count(&making) > MOST_AT_ONCE + 1 {
+            let why = format!("{MOST_AT_ONCE} earlier plans are being made still: does libvirt answer?");
+            // The receiver is here.
+            let _ = sender.send((number, Err(NoPlan::Whole(why))));
+            return;
+        }
         let run = move || {
+            let _making = making;
             let made = match plant {
                 Some(host) => service_plan::make(host, &request, may_load, &dirs, &Quiet::default()),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
@@ -116,7 +156,8 @@ impl PlanPart {
 
     /// The answer to the last request, once.
     pub fn made(&mut self) -> Option<(u64, Result<MadePlan, NoPlan>)> {
-        let (number, made) = self.answers.try_iter().last()?;
+        // An earlier request may take longer than a later one; its plan is of no use any more.
+        let (number, made) = self.answers.try_iter().filter(|(number, _)| *number == self.asked).last()?;
         Some((
             number,
             made.map(|made| {
@@ -126,7 +167,7 @@ impl PlanPart {
                     reasons: made.reasons.clone(),
                     predictions: predictions(made.plan()),
                 };
-                self.made = Some(made);
+                self.made = Some((number, made));
                 shown
             }),
         ))
@@ -185,19 +226,23 @@ impl PlanPart {
         self.ended = if is_whole { service_plan::ended(&self.dirs).unwrap_or_default() } else { Vec::new() };
     }
 
-    /// Puts the plan in force that was made last.
-    pub fn set(&self, lock: &Scopes<'_>) -> Result<(Vec<SettingChange>, Vec<String>), Error> {
-        let Some(made) = &self.made else {
+    /// Puts the plan in force that was made last; `None` until its devices and VMs are found.
+    pub fn set(&mut self) -> Result<Option<Set>, Error> {
+        let Some((number, made)) = &self.made else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "the plan that was made is gone"));
         };
-        let set = service_plan::set(lock, made, &now(), &self.dirs, &Quiet::default())?;
-        let change = |line: rtvirtio_apply::Line| SettingChange {
-            knob: line.knob,
-            path: line.path,
-            old: line.old,
-            new: line.new,
+        let begin = || {
+            let (made, dirs) = (made.clone(), self.dirs.clone());
+            move || FoundDevices::find(&made, &dirs, &Quiet::default())
         };
-        Ok((set.changed.into_iter().map(change).collect(), set.notes))
+        if !self.found.is_ready(PLAN, *number, begin)? {
+            return Ok(None);
+        }
+        let lock = Scopes::lock(&self.dirs)?;
+        // A VM that has ended may have started again, in another place.
+        let found = self.found.take(PLAN).filter(|found| !found.is_stale());
+        let Some(found) = found else { return Ok(None) };
+        service_plan::set(&lock, made, found, &now(), &self.dirs, &Quiet::default()).map(Some)
     }
 
     pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
@@ -215,10 +260,66 @@ impl PlanPart {
         service_plan::release(lock, &self.dirs, paths, &knobs)
     }
 
-    pub fn renew(&self, lock: &Scopes<'_>, vm: &str, desired: &Desired) -> Result<Amended, Error> {
+    /// Gives a VM that was started again, as these processes, its settings; `None` until these are
+    /// found.
+    pub fn renew(
+        &mut self,
+        vm: &str,
+        start: Vec<ProcessId>,
+        desired: &Desired,
+    ) -> Result<Option<Amended>, Error> {
         let Some(plant) = &desired.plant else {
             return Err(Error::new(rtvirtio_workflow::Kind::NotInForce, "there are no contracts"));
         };
-        service_plan::renew(lock, vm, &plant.host, &self.dirs, &Quiet::default())
+        let begin = || {
+            let (vm, host, dirs) = (vm.to_owned(), plant.host.clone(), self.dirs.clone());
+            move || HeldRenewal::find(&vm, &host, &dirs, &Quiet::default())
+        };
+        if !self.renewals.is_ready(vm, start, begin)? {
+            return Ok(None);
+        }
+        let lock = Scopes::lock(&self.dirs)?;
+        let Some(renewal) = self.renewals.take(vm) else { return Ok(None) };
+        service_plan::renew(&lock, &renewal?, &plant.host, &self.dirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_planner::replan::Input;
+
+    use super::*;
+
+    fn part() -> PlanPart {
+        let dirs = Dirs { state: "/state".into(), run: "/run".into() };
+        PlanPart::new(dirs, Arc::new(|| {}), true)
+    }
+
+    #[test]
+    fn a_plan_that_comes_after_a_later_one_is_not_taken_for_it() {
+        let mut part = part();
+        part.asked = 2;
+        for number in [2, 1] {
+            part.sender.send((number, Err(NoPlan::Whole(String::new())))).unwrap();
+        }
+        assert!(matches!(part.made(), Some((2, Err(_)))), "the loop waits for it");
+        part.sender.send((1, Err(NoPlan::Whole(String::new())))).unwrap();
+        assert!(part.made().is_none());
+    }
+
+    #[test]
+    fn plans_that_do_not_come_are_limited_in_number() {
+        let mut part = part();
+        let request = Request {
+            number: 1,
+            contract: String::new(),
+            input: Input::declared(BTreeSet::new()),
+            patience: BTreeMap::new(),
+            reason: String::new(),
+        };
+        let _others = [(); MOST_AT_ONCE].map(|()| Arc::clone(&part.making));
+        part.make(&request, &Desired::default(), false);
+        let Some((1, Err(NoPlan::Whole(why)))) = part.made() else { panic!("it is made") };
+        assert!(why.contains("earlier plans"), "{why}");
     }
 }

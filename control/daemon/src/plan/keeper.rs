@@ -109,8 +109,10 @@ impl PlanKeeper {
         }
         let is_accepted = |proposal: &Proposal| memory.is_accepted(PLAN, &proposal.name());
         let proposal = policy.and_then(|policy| self.replan.to_apply(now.0, policy, is_accepted));
-        // Drift of other settings is settled first.
-        if let Some(proposal) = proposal.filter(|_| steps.is_empty()) {
+        // Drift of other settings is settled first. A VM that cannot be given its settings again,
+        // as where its device is gone, holds up no plan without it.
+        let has_failed = |step: &Step| step.action == Action::RenewHeld && memory.waits(step, now);
+        if let Some(proposal) = proposal.filter(|_| steps.iter().all(has_failed)) {
             steps.push(step(PLAN, Action::SetPlan, proposal.request.reason.clone()));
         }
         steps.retain(|step| step.action == Action::SetPlan || !memory.waits(step, now));

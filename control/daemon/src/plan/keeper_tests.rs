@@ -269,6 +269,22 @@ fn each_policy_about_drift_of_each_kind_of_setting() {
     assert!(!case.actions().contains(&Action::RenewHeld));
 }
 
+#[test]
+fn a_vm_that_cannot_be_renewed_holds_up_no_other_plan() {
+    let mut case = Case::new(Mode::Auto);
+    case.made(Change::Better);
+    case.carried_out();
+    case.observed.vms.get_mut("plc").unwrap().lacks_held = true;
+    case.desired = desired("8KiB");
+    case.made(Change::Better);
+    assert_eq!(case.actions(), [Action::RenewHeld]);
+    let renewal = case.steps().remove(0);
+    case.memory.note(&renewal, &Outcome::NotYet, Millis(case.now));
+    assert_eq!(case.actions(), [Action::RenewHeld]);
+    case.memory.note(&renewal, &Outcome::Failed("its device is gone".to_owned()), Millis(case.now));
+    assert_eq!(case.actions(), [Action::SetPlan]);
+}
+
 /// Two controllers, each with a disk of its own.
 fn two_devices() -> Case {
     let text = "[[device]]\nname = \"a\"\npath = \"/dev/sdz\"\n[[device]]\nname = \"b\"\npath = \"/dev/sdy\"\n".to_owned()

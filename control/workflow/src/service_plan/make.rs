@@ -277,7 +277,7 @@ pub(super) fn writes_of(
         let site =
             site.with_context(|| format!("{}: it is gone", of.device.as_deref().unwrap_or_default()))?;
         let some = Plan { settings: settings.clone(), ..of.plan.clone() };
-        merge(&mut writes, resolve(&some, &site.binding()?, machine)?)?;
+        merge(&mut writes, resolve(&some, &site.binding_for(&some)?, machine)?)?;
     }
     Ok(without(writes, yielded))
 }

@@ -18,12 +18,12 @@ use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::in_force;
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
-use crate::renew::renew_of;
+use crate::renew::Renewal;
 use crate::scopes::Scopes;
 use crate::started;
 
 pub use make::{HeldCandidate, device_key, make, unmeasured};
-pub use set::{Set, set};
+pub use set::{FoundDevices, Set, set};
 
 /// Description of the plan in force, next to its journal; ignored without one.
 const HELD_FILE: &str = "held.json";
@@ -199,18 +199,48 @@ pub fn restore(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String]) -> Result<rtvir
     lock.restore_in(&dirs.held_plan(), paths)
 }
 
-/// Gives a VM that was started again the weights and limits of the plan that is held. `host` has
-/// the contracts that it carries out.
+/// Weights and limits of the held plan for a VM that was started again: looked up and resolved, not
+/// written yet.
+pub struct HeldRenewal {
+    held: ServicePlan,
+    renewal: Renewal,
+}
+
+impl HeldRenewal {
+    /// Looks a VM up, and resolves what the plan that is held sets for it. `host` has the contracts
+    /// that it carries out. Writes nothing, as [`Renewal::find`].
+    ///
+    /// # Errors
+    /// [`Kind::NotInForce`] without a plan; [`Kind::NotRunning`] while the VM does not run.
+    pub fn find(vm: &str, host: &HostSpec, dirs: &Dirs, progress: &dyn Progress) -> Result<Self> {
+        let (held, plan, host) = held_for(vm, host, dirs)?;
+        let chosen = |knob: &str| !held.yielded.contains(knob);
+        let renewal = Renewal::of_plan(vm, plan, host, &chosen, dirs, progress)?;
+        Ok(Self { held, renewal })
+    }
+}
+
+/// Gives a VM that was started again the weights and limits of the plan that is held; `None` where
+/// plan, contracts or VM have changed since the look-up.
 ///
 /// # Errors
 /// [`Kind::NotInForce`] without a plan; as [`rtvirtio_apply::Session::amend`].
 pub fn renew(
     _lock: &Scopes<'_>,
-    vm: &str,
+    found: &HeldRenewal,
     host: &HostSpec,
     dirs: &Dirs,
-    progress: &dyn Progress,
-) -> Result<rtvirtio_apply::Amended> {
+) -> Result<Option<rtvirtio_apply::Amended>> {
+    let (held, plan, host) = held_for(found.renewal.vm(), host, dirs)?;
+    if held != found.held || !found.renewal.is_current(&plan, &host) {
+        return Ok(None);
+    }
+    let state = dirs.held_plan();
+    found.renewal.write(&Session::open(&state)?, &state).map(Some)
+}
+
+/// The plan that is held, its settings, and its contracts in the order of its devices.
+fn held_for(vm: &str, host: &HostSpec, dirs: &Dirs) -> Result<(ServicePlan, HostPlan, HostSpec)> {
     let (Some(held), Some(plan)) = (find(dirs)?, plan(dirs)?) else { bail!(NotInForce, "no plan is held") };
     // As when it was made: in the order of the plan's devices.
     let is_planned = |device: &Device| {
@@ -220,9 +250,7 @@ pub fn renew(
     let host = HostSpec::joined([host], |name| held.input.vms.contains(name))
         .and_then(|host| host.on_devices(is_planned))
         .with_context(|| format!("vm {vm}: its contract is gone"))?;
-    let state = dirs.held_plan();
-    let session = Session::open(&state)?;
-    renew_of(&session, vm, (&plan, &host), &state, &|knob| !held.yielded.contains(knob), dirs, progress)
+    Ok((held, plan, host))
 }
 
 #[cfg(test)]

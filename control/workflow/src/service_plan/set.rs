@@ -1,6 +1,8 @@
 //! Puts a plan in force for the service, in place of the one that is.
 
-use rtvirtio_apply::{Amended, ApplyError, Line, Machine, OnConflict, Session, Silent, Status};
+use std::path::Path;
+
+use rtvirtio_apply::{Amended, ApplyError, Line, Machine, NoGuests, OnConflict, Session, Silent, Status};
 use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
@@ -14,6 +16,7 @@ use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::progress::Progress;
 use crate::scopes::Scopes;
+use crate::site::Site;
 use crate::started::{self, StartedVm};
 
 /// Result of setting a plan.
@@ -25,8 +28,33 @@ pub struct Set {
     pub notes: Vec<String>,
 }
 
-/// Sets a plan: single settings are changed one by one, journaled first. Where that is impossible,
-/// as for another elevator, all settings are put back and set again.
+/// Devices and VMs of a plan that was made, looked up anew to set it.
+pub struct FoundDevices {
+    devices: Devices,
+    /// Error of each device that was not found.
+    lost: Vec<(usize, Error)>,
+    starts: Vec<StartedVm>,
+}
+
+impl FoundDevices {
+    /// Looks them up. Needs no lock: the answer may take as long as monitors, or libvirt, do.
+    #[must_use]
+    pub fn find(made: &HeldCandidate, dirs: &Dirs, progress: &dyn Progress) -> Self {
+        let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
+        let starts = devices.host_vms().into_iter().filter_map(|vm| StartedVm::find(vm, progress)).collect();
+        Self { devices, lost, starts }
+    }
+
+    /// Whether a VM has ended since, or a device or a VM's cgroup is another one by now.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.starts.iter().any(StartedVm::has_ended) || !self.devices.sites.iter().all(Site::is_in_place)
+    }
+}
+
+/// Sets a plan on the devices that were found for it: single settings are changed one by one,
+/// journaled first. Where that is impossible, as for another elevator, all settings are put back
+/// and set again.
 ///
 /// # Errors
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan of `rtvirtio apply` is in force; as
@@ -34,6 +62,7 @@ pub struct Set {
 pub fn set(
     lock: &Scopes<'_>,
     made: &HeldCandidate,
+    found: FoundDevices,
     since: &str,
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -45,7 +74,8 @@ pub fn set(
         );
     }
     let root = Root::default();
-    let applied = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &GuestAgents))?;
+    // Only the paths count, so no guest is asked under the lock.
+    let applied = rtvirtio_apply::status(&dirs.state, &Machine::new(&root, &NoGuests))?;
     refuse_applied(applied.as_ref(), made.lines.iter().map(|line| line.path.clone()))?;
     let before = find(dirs)?;
     let left = yielded(before.as_ref(), &made.contract);
@@ -60,9 +90,9 @@ pub fn set(
         since: since.to_owned(),
     };
     // A device that stays as it is need not be found while none of its settings is written.
-    let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
+    let FoundDevices { devices, lost, starts } = found;
     if before.is_some() {
-        if let Some(set) = amend(made, &held, &devices, dirs, progress)? {
+        if let Some(set) = amend(made, &held, &devices, starts, dirs)? {
             return Ok(set);
         }
     }
@@ -133,8 +163,8 @@ fn amend(
     made: &HeldCandidate,
     held: &ServicePlan,
     devices: &Devices,
+    starts: Vec<StartedVm>,
     dirs: &Dirs,
-    progress: &dyn Progress,
 ) -> Result<Option<Set>> {
     let Some(old) = in_force::plan(&dirs.held_plan())? else { return Ok(None) };
     let names = |plan: &crate::plan_file::HostPlan| -> Vec<Option<String>> {
@@ -164,13 +194,17 @@ fn amend(
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
     covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
-    for vm in devices.host_vms() {
-        if let Some(start) = StartedVm::find(vm, progress) {
-            started::replace(start, &at.state)?;
-        }
-    }
+    note_starts(starts, &at.state)?;
     save(held, dirs)?;
     Ok(Some(of_amended(amended)))
+}
+
+/// Notes the VMs' starts. A start that has ended stays noted: the next one has none of the settings
+/// that the new plan does not change, and gets all of them by [`super::renew`].
+fn note_starts(starts: Vec<StartedVm>, state: &Path) -> Result<()> {
+    let ended = started::ended(state)?;
+    let has_settings = |start: &StartedVm| !ended.iter().any(|of| of.vm == start.vm);
+    starts.into_iter().filter(has_settings).try_for_each(|start| started::replace(start, state))
 }
 
 fn cannot_act(error: &Error) -> bool {
@@ -182,4 +216,41 @@ fn of_amended(amended: Amended) -> Set {
     let left = amended.left.into_iter().map(|(knob, found)| format!("{knob} is left at {found}"));
     let notes = failed.chain(left).chain(amended.warnings).collect();
     Set { changed: amended.written, notes }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_apply::JOURNAL_FILE;
+    use rtvirtio_kernel::ProcessId;
+    use rtvirtio_spec::HostSpec;
+
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_stale_once_a_vm_has_ended() {
+        let spec = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\n\
+                    name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n";
+        let found = |process: ProcessId| FoundDevices {
+            devices: Devices { host: HostSpec::parse("x.toml", spec).unwrap(), sites: Vec::new() },
+            lost: Vec::new(),
+            starts: vec![StartedVm { vm: "plc".to_owned(), processes: vec![process] }],
+        };
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        assert!(!found(this).is_stale() && found(ended).is_stale());
+    }
+
+    #[test]
+    fn a_vm_that_was_started_again_is_still_to_get_its_settings() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        let start = |vm: &str, of: &ProcessId| StartedVm { vm: vm.to_owned(), processes: vec![of.clone()] };
+        started::save(&[start("plc", &ended), start("hist", &this)], &state).unwrap();
+        std::fs::write(state.join(JOURNAL_FILE), "{}").unwrap();
+        note_starts(["plc", "hist", "new"].map(|vm| start(vm, &this)).to_vec(), &state).unwrap();
+        assert_eq!(started::ended(&state).unwrap(), [start("plc", &ended)]);
+        assert_eq!(started::applied_vms(&state).unwrap(), ["plc", "hist", "new"]);
+    }
 }

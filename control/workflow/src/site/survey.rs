@@ -61,6 +61,21 @@ impl Site {
         names
     }
 
+    /// Whether the device and the VMs' cgroups are those that were found: the same path may mean
+    /// another disk by now. No monitor and no libvirt is asked again. False also where that cannot
+    /// be told: another look-up has the reason.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let device = match (&self.spec.device, &self.lab) {
+            (_, Some(lab)) => &lab.device,
+            (Device::Path(path), None) => path,
+            (Device::Twin { .. } | Device::File { .. }, None) => return false,
+        };
+        let is_same = |(vm, cgroup): &(HostVm, PathBuf)| {
+            vm.io_cgroup(&self.root, &self.cgroups).is_ok_and(|now| now == *cgroup)
+        };
+        Stack::find(&self.root, device).is_ok_and(|now| now == self.stack) && self.vms.iter().all(is_same)
+    }
+
     /// Controls that act already, without the settings in force.
     pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
         let cpu = Cgroups::detect_cpu(&self.root).ok();

@@ -114,6 +114,9 @@ impl HostFiles for FailingHost<'_> {
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
         self.1.call(&thread(pid, tid, "sched"), true, || self.0.set_scheduling(pid, tid, attr))
     }
+    fn unit(&self, unit: &str) -> io::Result<String> {
+        self.1.call(Path::new(unit), false, || self.0.unit(unit))
+    }
 }
 
 pub struct FailingGuests<'a>(pub &'a dyn Guests, pub Injector);
