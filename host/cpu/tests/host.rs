@@ -204,6 +204,11 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     assert!(refused("/").contains("root cgroup"));
     // A helper that a manager starts for the VM is no reason to refuse; a note names it.
     host.put("/proc/200/comm", "swtpm\n");
+    let exe = host.root.at("/proc/200/exe");
+    std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", &exe).unwrap();
+    assert!(refused("/plc.scope").contains("process 200 (swtpm)"), "a VM with `-name process=swtpm`");
+    fs::remove_file(&exe).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/swtpm (deleted)", &exe).unwrap();
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
     let threads = host.vm("/plc.scope", 0, "0-1");

@@ -277,7 +277,7 @@ pub fn vms(root: &Root) -> Vec<Finding> {
     };
     let mut found = Vec::new();
     for &pid in &vmms {
-        if is_qemu(&process::name(root, pid).unwrap_or_default()) {
+        if process::program_or_name(root, pid).is_ok_and(|program| program.is_some_and(|p| is_qemu(&p))) {
             found.extend(locked(root, pid));
             found.extend(qcow2(root, pid));
         }
@@ -287,21 +287,25 @@ pub fn vms(root: &Root) -> Vec<Finding> {
     found
 }
 
-/// Processes of VMMs: QEMU, and those of `OTHER_VMMS`.
+/// Processes of VMMs, by their programs.
 pub(super) fn vmms(root: &Root) -> Result<Vec<u32>, HostError> {
-    let is_vmm = |pid: &u32| {
-        let name = process::name(root, *pid).unwrap_or_default();
-        is_qemu(&name) || OTHER_VMMS.contains(&name.as_str())
-    };
-    Ok(process::pids(root)?.into_iter().filter(is_vmm).collect())
+    let mut found = Vec::new();
+    for pid in process::pids(root)? {
+        found.extend(process::program_or_name(root, pid)?.filter(|name| is_vmm(name)).map(|_| pid));
+    }
+    Ok(found)
 }
 
 fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
 }
 
-/// Names of other VMMs' processes, truncated to 15 bytes by the kernel.
-const OTHER_VMMS: [&str; 3] = ["cloud-hyperviso", "firecracker", "crosvm"];
+/// Whether a program is a VMM. Some are released with a version in their names, which the kernel cuts
+/// at 15 bytes where only the process's name can be read.
+fn is_vmm(name: &str) -> bool {
+    let is_released = ["cloud-hyperviso", "firecracker-v"].iter().any(|start| name.starts_with(start));
+    is_qemu(name) || is_released || name == "firecracker" || name == "crosvm"
+}
 
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =

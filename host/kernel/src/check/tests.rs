@@ -246,6 +246,8 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
     // A VM whose thread is in the default group, and one in a group of its own.
     for pid in [40, 41] {
         file(&root, &format!("/proc/{pid}/comm"), "qemu-system-x86\n");
+        let exe = root.at(format!("/proc/{pid}/exe"));
+        std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", exe).unwrap();
         file(&root, &format!("/proc/{pid}/task/{pid}/comm"), "qemu-system-x86\n");
     }
     let seen = memory_traffic(&root, std::time::Duration::from_millis(1));
