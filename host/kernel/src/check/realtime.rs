@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Finding;
 use crate::fair_server::{SERVERS, SINCE, version};
-use crate::mounts::mounts;
+use crate::mounts::{Mount, mounts};
 use crate::topology::{isolated, tickless};
 use crate::{HostError, Root, process};
 
@@ -47,6 +47,27 @@ pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
 /// As [`fair_server`].
 pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::min, &names(isolated(root)?))
+}
+
+/// Whether the kernel stops FIFO and RR threads that have used up `sched_rt_runtime_us`. Since it has
+/// a fair server (Linux 6.12) it does so with CONFIG_RT_GROUP_SCHED only, seen by the root group's
+/// budget on cgroup v1, and that number else bounds the reservations of deadline threads alone.
+///
+/// # Errors
+/// When that cannot be read.
+pub fn stops_fifo(root: &Root) -> Result<bool, HostError> {
+    Ok(fair_server(root)?.is_none() || group_budget(root)?.is_some())
+}
+
+/// File with the real-time budget of the root group on cgroup v1; `None` where groups have none, or
+/// on cgroup v2, where CONFIG_RT_GROUP_SCHED does not show.
+pub(super) fn group_budget(root: &Root) -> Result<Option<PathBuf>, HostError> {
+    let is_cpu = |m: &Mount| m.fs == "cgroup" && m.options.iter().any(|option| option == "cpu");
+    let file = mounts(root)?.into_iter().find(is_cpu).map(|m| m.point.join("cpu.rt_runtime_us"));
+    Ok(match file {
+        Some(file) if root.exists(&file)? => Some(file),
+        _ => None,
+    })
 }
 
 fn of_servers(

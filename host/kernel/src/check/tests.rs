@@ -148,9 +148,39 @@ fn a_limit_of_the_whole_period_stops_no_thread() {
     file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "1000000\n");
     let f = finding(&root, "rt.throttling");
     assert!(f.level == Level::Ok && f.what.contains("off; the fair server alone keeps a share"), "{f:?}");
-    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "999999\n");
-    let f = finding(&root, "rt.throttling");
-    assert!(f.what.contains("999999 us of each 1000000 us"), "{f:?}");
+}
+
+/// From Linux 6.12 on `sched_rt_runtime_us` stops a FIFO thread with CONFIG_RT_GROUP_SCHED only
+/// (`update_curr_rt()`).
+#[test]
+fn a_limit_that_the_kernel_does_not_enforce_is_no_limit() {
+    let (_d, root) = good();
+    let of = |root: &Root| {
+        let f = finding(root, "rt.throttling");
+        (f.level, f.what)
+    };
+    assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
+    file(&root, "/proc/sys/kernel/osrelease", "6.11.0\n");
+    assert!(of(&root).1.starts_with("real-time threads get"));
+    file(&root, "/proc/sys/kernel/osrelease", "6.12.0\n");
+    let (level, what) = of(&root);
+    assert!(level == Level::Ok && what.starts_with("off; the fair server alone keeps a share"), "{what}");
+    assert!(what.ends_with("950000 us of each 1000000 us bound deadline reservations only"), "{what}");
+    let server = "/sys/kernel/debug/sched/fair_server/cpu0";
+    file(&root, &format!("{server}/period"), "1000000000\n");
+    file(&root, &format!("{server}/runtime"), "0\n");
+    let (level, what) = of(&root);
+    assert!(level == Level::Warn && what.starts_with("off, and so is the fair server of a CPU"), "{what}");
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "0\n");
+    assert!(of(&root).1.contains("deadline threads get no time at all"));
+    // CONFIG_RT_GROUP_SCHED.
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    let mount = "39 31 0:36 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+    let mounts = fs::read_to_string(root.at("/proc/self/mountinfo")).unwrap();
+    file(&root, "/proc/self/mountinfo", &(mounts + mount));
+    assert!(of(&root).1.starts_with("off"), "groups without a budget");
+    file(&root, "/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
+    assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
 }
 
 #[test]
