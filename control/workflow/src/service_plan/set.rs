@@ -164,13 +164,16 @@ fn amend(
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
     covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
+    let mut set = of_amended(amended);
     for vm in devices.host_vms() {
-        if let Some(start) = StartedVm::find(vm, progress) {
-            started::replace(start, &at.state)?;
+        match StartedVm::find(vm, progress) {
+            Ok(Some(start)) => started::replace(start, &at.state)?,
+            Ok(None) => {}
+            Err(e) => set.notes.push(format!("{}: which start it is is not known: {e:#}", vm.name)),
         }
     }
     save(held, dirs)?;
-    Ok(Some(of_amended(amended)))
+    Ok(Some(set))
 }
 
 fn cannot_act(error: &Error) -> bool {

@@ -56,6 +56,19 @@ fn a_good_host_has_nothing_to_do() {
 }
 
 #[test]
+fn elevators_that_cannot_be_read_are_not_taken_for_a_kernel_without_bfq() {
+    let (_d, root) = good();
+    let scheduler = "/sys/block/sda/queue/scheduler";
+    file(&root, scheduler, "[none] mq-deadline\n");
+    assert_eq!(finding(&root, "bfq").level, Level::Fail);
+    // A directory in the place of the file: EISDIR.
+    fs::remove_file(root.at(scheduler)).unwrap();
+    fs::create_dir(root.at(scheduler)).unwrap();
+    let found = finding(&root, "bfq");
+    assert!(found.level == Level::Warn && found.what.starts_with("not known"), "{found:?}");
+}
+
+#[test]
 fn a_kernel_without_io_cost_is_named() {
     let (_d, root) = good();
     let found = finding(&root, "io.cost");
