@@ -66,8 +66,8 @@ pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
     Ok(found)
 }
 
-/// Name of a process that may run a VM or serve its disks, by its program or by its name, which QEMU
-/// takes from `-name process=`: one too many is only named.
+/// Name of a process that may run a VM or serve its disks, by its program or by its name: with
+/// `-name process=` QEMU has one of the user's choice, and its threads have names too.
 fn serving(root: &Root, pid: u32) -> Result<Option<String>> {
     let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
     let program = process::program_or_name(root, pid)?;

@@ -49,9 +49,9 @@ pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::min, &names(isolated(root)?))
 }
 
-/// Whether the kernel stops FIFO and RR threads that have used up `sched_rt_runtime_us`. Since it has
-/// a fair server (Linux 6.12) it does so with CONFIG_RT_GROUP_SCHED only, seen by the root group's
-/// budget on cgroup v1, and that number else bounds the reservations of deadline threads alone.
+/// Whether the kernel stops FIFO and RR threads that have used up `sched_rt_runtime_us`. Since it
+/// has a fair server (Linux 6.12) it does so with CONFIG_RT_GROUP_SCHED only, seen by the root
+/// group's budget on cgroup v1; else that number bounds the reservations of deadline threads alone.
 ///
 /// # Errors
 /// When that cannot be read.
@@ -321,8 +321,8 @@ fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
 }
 
-/// Whether a program is a VMM. Some are released with a version in their names, which the kernel cuts
-/// at 15 bytes where only the process's name can be read.
+/// Whether a program is a VMM. Some are released with a version in their names, which the kernel
+/// cuts at 15 bytes where only the process's name can be read.
 fn is_vmm(name: &str) -> bool {
     let is_released = ["cloud-hyperviso", "firecracker-v"].iter().any(|start| name.starts_with(start));
     is_qemu(name) || is_released || name == "firecracker" || name == "crosvm"
