@@ -331,7 +331,8 @@ impl HostVm {
     pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Result<Option<Vec<u32>>> {
         Ok(match &self.reach {
             HostReach::LabProcesses(_) => None,
-            HostReach::Domain(..) => Some(vec![self.domain(&Root::default())?.process.pid]),
+            // Without its monitor, which may be busy.
+            HostReach::Domain(..) | HostReach::Proxmox(_) => Some(self.pids()?),
             _ => Some(self.handle(progress)?.pids.into_iter().collect()),
         })
     }
