@@ -287,7 +287,7 @@ pub fn resolve(
         Wanted::All { .. } | Wanted::Traffic { .. } => traffic::name_unset(host.vms().iter(), progress),
         Wanted::Cpu { .. } => vms.retain(|vm| held.iter().any(|h| h.vm == vm.name)),
     }
-    let vms = started(vms.into_iter(), progress);
+    let vms = started(vms.into_iter(), progress)?;
     let (mut writes, covered) = of_disks(&wanted.disk_plans()?)?;
     if let Some(probe) = probe {
         append(&mut writes, room.writes(&probe, &held, &vms)?);
@@ -330,7 +330,7 @@ pub fn check_replacing(
     if let Some(admitted) = &admitted {
         contracts::check_cpus(admitted, &vms, &own.state, progress)?;
     }
-    holders::refuse(&started(vms.iter(), progress), holder, dirs)?;
+    holders::refuse(&started(vms.iter(), progress)?, holder, dirs)?;
     Ok(contracted.len())
 }
 
@@ -345,8 +345,14 @@ fn of_disks(plans: &[(Plan, &Site)]) -> Result<(Vec<Write>, Vec<CoveredVm>)> {
     Ok((writes, covered::covered_vms(plans.iter().map(|(plan, site)| (plan, *site)))))
 }
 
-fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
-    vms.filter_map(|vm| StartedVm::find(vm, progress)).collect()
+/// The current start of each VM; none is left out that another program may have settings of.
+fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Result<Vec<StartedVm>> {
+    let one = |vm: &HostVm| match StartedVm::find(vm, progress) {
+        // A VM that does not run has no start.
+        Err(e) if e.kind() == crate::Kind::NotRunning => None,
+        found => found.transpose(),
+    };
+    vms.filter_map(one).collect()
 }
 
 impl Resolved {
@@ -417,7 +423,7 @@ impl Resolved {
 /// As [`Resolved::apply`].
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
     let (writes, covered) = of_disks(&[(traffic::with_limits(plan, &site.spec)?, site)])?;
-    let vms = started(site.host_vms(), progress);
+    let vms = started(site.host_vms(), progress)?;
     let host_plan = HostPlan::of_one(plan.clone());
     Resolved { writes, held: Vec::new(), vms, covered }.apply(Some(&host_plan), dirs, progress)
 }

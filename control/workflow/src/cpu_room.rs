@@ -197,10 +197,10 @@ fn seen(host: &HostSpec, dirs: &Dirs, progress: &dyn Progress) -> (BTreeMap<Stri
     let (mut own, mut unseen) = (BTreeMap::new(), Vec::new());
     for vm in found.iter().filter(|vm| vms.contains(vm.name.as_str())) {
         match StartedVm::find(vm, progress) {
-            Some(of) => {
+            Ok(Some(of)) => {
                 own.insert(vm.name.clone(), of.processes.iter().map(|process| process.pid).collect());
             }
-            None => unseen.push(vm.name.clone()),
+            Ok(None) | Err(_) => unseen.push(vm.name.clone()),
         }
     }
     (own, unseen)

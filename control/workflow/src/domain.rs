@@ -302,17 +302,48 @@ fn have_ended(processes: &[Process]) -> Result<bool> {
     Ok(true)
 }
 
-/// Fails where the configuration's control socket is answered although no process holds the lock,
-/// as by an I/O domain that another program started.
+/// Fails where a control socket of the I/O domain that has ended is answered although no process
+/// holds the lock, as by an I/O domain that another program started.
 fn nothing_answers(dirs: &Dirs) -> Result<()> {
-    // An unreadable file names no process and is removed with the others.
-    let Ok(file) = applied(dirs) else { return Ok(()) };
-    if let Some(pid) = client::listener(&file.control)? {
-        bail!(
-            InForce,
-            "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the domain that has ended with `rtvirtio revert --stop-domain`",
-            file.control.display()
-        );
+    // That of its start, and of its file, which may be edited since, and be wrong.
+    let of_file = applied(dirs).ok().map(|file| file.control);
+    for control in process::control(&dirs.state)?.into_iter().chain(of_file) {
+        if let Some(pid) = client::listener(&control)? {
+            bail!(
+                InForce,
+                "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the domain that has ended with `rtvirtio revert --stop-domain`",
+                control.display()
+            );
+        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use rtvirtio_kernel::ProcessId;
+
+    use super::*;
+    use crate::dirs::write_state;
+
+    #[test]
+    fn with_a_wrong_file_too_what_answers_is_not_said_to_be_stopped() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
+        let socket = dir.path().join("iod.sock");
+        let boot = Root::default().read("/proc/sys/kernel/random/boot_id").unwrap();
+        let record = serde_json::json!({
+            "boot_id": boot.trim(), "pid": this.pid, "start_time": this.start_time + 1, "control": socket,
+        });
+        write_state(&dirs.state, "iod.json", record.to_string().as_bytes()).unwrap();
+        write_state(&dirs.state, FILE, b"edited, and wrong").unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let fate = stop(&dirs, false);
+        assert!(matches!(&fate, Fate::Left { why, .. } if why.contains("answers at")), "{}", fate.is_settled());
+        drop(listener);
+        assert!(stop(&dirs, false).is_settled());
+    }
 }

@@ -1,7 +1,9 @@
 //! Changes of the host's elevator for a measurement.
 
+use std::collections::BTreeSet;
+
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
-use rtvirtio_kernel::{Cgroups, HostError, Root, Stack};
+use rtvirtio_kernel::{Cgroups, HostError, Root, Stack, unless_gone};
 
 use crate::acting;
 use crate::dirs::Dirs;
@@ -36,7 +38,7 @@ impl<'a> MeasuredElevator<'a> {
                 "a plan is in force (see `rtvirtio status`), and measuring the device takes another elevator: run `rtvirtio revert` first"
             );
         }
-        refuse_held(device, dirs, &root)?;
+        refuse_held(device, &service_plan::devices(dirs)?, &root)?;
         forget(&dirs.state)?;
         let cgroups = match Cgroups::detect(&root) {
             Ok(cgroups) => Some(cgroups),
@@ -85,14 +87,14 @@ impl<'a> MeasuredElevator<'a> {
 }
 
 /// Refuses disks on which the service holds a plan.
-fn refuse_held(device: &Stack, dirs: &Dirs, root: &Root) -> Result<()> {
+fn refuse_held(device: &Stack, held: &BTreeSet<String>, root: &Root) -> Result<()> {
     let names = |of: &Stack| -> Vec<String> {
         of.disks.iter().chain([&of.device]).map(|disk| disk.name.clone()).collect()
     };
     let ours = names(device);
-    for held in service_plan::devices(dirs)? {
+    for held in held {
         // A device that is gone is none of these disks.
-        let Ok(of) = Stack::find(root, &held) else { continue };
+        let Some(of) = unless_gone(Stack::find(root, held))? else { continue };
         if names(&of).iter().any(|name| ours.contains(name)) {
             bail!(
                 InForce,
@@ -110,5 +112,32 @@ impl Drop for MeasuredElevator<'_> {
         if let Err(e) = self.put_back() {
             self.progress.warn(&format!("{e:#}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_the_service_that_cannot_be_read_is_not_another_one() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        for (name, dev) in [("sda", "8:0\n"), ("sdb", "8:16\n")] {
+            std::fs::create_dir_all(root.at(format!("/sys/class/block/{name}"))).unwrap();
+            std::fs::create_dir_all(root.at(format!("/sys/block/{name}/queue"))).unwrap();
+            std::fs::write(root.at(format!("/sys/block/{name}/dev")), dev).unwrap();
+            let scheduler = root.at(format!("/sys/block/{name}/queue/scheduler"));
+            std::fs::write(scheduler, "[none] mq-deadline\n").unwrap();
+        }
+        let ours = Stack::find(&root, "sdb").unwrap();
+        let refused = |held: &str| refuse_held(&ours, &BTreeSet::from([held.to_owned()]), &root);
+        refused("/dev/sda").unwrap();
+        refused("/dev/sdc").unwrap();
+        assert_eq!(refused("/dev/sdb").unwrap_err().kind(), crate::Kind::InForce);
+        // A directory in the place of the file: EISDIR.
+        std::fs::remove_file(root.at("/sys/block/sda/dev")).unwrap();
+        std::fs::create_dir(root.at("/sys/block/sda/dev")).unwrap();
+        assert!(refused("/dev/sda").is_err(), "it may be one of these disks");
     }
 }

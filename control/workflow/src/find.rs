@@ -324,15 +324,17 @@ impl HostVm {
         asked.with_context(|| self.context())
     }
 
-    /// Process ids that last as long as the VM: `None` for the lab's VMs of processes, and where
-    /// they are not known.
-    pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Option<Vec<u32>> {
-        match &self.reach {
+    /// Process ids that last as long as the VM: `None` for the lab's VMs of processes.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Result<Option<Vec<u32>>> {
+        Ok(match &self.reach {
             HostReach::LabProcesses(_) => None,
-            HostReach::Domain(..) => Some(vec![self.domain(&Root::default()).ok()?.process.pid]),
-            HostReach::Proxmox(id) => Some(vec![managed::proxmox(&Root::default(), *id).ok()?.pid]),
-            _ => Some(self.handle(progress).ok()?.pids.into_iter().collect()),
-        }
+            // Without its monitor, which may be busy.
+            HostReach::Domain(..) | HostReach::Proxmox(_) => Some(self.pids()?),
+            _ => Some(self.handle(progress)?.pids.into_iter().collect()),
+        })
     }
 
     /// A connection to its monitor, where it has one. For a domain of libvirt this taints the

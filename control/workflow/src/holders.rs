@@ -198,8 +198,11 @@ fn held_by_service(dirs: &Dirs) -> Result<Vec<(Holder, StartedVm)>> {
     let unseen = |name: &str| StartedVm { vm: name.to_owned(), processes: Vec::new() };
     let mut held: Vec<(Holder, StartedVm)> = Vec::new();
     for name in scope_files::vms(dirs)? {
-        // With a damaged file the VM's settings are in force all the same.
-        let of = scope_files::in_force(dirs, &name).ok().flatten();
+        let of = match scope_files::in_force(dirs, &name) {
+            // With a damaged file the VM's settings are in force all the same.
+            Err(e) if scope_files::is_lost(&e) => None,
+            of => of?,
+        };
         let of = of.map_or_else(|| unseen(&name), |of| StartedVm { vm: of.vm, processes: of.processes });
         held.push((Holder::Service(name), of));
     }
@@ -287,6 +290,23 @@ mod tests {
             refuse(&[vm("controller", &[&next])], &Holder::Resource("other".into()), &dirs).unwrap();
             std::fs::remove_file(place.join(JOURNAL_FILE)).unwrap();
         }
+    }
+
+    #[test]
+    fn processes_that_cannot_be_read_are_not_taken_for_those_of_another_vm() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let scope = scope_files::vm_dir(&dirs, "plc");
+        write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
+        let other = [StartedVm { vm: "controller".to_owned(), processes: Vec::new() }];
+        refuse(&other, &Holder::Apply, &dirs).unwrap();
+        write_state(&scope, scope_files::IN_FORCE_FILE, b"{").unwrap();
+        refuse(&other, &Holder::Apply, &dirs).unwrap();
+        // A directory in the place of the file cannot be read.
+        std::fs::remove_file(scope.join(scope_files::IN_FORCE_FILE)).unwrap();
+        std::fs::create_dir(scope.join(scope_files::IN_FORCE_FILE)).unwrap();
+        let e = refuse(&other, &Holder::Apply, &dirs).unwrap_err();
+        assert!(e.kind() != Kind::InForce && format!("{e:#}").contains("contract.json"), "{e:#}");
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rtvirtio_kernel::{Root, process};
+use rtvirtio_kernel::{Root, process, unless_gone};
 use rtvirtio_spec::LibvirtDomain;
 use rtvirtio_text::{shell_argument, shell_word};
 use rtvirtio_vmm::libvirt::{Disk, Lookup, RunningDomain, Virsh};
+use rtvirtio_vmm::machines::Vmm;
 
 use crate::error::{Context as _, Result, bail};
 
@@ -102,10 +103,13 @@ pub(crate) fn proxmox(root: &Root, id: u32) -> Result<ProxmoxVm> {
         Err(e) => return Err(e).with_context(|| file.display().to_string()),
     };
     let pid: u32 = text.trim().parse().with_context(|| format!("{}: no process id", file.display()))?;
-    let words = process::command_line(root, pid).unwrap_or_default();
+    let words = unless_gone(process::command_line(root, pid))?.unwrap_or_default();
     // `/usr/bin/kvm -id 100 -name plc,debug-threads=on ...`
     let number = id.to_string();
-    if !words.windows(2).any(|pair| pair[0] == "-id" && pair[1] == number) {
+    let has_id = words.windows(2).any(|pair| pair[0] == "-id" && pair[1] == number);
+    // After a stop that left the file, any user may start a process of this id with these words.
+    let is_roots = || Ok::<_, crate::Error>(unless_gone(process::user(root, pid))? == Some(0));
+    if !has_id || Vmm::of_process(root, pid)? != Some(Vmm::Qemu) || !is_roots()? {
         bail!(
             NotRunning,
             "VM {id} is stopped (process {pid} of {} is not its QEMU): `qm start {id}`",

@@ -75,7 +75,7 @@ impl Counters {
     fn of_kernel(site: &Site, progress: &dyn Progress) -> Self {
         let root = site.root();
         let vms = site.host_vms().map(|vm| {
-            let pids = vm.lasting_pids(progress).unwrap_or_default();
+            let pids = vm.lasting_pids(progress).ok().flatten().unwrap_or_default();
             let counters = VmCounters {
                 ready: ready(root, &pids).ok().flatten(),
                 quota: quota(root, &pids).ok().flatten(),

@@ -70,7 +70,8 @@ impl Renewal {
         for (of, part) in plan.devices.iter().zip(host.parts()) {
             let Some(part) = only(part, vm) else { continue };
             let site = Site::find(part, dirs)?;
-            start = site.host_vms().next().and_then(|found| StartedVm::find(found, progress)).or(start);
+            let found = site.host_vms().next().map(|found| StartedVm::find(found, progress)).transpose()?;
+            start = found.flatten().or(start);
             let own = traffic::with_limits(&of_vm(&of.plan, vm), &site.spec)?;
             if !own.settings.is_empty() {
                 merge(&mut writes, rtvirtio_apply::resolve(&own, &site.binding_for(&own)?, &machine)?)?;

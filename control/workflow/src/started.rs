@@ -26,13 +26,16 @@ pub struct StartedVm {
 }
 
 impl StartedVm {
-    /// Current processes of a VM; `None` where none last as long as it, or they are unknown.
-    pub(crate) fn find(vm: &HostVm, progress: &dyn Progress) -> Option<Self> {
-        let pids = vm.lasting_pids(progress)?;
+    /// Current processes of a VM; `None` where none last as long as it.
+    ///
+    /// # Errors
+    /// When they are not known.
+    pub(crate) fn find(vm: &HostVm, progress: &dyn Progress) -> Result<Option<Self>> {
+        let pids = vm.lasting_pids(progress)?.unwrap_or_default();
         let processes: std::io::Result<Vec<Option<ProcessId>>> =
             pids.into_iter().map(ProcessId::find).collect();
-        let processes: Vec<ProcessId> = processes.ok()?.into_iter().flatten().collect();
-        (!processes.is_empty()).then(|| Self { vm: vm.name.clone(), processes })
+        let processes: Vec<ProcessId> = processes?.into_iter().flatten().collect();
+        Ok((!processes.is_empty()).then(|| Self { vm: vm.name.clone(), processes }))
     }
 
     /// Whether this start has ended.
@@ -128,6 +131,21 @@ mod tests {
         let ended = vm(&[&other]);
         assert!(ended.has_ended());
         assert!(ended.message().contains("rtvirtio revert") && ended.message().starts_with("plc: "));
+    }
+
+    /// A VM without a start is one that no conflict is looked for.
+    #[test]
+    fn processes_that_are_not_known_are_not_none() {
+        let text = "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"plc\"\nproxmox = 100\n[[vm.task]]\nname = \"t\"\n\
+                    op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = { percentile = \"p99.99\", latency = \"60ms\" }\n";
+        let spec = rtvirtio_spec::parse("plc.toml", text).unwrap();
+        let quiet = crate::progress::Quiet::default();
+        // This machine is no node of Proxmox VE, or has no such VM.
+        let vm = crate::find::of_spec_in(&spec, None).unwrap().remove(0);
+        StartedVm::find(&vm, &quiet).unwrap_err();
+        let this = StartedVm::find(&HostVm::of_pid(std::process::id()), &quiet).unwrap().unwrap();
+        assert!(!this.has_ended());
+        assert_eq!(StartedVm::find(&HostVm::of_pid(u32::MAX), &quiet).unwrap(), None, "it has ended");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rtvirtio_vmm::machines::CommandLine;
 
 use crate::error::Result;
 
-/// Starts of the names of programs that run VMs or serve their disks, as in `/proc/PID/comm`.
+/// Starts of the names of programs that run VMs or serve their disks, also as in `/proc/PID/comm`.
 const PROGRAMS: [&str; 8] =
     ["qemu", "kvm", "CPU ", "cloud-hypervis", "firecracker", "crosvm", "rtvirtio-iod", "qemu-storage-da"];
 /// Largest depth of stacked devices that is followed.
@@ -53,10 +53,7 @@ pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
     let mut found = Vec::new();
     let root = Root::default();
     for pid in process::pids(&root)? {
-        let program = process::name(&root, pid).unwrap_or_default();
-        if !PROGRAMS.iter().any(|p| program.starts_with(p)) {
-            continue;
-        }
+        let Some(program) = serving(&root, pid)? else { continue };
         let is_on = |n| disks.iter().any(|disk| lies_on(n, disk, DEEPEST));
         let has = has_open(pid, &|file| number(file).is_some_and(is_on));
         if has.as_ref().is_ok_and(|has| !has) {
@@ -67,6 +64,15 @@ pub fn using(stack: &Stack) -> Result<Vec<Vmm>> {
     }
     found.sort_by_key(|vmm| vmm.pid);
     Ok(found)
+}
+
+/// Name of a process that may run a VM or serve its disks, by its program or by its name: with
+/// `-name process=` QEMU has one of the user's choice, and its threads have names too.
+fn serving(root: &Root, pid: u32) -> Result<Option<String>> {
+    let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
+    let program = process::program_or_name(root, pid)?;
+    let is_one = |name: &str| PROGRAMS.iter().any(|start| name.starts_with(start));
+    Ok((is_one(&name) || program.is_some_and(|program| is_one(&program))).then_some(name))
 }
 
 /// Whether a process has such a file open: the link's target, whatever its name is in another mount
@@ -135,6 +141,22 @@ mod tests {
         assert_eq!(name("qemu -name debug-threads=on"), None);
         assert_eq!(name("qemu -m 64"), None);
         assert_eq!(name("qemu -name"), None);
+    }
+
+    #[test]
+    fn a_vm_whose_process_has_another_name_is_seen() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let proc = dir.path().join("proc/7");
+        fs::create_dir_all(&proc).unwrap();
+        assert_eq!(serving(&root, 7).unwrap(), None, "one that has ended");
+        fs::write(proc.join("comm"), "plc\n").unwrap();
+        std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64 (deleted)", proc.join("exe")).unwrap();
+        assert_eq!(serving(&root, 7).unwrap().as_deref(), Some("plc"));
+        fs::remove_file(proc.join("exe")).unwrap();
+        assert_eq!(serving(&root, 7).unwrap(), None);
+        fs::write(proc.join("comm"), "CPU 0/KVM\n").unwrap();
+        assert_eq!(serving(&root, 7).unwrap().as_deref(), Some("CPU 0/KVM"));
     }
 
     #[test]

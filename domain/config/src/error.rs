@@ -37,7 +37,7 @@ pub enum FileError {
     },
     /// `poll` and `fifo` exclude each other.
     #[error(
-        "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us); leave one of them out"
+        "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us, from Linux 6.12 on the fair server); leave one of them out"
     )]
     Conflict {
         /// Name of the device.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rtvirtio_domain_config::parent_dir;
+use rtvirtio_kernel::{Root, process};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -218,8 +219,8 @@ pub(crate) fn peer_pid(connected: &OwnedFd) -> io::Result<u32> {
 /// Error text where another process listens at a path, with the remedy. A QEMU that listens is the
 /// user's VM, set up for a back end that connects.
 pub(crate) fn in_use(pid: Option<u32>) -> String {
-    let program = pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let program = program.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let program = pid.and_then(|pid| process::program(&Root::default(), pid).ok().flatten());
+    let program = program.unwrap_or_default();
     match pid {
         Some(pid) if program.starts_with("qemu") || program == "kvm" => format!(
             "a QEMU, process {pid}, listens there itself (server=on; libvirt's mode='server'): the I/O domain listens and QEMU connects, so start that VM with reconnect-ms=20 (QEMU before 9.2: reconnect=1) in place of server=on, or with mode='client'"

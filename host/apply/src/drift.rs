@@ -16,8 +16,13 @@ use crate::units;
 /// Current value of a setting in force where it is neither the written value nor a level; `None`
 /// where it is one of these, gone or unreadable.
 fn drifted(entry: &Entry, machine: &Machine<'_>) -> Option<String> {
+    drift_in(entry, inspect(entry, true, machine))
+}
+
+/// Current value as by [`drifted`], in a state that is known.
+fn drift_in(entry: &Entry, state: State) -> Option<String> {
     let new = entry.new.as_ref()?;
-    let found = match inspect(entry, true, machine) {
+    let found = match state {
         State::Old => match (&entry.old, entry.target.form.unset()) {
             (Some(old), _) => old.clone(),
             (None, unset) => unset?.to_owned(),
@@ -50,7 +55,15 @@ pub(crate) fn restore(
             old: Some(found.clone()),
             new: now.to_owned(),
         };
-        match drifted(entry, machine) {
+        let now = match inspect(entry, true, machine) {
+            State::Gone(why) | State::Unreadable(why) => {
+                let why = format!("`{text}` was written, and what it shows is not known: {why}");
+                out.failed.push((entry.knob.clone(), why));
+                continue;
+            }
+            state => drift_in(entry, state),
+        };
+        match now {
             None => out.written.push(written(new)),
             // The kernel gives a thread those of the CPUs that are online.
             Some(now) if now != found && entry.target.form.is_left_of(&now, new) => {

@@ -13,9 +13,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::text;
+use rtvirtio_kernel::{HostError, text, unless_gone};
 
 use crate::error::ApplyError;
 use crate::journal::Entry;
@@ -88,7 +88,7 @@ fn unit_of(file: &Path) -> Option<&str> {
 /// all files: a property that is set makes systemd rewrite the unit's files.
 ///
 /// # Errors
-/// When it is not known whether systemd runs here.
+/// When it is not known whether systemd runs here, or what it would change along.
 pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, ApplyError> {
     let mut given = Given { writes: Vec::new(), unkept: Vec::new() };
     let mut files = all.to_vec();
@@ -137,7 +137,7 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         for write in files.iter_mut().filter(|w| w.target.form == Form::IoEnabled) {
             write.also_ours.push("+io".to_owned());
         }
-        side_effects(&mut given.writes, &files, &shown, machine);
+        side_effects(&mut given.writes, &files, &shown, machine)?;
     }
     crate::resolve::append(&mut given.writes, files);
     Ok(given)
@@ -251,7 +251,11 @@ fn side_effects(
     files: &[Write],
     shown: &BTreeMap<String, Result<String, String>>,
     machine: &Machine<'_>,
-) {
+) -> Result<(), ApplyError> {
+    let read = |path: PathBuf| {
+        let text = unless_gone(machine.host().read(&path));
+        text.map_err(|source| HostError::Read { path, source })
+    };
     let is_free = |target: &Target| !files.iter().any(|w| w.target == *target);
     for property in properties {
         let Some(dir) = property.target.path.parent() else { continue };
@@ -259,33 +263,35 @@ fn side_effects(
             continue;
         };
         let unit = Unit::new(text);
-        let read = |name: &str| machine.host().read(&dir.join(name)).ok();
         let mut found = Vec::new();
-        let by_hand = |name: &str, unset: &str| read(name).is_some_and(|v| !v.starts_with(unset));
-        if unit.first("CPUQuotaPerSecUSec") == Some(INFINITY) && by_hand("cpu.max", "max 100000") {
+        let by_hand = |name: &str, unset: &str| {
+            Ok::<_, HostError>(read(dir.join(name))?.is_some_and(|value| !value.starts_with(unset)))
+        };
+        if unit.first("CPUQuotaPerSecUSec") == Some(INFINITY) && by_hand("cpu.max", "max 100000")? {
             found.push(Target::host(dir.join("cpu.max"), Form::Plain));
         }
-        if unit.first("CPUWeight") == Some("[not set]") && by_hand("cpu.weight", "100\n") {
+        if unit.first("CPUWeight") == Some("[not set]") && by_hand("cpu.weight", "100\n")? {
             found.push(Target::host(dir.join("cpu.weight"), Form::Plain));
         }
         if unit.device_weights().is_some_and(|w| w.is_empty()) {
-            let weights = read("io.bfq.weight").and_then(|file| text::weights(&file));
+            let weights = read(dir.join("io.bfq.weight"))?.and_then(|file| text::weights(&file));
             for dev in weights.into_iter().flat_map(|w| w.devices.into_keys()) {
                 found.push(Target::host(dir.join("io.bfq.weight"), Form::DeviceWeight { dev }));
             }
         }
         for above in dir.ancestors().skip(1) {
             let file = above.join("cgroup.subtree_control");
-            match machine.host().read(&file) {
-                Ok(controllers) if text::has_word(&controllers, "io") => {
+            match read(file.clone())? {
+                Some(controllers) if text::has_word(&controllers, "io") => {
                     found.push(Target::host(file, Form::IoEnabled));
                 }
-                Ok(_) => {}
-                Err(_) => break,
+                Some(_) => {}
+                None => break,
             }
         }
         property.side_effects.extend(found.into_iter().filter(is_free));
     }
+    Ok(())
 }
 
 #[cfg(test)]

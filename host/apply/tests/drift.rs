@@ -15,6 +15,8 @@ use rtvirtio_apply::{
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
+use rustix::io::Errno;
+use support::inject::{FailingHost, Fails, Injector};
 use support::sim::SimKernel;
 use support::tasks::CPU;
 
@@ -138,6 +140,24 @@ fn a_changed_setting_is_set_again_and_only_that_one() {
     assert!(sim.reverts());
     let error = sim.session().restore(&of_budget, &sim.machine()).unwrap_err();
     assert!(matches!(error, ApplyError::NothingInForce));
+}
+
+#[test]
+fn a_setting_that_cannot_be_read_back_is_not_said_to_be_set() {
+    let restored = |fails: Fails| {
+        let sim = Sim::in_force();
+        sim.other_program("3000");
+        let injector = Injector::new(fails, Errno::IO, false);
+        let host = FailingHost(&sim.kernel, injector.clone());
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        (sim.session().restore(&of_budget, &machine).unwrap(), injector.calls())
+    };
+    let (whole, calls) = restored(Fails::Never);
+    assert_eq!((whole.written.len(), whole.failed.len()), (1, 0), "{whole:?}");
+    // The last call reads what was written.
+    let (unread, _) = restored(Fails::At(vec![calls]));
+    assert_eq!((unread.written.len(), unread.failed.len()), (0, 1), "{unread:?}");
+    assert!(unread.failed[0].1.contains("not known"), "{unread:?}");
 }
 
 #[test]

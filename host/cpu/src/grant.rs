@@ -9,8 +9,8 @@ use crate::Contract;
 /// Shares of each CPU that the kernel grants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Share for all real-time work: `sched_rt_runtime_us / sched_rt_period_us`, 0.95 unless
-    /// changed; 1 for a cap.
+    /// Share for all real-time work, where the kernel enforces it: `sched_rt_runtime_us /
+    /// sched_rt_period_us`, or what the fair server leaves; 1 for a cap.
     pub limit: Ratio,
     /// Share that is kept for ordinary threads and counts against `limit`: the fair server
     /// (`SCHED_DEADLINE` since Linux 6.12; the other mechanisms do not count it).

@@ -33,7 +33,7 @@ const HELPERS: [&str; 12] = [
 ];
 
 /// Whether a process of this name (cut at 15 bytes) serves the VM in whose cgroup it runs.
-pub(crate) fn is_helper(name: &str) -> bool {
+fn is_helper(name: &str) -> bool {
     HELPERS.contains(&name)
 }
 

@@ -192,9 +192,9 @@ fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> 
     let Some(limit) = share(&cgroups.mount)? else {
         return Ok(Err("this kernel has no CONFIG_RT_GROUP_SCHED, as most distributions'".to_owned()));
     };
-    // Without RT throttling the fair server still takes its share, where there is one.
+    // The fair server, where there is one, takes its share from groups too.
     let server = rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0);
-    let limit = Ratio(limit.min(global.unwrap_or(1.0 - server)));
+    let limit = Ratio(limit.min(global.unwrap_or(1.0)).min(1.0 - server));
     if limit.0 <= 0.0 {
         return Ok(Err(
             "the root group has a real-time budget of 0; write 950000 to its cpu.rt_runtime_us".to_owned()
@@ -260,15 +260,26 @@ fn cpu_max(root: &Root, cgroups: &Cgroups) -> ProbeResult {
     Ok(Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() }))
 }
 
+/// No budget of a VM: the kernel keeps a share for ordinary threads, and the rest is granted.
 fn throttle(root: &Root, global: &Option<f64>) -> ProbeResult {
-    let server = rtvirtio_kernel::check::least_fair_server(root)?.unwrap_or(0.0);
-    let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
-    Ok(match limit {
-        Some(limit) if limit > 0.0 && limit < 1.0 => {
-            Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: Vec::new() })
+    let server = rtvirtio_kernel::check::least_fair_server(root)?;
+    let stopped = if rtvirtio_kernel::check::stops_fifo(root)? { *global } else { None };
+    let limit = stopped.unwrap_or(1.0).min(1.0 - server.unwrap_or(0.0));
+    if limit > 0.0 && limit < 1.0 {
+        return Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: Vec::new() }));
+    }
+    let why = match server {
+        _ if limit <= 0.0 => {
+            "real-time threads get no time at all; sysctl kernel.sched_rt_runtime_us=950000, and see rt.fair_server of `rtvirtio check`"
         }
-        _ => Err("nothing keeps a share for ordinary threads: neither the fair server nor sched_rt_runtime_us; a spinning real-time \
-                  thread would stop the host"
-            .to_owned()),
-    })
+        Some(_) => {
+            "nothing keeps a share for ordinary threads: the fair server of a CPU is off, and sched_rt_runtime_us stops no real-time thread \
+             here; a spinning one would stop the host: see rt.fair_server of `rtvirtio check`"
+        }
+        None => {
+            "nothing keeps a share for ordinary threads: sched_rt_runtime_us is no limit; a spinning real-time thread would stop the host: \
+             sysctl kernel.sched_rt_runtime_us=950000"
+        }
+    };
+    Ok(Err(why.to_owned()))
 }

@@ -227,7 +227,7 @@ fn units_file(
     let mut helpers = Vec::new();
     for other in pids.iter().filter(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
         let Some(name) = unless_gone(process::name(root, *other))? else { continue };
-        if !managed::is_helper(&name) {
+        if !managed::is_helper_process(root, *other) {
             return Err(cannot(
                 format!("process {other} ({name}) runs in its cgroup {} too", unit.display()),
                 &format!(

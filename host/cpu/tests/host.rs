@@ -135,6 +135,57 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     assert_eq!(old.chosen(true), None);
 }
 
+/// `sched_rt_runtime_us` stops FIFO threads before Linux 6.12, and from then on only with
+/// CONFIG_RT_GROUP_SCHED: what is granted next to ordinary threads is what is kept from them.
+#[test]
+fn a_limit_that_the_kernel_does_not_enforce_grants_nothing() {
+    let of = |host: &Host| {
+        let found = host.probe().found;
+        found.into_iter().find(|f| f.backend == Backend::Throttle).map(|f| f.grant.limit.0)
+    };
+    let server = |host: &Host, cpu: u32, runtime: &str| {
+        let dir = format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}");
+        host.put(&format!("{dir}/runtime"), runtime);
+        host.put(&format!("{dir}/period"), "1000000000\n");
+    };
+    for (release, limit) in [("6.7.0\n", 0.9), ("6.8.0\n", 0.9), ("6.11.0\n", 0.9), ("6.12.0\n", 0.95)] {
+        let host = Host::new(V2, release);
+        host.put("/proc/sys/kernel/sched_rt_runtime_us", "900000\n");
+        assert_eq!(of(&host), Some(limit), "{release}");
+    }
+    let host = Host::new(V2, "6.12.0\n");
+    server(&host, 0, "0\n");
+    server(&host, 1, "50000000\n");
+    assert_eq!(of(&host), None, "CPU 0 is shared, and nothing stops a thread there");
+    assert!(why(&host.probe(), Backend::Throttle).contains("stops no real-time thread"));
+    assert_eq!(host.chosen(true), None);
+    // Reservations of deadline threads are still bounded by it, less the fair server's share.
+    let deadline = host.probe().found.into_iter().find(|f| f.backend == Backend::Deadline).unwrap();
+    assert!((deadline.grant.free() - 0.9).abs() < 1e-9, "{deadline:?}");
+    host.put("/sys/devices/system/cpu/isolated", "0\n");
+    assert_eq!(of(&host), Some(0.95), "CPU 0 is set apart");
+    // Groups have budgets, and so has the root: threads in it are stopped after all.
+    let groups = Host::new(V1, "6.12.0\n");
+    for cpu in 0..2 {
+        server(&groups, cpu, "0\n");
+    }
+    assert_eq!(of(&groups), None);
+    groups.rt_group("", "950000\n", "1000000\n");
+    assert_eq!(of(&groups), Some(0.95));
+    // A fair server that takes more than RT throttling leaves.
+    for cpu in 0..2 {
+        server(&groups, cpu, "100000000\n");
+    }
+    let found = groups.probe().found;
+    let limits: Vec<_> = found.iter().map(|f| (f.backend, f.grant.limit.0)).collect();
+    assert!(
+        limits.contains(&(Backend::RtGroup, 0.9)) && limits.contains(&(Backend::Throttle, 0.9)),
+        "{limits:?}"
+    );
+    groups.put("/proc/sys/kernel/sched_rt_runtime_us", "0\n");
+    assert!(why(&groups.probe(), Backend::Throttle).contains("no time at all"));
+}
+
 /// A kernel whose root group has no `cpu.rt.max`, but those below it.
 #[test]
 fn hierarchical_cbs_is_seen_by_any_group() {
@@ -204,6 +255,11 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     assert!(refused("/").contains("root cgroup"));
     // A helper that a manager starts for the VM is no reason to refuse; a note names it.
     host.put("/proc/200/comm", "swtpm\n");
+    let exe = host.root.at("/proc/200/exe");
+    std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", &exe).unwrap();
+    assert!(refused("/plc.scope").contains("process 200 (swtpm)"), "a VM with `-name process=swtpm`");
+    fs::remove_file(&exe).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/swtpm (deleted)", &exe).unwrap();
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
     let threads = host.vm("/plc.scope", 0, "0-1");

@@ -16,7 +16,7 @@ use crate::{HostError, Root};
 pub use cpu::preempt_rt;
 pub use guest::guest_priority;
 pub use memory::traffic as memory_traffic;
-pub use realtime::{fair_server, least_fair_server, vms};
+pub use realtime::{fair_server, least_fair_server, stops_fifo, vms};
 pub use tools::qemu_program;
 
 /// Severity of a finding.

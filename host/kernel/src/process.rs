@@ -4,9 +4,11 @@
 //! stored; [`Process`] holds a pidfd (pidfd_open(2)) while this program runs.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -315,19 +317,43 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// File name of a process's executable (`/proc/PID/exe`); `None` for a process that has ended, and
-/// for a thread of the kernel. Any process gives itself a [`name`], as QEMU does with `-name
-/// process=`; this one is the kernel's.
+/// Path of a process's executable (`/proc/PID/exe`), also where an update has replaced its file
+/// since; `None` for a process that has ended, and for a thread of the kernel.
 ///
 /// # Errors
 /// When the link cannot be read, as by another user.
-pub fn program(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
+pub fn executable(root: &Root, pid: u32) -> Result<Option<PathBuf>, HostError> {
     let path = path(pid, "exe");
     let link = fs::read_link(root.at(&path)).map_err(|source| HostError::Read { path, source });
     let Some(link) = unless_gone(link)? else { return Ok(None) };
-    let file = link.file_name().unwrap_or_default().to_string_lossy();
-    // The file of a program that has been updated since.
-    Ok(Some(file.strip_suffix(" (deleted)").unwrap_or(&file).to_owned()))
+    let replaced = link.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    let replaced = replaced.map(|path| PathBuf::from(OsStr::from_bytes(path)));
+    Ok(Some(replaced.unwrap_or(link)))
+}
+
+/// File name of a process's [`executable`], without the wrapping of NixOS
+/// (`.qemu-system-x86_64-wrapped`). Any process gives itself a [`name`], as QEMU does with `-name
+/// process=`; this one is the kernel's.
+///
+/// # Errors
+/// As [`executable`].
+pub fn program(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
+    let Some(path) = executable(root, pid)? else { return Ok(None) };
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let wrapped = file.strip_prefix('.').and_then(|file| file.strip_suffix("-wrapped"));
+    Ok(Some(wrapped.unwrap_or(&file).to_owned()))
+}
+
+/// The [`program`] of a process, or its [`name`] where only root and its owner may read that: of
+/// another user's process nothing better can be seen without root.
+///
+/// # Errors
+/// When neither can be read.
+pub fn program_or_name(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
+    match program(root, pid) {
+        Err(e) if e.is_errno(Errno::ACCESS) => unless_gone(name(root, pid)),
+        found => found,
+    }
 }
 
 /// Whether a process runs an executable of this file name as root; no other user can start one so.

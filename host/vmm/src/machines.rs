@@ -6,7 +6,7 @@ mod command_line;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rtvirtio_kernel::process::{self, Descriptor};
 use rtvirtio_kernel::{HostError, Root, is_gone, unless_gone};
@@ -42,25 +42,24 @@ impl Vmm {
     pub fn of_program(name: &str) -> Option<Self> {
         match name {
             "qemu-kvm" | "kvm" => Some(Self::Qemu),
-            "cloud-hypervisor" | "cloud-hyperviso" => Some(Self::CloudHypervisor),
             "firecracker" => Some(Self::Firecracker),
             "crosvm" => Some(Self::Crosvm),
             _ if name.starts_with("qemu-system-") => Some(Self::Qemu),
+            // Released as `cloud-hypervisor-static` and `firecracker-v1.7.0-x86_64`.
+            _ if name.starts_with("cloud-hyperviso") => Some(Self::CloudHypervisor),
+            _ if name.starts_with("firecracker-v") => Some(Self::Firecracker),
             _ => None,
         }
     }
 
     /// VMM of a process by its executable: a process name can be chosen freely, as by QEMU's `-name
-    /// process=`. By the name where only the process's owner may read the link.
-    #[must_use]
-    pub fn of_process(root: &Root, pid: u32) -> Option<Self> {
-        match fs::read_link(root.at(format!("/proc/{pid}/exe"))) {
-            Ok(program) => Self::of_program(&file_name(&program)),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                process::name(root, pid).ok().and_then(|name| Self::of_program(&name))
-            }
-            Err(_) => None,
-        }
+    /// process=`. By the name where only the process's owner may read the link. `None` also for a
+    /// process that has ended.
+    ///
+    /// # Errors
+    /// When its program cannot be read.
+    pub fn of_process(root: &Root, pid: u32) -> Result<Option<Self>, HostError> {
+        Ok(process::program_or_name(root, pid)?.and_then(|program| Self::of_program(&program)))
     }
 
     /// Name of the program for users.
@@ -123,8 +122,8 @@ pub struct Unreadable {
 pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     let (mut machines, mut unreadable) = (Vec::new(), Vec::new());
     for pid in process::pids(root)? {
+        let Some(vmm) = Vmm::of_process(root, pid)? else { continue };
         let Some(name) = unless_gone(process::name(root, pid))? else { continue };
-        let Some(vmm) = vmm_of(root, pid, &name) else { continue };
         match answered::machine(root, pid, vmm) {
             Ok(machine) => machines.extend(machine),
             Err(e) => unreadable.push(Unreadable { pid, program: name, why: e.to_string() }),
@@ -133,31 +132,13 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     Ok((machines, unreadable))
 }
 
-/// File name of a program, without the kernel's suffix for a file that was replaced by an update,
-/// and without NixOS's wrapping (`.qemu-system-x86_64-wrapped`).
-fn file_name(program: &Path) -> String {
-    let name = program.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
-    let wrapped = name.strip_prefix('.').and_then(|name| name.strip_suffix("-wrapped"));
-    wrapped.unwrap_or(name).to_owned()
-}
-
 /// Virtual machine that a process runs, with its current disks; `None` where it runs none, or has
 /// ended.
 ///
 /// # Errors
 /// When it cannot be inspected.
 pub fn of_process(root: &Root, pid: u32) -> Result<Option<Machine>, HostError> {
-    let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
-    vmm_of(root, pid, &name).map_or(Ok(None), |vmm| answered::machine(root, pid, vmm))
-}
-
-/// Kind of VMM of a process. The executable decides where it can be read, by root and the owner; a
-/// process name can be chosen freely, as by QEMU's `-name process=`.
-fn vmm_of(root: &Root, pid: u32, name: &str) -> Option<Vmm> {
-    let program = fs::read_link(root.at(format!("/proc/{pid}/exe")));
-    let by_file = program.as_ref().ok().and_then(|p| Vmm::of_program(&file_name(p)));
-    by_file.or_else(|| Vmm::of_program(name))
+    Vmm::of_process(root, pid)?.map_or(Ok(None), |vmm| answered::machine(root, pid, vmm))
 }
 
 /// Machine of a VMM's process; `None` when it has ended.
@@ -229,15 +210,48 @@ mod tests {
             ("qemu-system-x86", Some(Vmm::Qemu)),
             ("kvm", Some(Vmm::Qemu)),
             ("cloud-hyperviso", Some(Vmm::CloudHypervisor)),
+            ("cloud-hypervisor-static", Some(Vmm::CloudHypervisor)),
             ("firecracker", Some(Vmm::Firecracker)),
+            ("firecracker-v1.7.0-x86_64", Some(Vmm::Firecracker)),
+            ("firecracker-containerd", None),
             ("qemu-img", None),
             ("kvm-nx-lpage-re", None),
         ] {
             assert_eq!(Vmm::of_program(name), vmm, "{name}");
         }
-        for file in ["/usr/bin/qemu-system-x86_64 (deleted)", "/nix/store/q/bin/.qemu-system-x86_64-wrapped"]
-        {
-            assert_eq!(file_name(Path::new(file)), "qemu-system-x86_64");
+    }
+
+    #[test]
+    fn a_vmm_is_known_by_its_executable_also_after_an_update() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let proc = dir.path().join("proc/7");
+        fs::create_dir_all(proc.join("fd")).unwrap();
+        fs::write(proc.join("cmdline"), "q\0").unwrap();
+        let of = |program: &str, name: &str| {
+            let _ = fs::remove_file(proc.join("exe"));
+            std::os::unix::fs::symlink(program, proc.join("exe")).unwrap();
+            fs::write(proc.join("comm"), format!("{name}\n")).unwrap();
+            // Seen by all that look for machines in the same way.
+            let vmm = Vmm::of_process(&root, 7).unwrap();
+            assert_eq!(of_process(&root, 7).unwrap().map(|machine| machine.vmm), vmm);
+            let (machines, unreadable) = find(&root).unwrap();
+            assert_eq!((machines.first().map(|machine| machine.vmm), unreadable.len()), (vmm, 0));
+            vmm
+        };
+        for (program, vmm) in [
+            ("/usr/bin/qemu-system-x86_64", Vmm::Qemu),
+            ("/usr/bin/qemu-system-x86_64 (deleted)", Vmm::Qemu),
+            ("/nix/store/q/bin/.qemu-system-x86_64-wrapped", Vmm::Qemu),
+            ("/usr/bin/kvm (deleted)", Vmm::Qemu),
+            ("/firecracker (deleted)", Vmm::Firecracker),
+            ("/usr/bin/crosvm (deleted)", Vmm::Crosvm),
+            ("/opt/cloud-hypervisor (deleted)", Vmm::CloudHypervisor),
+        ] {
+            assert_eq!(of(program, "plc"), Some(vmm), "{program}, with `-name process=plc`");
         }
+        assert_eq!(of("/usr/bin/sleep", "qemu-system-x86"), None, "a name that any user can choose");
+        fs::remove_file(proc.join("exe")).unwrap();
+        assert_eq!(Vmm::of_process(&root, 7).unwrap(), None, "a thread of the kernel");
     }
 }

@@ -131,13 +131,15 @@ impl Taken {
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
         // Any user may start a program of a VMM's name and pin its threads.
         let mut users = BTreeSet::from([ROOT]);
-        for pid in known.iter().filter(|pid| Vmm::of_process(root, **pid).is_some()) {
-            users.extend(unless_gone(process::user(root, *pid))?);
+        for pid in &known {
+            if Vmm::of_process(root, *pid)?.is_some() {
+                users.extend(unless_gone(process::user(root, *pid))?);
+            }
         }
         let mut pinned = BTreeMap::new();
         for pid in process::pids(root)?.into_iter().filter(|pid| !known.contains(pid)) {
             // Any program may name its threads as a VMM does.
-            let is_vmm = Vmm::of_process(root, pid).is_some();
+            let is_vmm = Vmm::of_process(root, pid)?.is_some();
             let counts = |user: u32| users.contains(&user);
             if !is_vmm || !unless_gone(process::user(root, pid))?.is_some_and(counts) {
                 continue;

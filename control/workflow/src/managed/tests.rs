@@ -43,6 +43,17 @@ fn a_vm_of_proxmox_is_its_pid_files_process_and_no_other() {
     node.write("proc/4711/cmdline", "/usr/bin/kvm\0-id\x001000\0");
     assert_eq!(proxmox(&node.root(), 100).unwrap_err().kind(), Kind::NotRunning);
     node.write("proc/4711/cmdline", "/usr/bin/kvm\0-id\x00100\0-name\0plc,debug-threads=on\0");
+    let exe = node.0.path().join("proc/4711/exe");
+    // Neither another program with these words nor another user's QEMU.
+    for (program, user) in [("/usr/bin/sleep", 0), ("/usr/bin/qemu-system-x86_64", 1000)] {
+        let _ = fs::remove_file(&exe);
+        std::os::unix::fs::symlink(program, &exe).unwrap();
+        node.write("proc/4711/status", &format!("Uid:\t{user}\t{user}\t{user}\t{user}\n"));
+        assert_eq!(proxmox(&node.root(), 100).unwrap_err().kind(), Kind::NotRunning, "{program}");
+    }
+    fs::remove_file(&exe).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64 (deleted)", &exe).unwrap();
+    node.write("proc/4711/status", "Uid:\t0\t0\t0\t0\n");
     let vm = proxmox(&node.root(), 100).unwrap();
     assert_eq!((vm.pid, vm.agent), (4711, None));
     assert_eq!(vm.qmp, PathBuf::from("/var/run/qemu-server/100.qmp"));

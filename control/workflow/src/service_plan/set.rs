@@ -34,6 +34,8 @@ pub struct FoundDevices {
     /// Error of each device that was not found.
     lost: Vec<(usize, Error)>,
     starts: Vec<StartedVm>,
+    /// VMs whose processes are not known, each with the reason.
+    unknown: Vec<String>,
 }
 
 impl FoundDevices {
@@ -41,8 +43,14 @@ impl FoundDevices {
     #[must_use]
     pub fn find(made: &HeldCandidate, dirs: &Dirs, progress: &dyn Progress) -> Self {
         let (devices, lost) = Devices::find_each(made.host.clone(), dirs);
-        let starts = devices.host_vms().into_iter().filter_map(|vm| StartedVm::find(vm, progress)).collect();
-        Self { devices, lost, starts }
+        let (mut starts, mut unknown) = (Vec::new(), Vec::new());
+        for vm in devices.host_vms() {
+            match StartedVm::find(vm, progress) {
+                Ok(start) => starts.extend(start),
+                Err(e) => unknown.push(format!("{}: which start it is is not known: {e:#}", vm.name)),
+            }
+        }
+        Self { devices, lost, starts, unknown }
     }
 
     /// Whether a VM has ended since, or a device or a VM's cgroup is another one by now.
@@ -90,9 +98,9 @@ pub fn set(
         since: since.to_owned(),
     };
     // A device that stays as it is need not be found while none of its settings is written.
-    let FoundDevices { devices, lost, starts } = found;
+    let FoundDevices { devices, lost, starts, unknown } = found;
     if before.is_some() {
-        if let Some(set) = amend(made, &held, &devices, starts, dirs)? {
+        if let Some(set) = amend(made, &held, &devices, (starts, unknown), dirs)? {
             return Ok(set);
         }
     }
@@ -163,7 +171,7 @@ fn amend(
     made: &HeldCandidate,
     held: &ServicePlan,
     devices: &Devices,
-    starts: Vec<StartedVm>,
+    (starts, unknown): (Vec<StartedVm>, Vec<String>),
     dirs: &Dirs,
 ) -> Result<Option<Set>> {
     let Some(old) = in_force::plan(&dirs.held_plan())? else { return Ok(None) };
@@ -194,9 +202,11 @@ fn amend(
     in_force::save(&made.plan, &at.state)?;
     let plans = made.plan.devices.iter().map(|of| &of.plan);
     covered::save(&covered::covered_vms(plans.zip(&devices.sites)), &at.state)?;
+    let mut set = of_amended(amended);
+    set.notes.extend(unknown);
     note_starts(starts, &at.state)?;
     save(held, dirs)?;
-    Ok(Some(of_amended(amended)))
+    Ok(Some(set))
 }
 
 /// Notes the VMs' starts. A start that has ended stays noted: the next one has none of the settings
@@ -234,6 +244,7 @@ mod tests {
             devices: Devices { host: HostSpec::parse("x.toml", spec).unwrap(), sites: Vec::new() },
             lost: Vec::new(),
             starts: vec![StartedVm { vm: "plc".to_owned(), processes: vec![process] }],
+            unknown: Vec::new(),
         };
         let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_kernel::{Cgroups, Root, Stack, text};
+use rtvirtio_kernel::{Cgroups, HostError, Root, Stack, text};
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::Device;
 use rtvirtio_vmm::GuestAgent;
@@ -27,6 +27,14 @@ pub struct Survey {
     pub config: Config,
     /// Controls that act besides and are set by no plan.
     pub controls: Controls,
+}
+
+/// Hierarchy of the CPU controller; `None` where there is none, and so no limit on CPU time.
+fn cpu_hierarchy(root: &Root) -> Result<Option<Cgroups>> {
+    match Cgroups::detect_cpu(root) {
+        Err(HostError::NoCpuController { .. }) => Ok(None),
+        found => Ok(Some(found?)),
+    }
 }
 
 impl Site {
@@ -78,7 +86,7 @@ impl Site {
 
     /// Controls that act already, without the settings in force.
     pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
-        let cpu = Cgroups::detect_cpu(&self.root).ok();
+        let cpu = cpu_hierarchy(&self.root)?;
         let names = self.device_names();
         let at = controls::Survey {
             root: &self.root,
@@ -185,4 +193,28 @@ pub(super) fn guest_settings(
         bfq = bfq_of(&tunables.collect::<std::result::Result<_, String>>()?).map_err(|e| format!("{e:#}"))?;
     }
     Ok(Some((elevator, bfq)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_controller_that_cannot_be_read_is_not_taken_for_none() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let mounts = root.at("/proc/self/mountinfo");
+        std::fs::create_dir_all(mounts.parent().unwrap()).unwrap();
+        std::fs::write(&mounts, "30 1 0:30 / /proc rw - proc proc rw\n").unwrap();
+        assert!(cpu_hierarchy(&root).unwrap().is_none());
+        std::fs::write(&mounts, "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap();
+        let controllers = root.at("/sys/fs/cgroup/cgroup.controllers");
+        std::fs::create_dir_all(&controllers).unwrap();
+        assert!(cpu_hierarchy(&root).is_err());
+        std::fs::remove_dir(&controllers).unwrap();
+        std::fs::write(&controllers, "io\n").unwrap();
+        assert!(cpu_hierarchy(&root).unwrap().is_none());
+        std::fs::write(&controllers, "cpu io\n").unwrap();
+        assert!(cpu_hierarchy(&root).unwrap().is_some());
+    }
 }

@@ -108,3 +108,25 @@ fn a_unit_is_known_by_its_directory() {
     assert_eq!(unit(&format!("{scope}/libvirt/vcpu0/cpu.max")), None);
     assert_eq!(unit("/sys/fs/cgroup/plc/cpu.max"), None);
 }
+
+/// systemd writes over it, and what is not journaled does not come back.
+#[test]
+fn what_was_written_by_hand_and_cannot_be_read_is_not_taken_for_unset() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = rtvirtio_kernel::Root::new(dir.path());
+    let machine = Machine::new(&root, &crate::machine::NoGuests);
+    let group = Path::new("/sys/fs/cgroup/machine.slice/plc.scope");
+    let weight = root.at(group.join("cpu.weight"));
+    std::fs::create_dir_all(root.at(group)).unwrap();
+    std::fs::write(&weight, "300\n").unwrap();
+    let shown = BTreeMap::from([("plc.scope".to_owned(), Ok(SHOWN.to_owned()))]);
+    let found = || {
+        let target = Target::host(group.join("CPUQuota"), quota_form());
+        let mut properties = [Write::new("CPUQuota of plc.scope", target, "200000 infinity")];
+        side_effects(&mut properties, &[], &shown, &machine).map(|()| properties[0].side_effects.len())
+    };
+    assert_eq!(found().unwrap(), 1, "the weight, and no file that is not there");
+    std::fs::remove_file(&weight).unwrap();
+    std::fs::create_dir(&weight).unwrap();
+    assert!(matches!(found(), Err(ApplyError::Host(HostError::Read { .. }))));
+}

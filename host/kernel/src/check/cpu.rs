@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::io::Errno;
 
 use super::Finding;
-use crate::mounts::{Mount, mounts};
+use super::realtime::{self, is_unthrottled};
 use crate::{HostError, Root, process};
 
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -36,37 +36,47 @@ fn number(root: &Root, path: impl AsRef<Path>) -> Result<i64, HostError> {
 fn throttling(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.throttling";
     const WHY: &str = "real-time threads that use up their share of a period are stopped until it ends";
-    let values = number(root, "/proc/sys/kernel/sched_rt_runtime_us")
-        .and_then(|r| Ok((r, number(root, "/proc/sys/kernel/sched_rt_period_us")?)));
-    found.push(match values {
-        Err(e) => Finding::unknown(ID, &e, WHY),
-        // The whole period is Linux 7's default.
-        Ok((runtime, period)) if super::realtime::is_unthrottled(runtime, period) => {
-            match super::least_fair_server(root) {
-                Err(e) => Finding::unknown(ID, &e, WHY),
-                Ok(Some(share)) if share > 0.0 => {
-                    Finding::ok(ID, "off; the fair server alone keeps a share for ordinary threads", WHY)
-                }
-                Ok(Some(_)) => {
-                    Finding::warn(ID, "off, and so is the fair server of a CPU", WHY, "see rt.fair_server")
-                }
-                Ok(None) => Finding::warn(
-                    ID,
-                    "off, and this kernel has no fair server: a runaway real-time thread can hang a CPU",
-                    WHY,
-                    "sysctl kernel.sched_rt_runtime_us=950000",
-                ),
-            }
+    const REMEDY: &str = "sysctl kernel.sched_rt_runtime_us=950000";
+    let read = || {
+        let runtime = number(root, "/proc/sys/kernel/sched_rt_runtime_us")?;
+        let period = number(root, "/proc/sys/kernel/sched_rt_period_us")?;
+        Ok::<_, HostError>((runtime, period, super::stops_fifo(root)?, super::least_fair_server(root)?))
+    };
+    let (runtime, period, stops, server) = match read() {
+        Ok(read) => read,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
+    // The whole period is Linux 7's default.
+    let is_off = !stops || is_unthrottled(runtime, period);
+    let deadline = if is_unthrottled(runtime, period) {
+        String::new()
+    } else {
+        format!("; {runtime} us of each {period} us bound deadline reservations only")
+    };
+    found.push(match server {
+        _ if !is_off && runtime == 0 => {
+            Finding::warn(ID, "real-time threads get no time at all", WHY, REMEDY)
         }
-        Ok((0, _)) => Finding::warn(
-            ID,
-            "real-time threads get no time at all",
-            WHY,
-            "sysctl kernel.sched_rt_runtime_us=950000",
-        ),
-        Ok((runtime, period)) => {
+        _ if !is_off => {
             Finding::ok(ID, format!("real-time threads get {runtime} us of each {period} us"), WHY)
         }
+        Some(_) if runtime == 0 => {
+            Finding::warn(ID, "off, and deadline threads get no time at all", WHY, REMEDY)
+        }
+        Some(share) if share > 0.0 => {
+            let what = "off; the fair server alone keeps a share for ordinary threads";
+            Finding::ok(ID, format!("{what}{deadline}"), WHY)
+        }
+        Some(_) => {
+            let what = "off, and so is the fair server of a CPU";
+            Finding::warn(ID, format!("{what}{deadline}"), WHY, "see rt.fair_server")
+        }
+        None => Finding::warn(
+            ID,
+            "off, and this kernel has no fair server: a runaway real-time thread can hang a CPU",
+            WHY,
+            REMEDY,
+        ),
     });
 }
 
@@ -74,15 +84,8 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.group";
     const WHY: &str =
         "with CONFIG_RT_GROUP_SCHED a new cgroup has no real-time budget: SCHED_FIFO in it is refused";
-    let is_cpu = |m: &Mount| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu");
-    let budget = mounts(root).and_then(|all| {
-        let file = all.into_iter().find(is_cpu).map(|m| m.point.join("cpu.rt_runtime_us"));
-        match file {
-            Some(file) if root.exists(&file)? => number(root, &file).map(Some),
-            _ => Ok(None),
-        }
-    });
-    found.push(match budget {
+    let budget = realtime::group_budget(root);
+    found.push(match budget.and_then(|file| file.map(|file| number(root, file)).transpose()) {
         Err(e) => Finding::unknown(ID, &e, WHY),
         Ok(None) => Finding::ok(ID, "no real-time budget per cgroup", WHY),
         Ok(Some(budget)) => Finding::warn(

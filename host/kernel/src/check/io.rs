@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Finding;
-use crate::{BlockDevice, Cgroups, Hierarchy, HostError, Root, text};
+use crate::{BlockDevice, Cgroups, Hierarchy, HostError, Root, text, unless_gone};
 
 /// Requests of an elevator below which it has hardly a choice.
 const FEW: u32 = 8;
@@ -90,9 +90,14 @@ fn bfq(root: &Root, release: &str, found: &mut Vec<Finding>) {
             false
         })
     };
-    let offered = is(BlockDevice::all(root).map(|all| {
-        all.iter().any(|d| d.elevators(root).is_ok_and(|e| e.available.iter().any(|a| a == "bfq")))
-    }));
+    let offers = |disk: &BlockDevice| {
+        let elevators = unless_gone(disk.elevators(root))?;
+        Ok(elevators.is_some_and(|e| e.available.iter().any(|name| name == "bfq")))
+    };
+    let offered = match BlockDevice::all(root) {
+        Ok(all) => all.iter().any(|disk| is(offers(disk))),
+        Err(e) => is(Err(e)),
+    };
     let modules = Path::new("/lib/modules").join(release);
     let named_in =
         |file: &str| Ok(root.read_optional(modules.join(file))?.is_some_and(|t| t.contains("/bfq.ko")));

@@ -39,9 +39,12 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
 #[must_use]
 pub fn traffic(root: &Root, time: Duration) -> Vec<Finding> {
     const ID: &str = "memory.traffic";
-    let vms = realtime::vmms(root).unwrap_or_default();
     let of_vm = |pid: u32, what: &str| Finding::ok(&format!("{ID}.{pid}"), format!("VM {pid}: {what}"), WHY);
     let unknown = |e: &crate::HostError| vec![Finding::unknown(ID, e, WHY)];
+    let vms = match realtime::vmms(root) {
+        Ok(vms) => vms,
+        Err(e) => return unknown(&e),
+    };
     let resctrl = match uncounted(root) {
         Ok(Ok(resctrl)) => resctrl,
         Ok(Err(why)) => return vms.iter().map(|pid| of_vm(*pid, &why)).collect(),

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Finding;
 use crate::fair_server::{SERVERS, SINCE, version};
-use crate::mounts::mounts;
+use crate::mounts::{Mount, mounts};
 use crate::topology::{isolated, tickless};
 use crate::{HostError, Root, process};
 
@@ -47,6 +47,27 @@ pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
 /// As [`fair_server`].
 pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::min, &names(isolated(root)?))
+}
+
+/// Whether the kernel stops FIFO and RR threads that have used up `sched_rt_runtime_us`. Since it
+/// has a fair server (Linux 6.12) it does so with CONFIG_RT_GROUP_SCHED only, seen by the root
+/// group's budget on cgroup v1; else that number bounds the reservations of deadline threads alone.
+///
+/// # Errors
+/// When that cannot be read.
+pub fn stops_fifo(root: &Root) -> Result<bool, HostError> {
+    Ok(fair_server(root)?.is_none() || group_budget(root)?.is_some())
+}
+
+/// File with the real-time budget of the root group on cgroup v1; `None` where groups have none, or
+/// on cgroup v2, where CONFIG_RT_GROUP_SCHED does not show.
+pub(super) fn group_budget(root: &Root) -> Result<Option<PathBuf>, HostError> {
+    let is_cpu = |m: &Mount| m.fs == "cgroup" && m.options.iter().any(|option| option == "cpu");
+    let file = mounts(root)?.into_iter().find(is_cpu).map(|m| m.point.join("cpu.rt_runtime_us"));
+    Ok(match file {
+        Some(file) if root.exists(&file)? => Some(file),
+        _ => None,
+    })
 }
 
 fn of_servers(
@@ -277,7 +298,7 @@ pub fn vms(root: &Root) -> Vec<Finding> {
     };
     let mut found = Vec::new();
     for &pid in &vmms {
-        if is_qemu(&process::name(root, pid).unwrap_or_default()) {
+        if process::program_or_name(root, pid).is_ok_and(|program| program.is_some_and(|p| is_qemu(&p))) {
             found.extend(locked(root, pid));
             found.extend(qcow2(root, pid));
         }
@@ -287,21 +308,25 @@ pub fn vms(root: &Root) -> Vec<Finding> {
     found
 }
 
-/// Processes of VMMs: QEMU, and those of `OTHER_VMMS`.
+/// Processes of VMMs, by their programs.
 pub(super) fn vmms(root: &Root) -> Result<Vec<u32>, HostError> {
-    let is_vmm = |pid: &u32| {
-        let name = process::name(root, *pid).unwrap_or_default();
-        is_qemu(&name) || OTHER_VMMS.contains(&name.as_str())
-    };
-    Ok(process::pids(root)?.into_iter().filter(is_vmm).collect())
+    let mut found = Vec::new();
+    for pid in process::pids(root)? {
+        found.extend(process::program_or_name(root, pid)?.filter(|name| is_vmm(name)).map(|_| pid));
+    }
+    Ok(found)
 }
 
 fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
 }
 
-/// Names of other VMMs' processes, truncated to 15 bytes by the kernel.
-const OTHER_VMMS: [&str; 3] = ["cloud-hyperviso", "firecracker", "crosvm"];
+/// Whether a program is a VMM. Some are released with a version in their names, which the kernel
+/// cuts at 15 bytes where only the process's name can be read.
+fn is_vmm(name: &str) -> bool {
+    let is_released = ["cloud-hyperviso", "firecracker-v"].iter().any(|start| name.starts_with(start));
+    is_qemu(name) || is_released || name == "firecracker" || name == "crosvm"
+}
 
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =

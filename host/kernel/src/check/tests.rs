@@ -56,6 +56,19 @@ fn a_good_host_has_nothing_to_do() {
 }
 
 #[test]
+fn elevators_that_cannot_be_read_are_not_taken_for_a_kernel_without_bfq() {
+    let (_d, root) = good();
+    let scheduler = "/sys/block/sda/queue/scheduler";
+    file(&root, scheduler, "[none] mq-deadline\n");
+    assert_eq!(finding(&root, "bfq").level, Level::Fail);
+    // A directory in the place of the file: EISDIR.
+    fs::remove_file(root.at(scheduler)).unwrap();
+    fs::create_dir(root.at(scheduler)).unwrap();
+    let found = finding(&root, "bfq");
+    assert!(found.level == Level::Warn && found.what.starts_with("not known"), "{found:?}");
+}
+
+#[test]
 fn a_kernel_without_io_cost_is_named() {
     let (_d, root) = good();
     let found = finding(&root, "io.cost");
@@ -148,9 +161,39 @@ fn a_limit_of_the_whole_period_stops_no_thread() {
     file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "1000000\n");
     let f = finding(&root, "rt.throttling");
     assert!(f.level == Level::Ok && f.what.contains("off; the fair server alone keeps a share"), "{f:?}");
-    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "999999\n");
-    let f = finding(&root, "rt.throttling");
-    assert!(f.what.contains("999999 us of each 1000000 us"), "{f:?}");
+}
+
+/// From Linux 6.12 on `sched_rt_runtime_us` stops a FIFO thread with CONFIG_RT_GROUP_SCHED only
+/// (`update_curr_rt()`).
+#[test]
+fn a_limit_that_the_kernel_does_not_enforce_is_no_limit() {
+    let (_d, root) = good();
+    let of = |root: &Root| {
+        let f = finding(root, "rt.throttling");
+        (f.level, f.what)
+    };
+    assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
+    file(&root, "/proc/sys/kernel/osrelease", "6.11.0\n");
+    assert!(of(&root).1.starts_with("real-time threads get"));
+    file(&root, "/proc/sys/kernel/osrelease", "6.12.0\n");
+    let (level, what) = of(&root);
+    assert!(level == Level::Ok && what.starts_with("off; the fair server alone keeps a share"), "{what}");
+    assert!(what.ends_with("950000 us of each 1000000 us bound deadline reservations only"), "{what}");
+    let server = "/sys/kernel/debug/sched/fair_server/cpu0";
+    file(&root, &format!("{server}/period"), "1000000000\n");
+    file(&root, &format!("{server}/runtime"), "0\n");
+    let (level, what) = of(&root);
+    assert!(level == Level::Warn && what.starts_with("off, and so is the fair server of a CPU"), "{what}");
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "0\n");
+    assert!(of(&root).1.contains("deadline threads get no time at all"));
+    // CONFIG_RT_GROUP_SCHED.
+    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    let mount = "39 31 0:36 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+    let mounts = fs::read_to_string(root.at("/proc/self/mountinfo")).unwrap();
+    file(&root, "/proc/self/mountinfo", &(mounts + mount));
+    assert!(of(&root).1.starts_with("off"), "groups without a budget");
+    file(&root, "/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
+    assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
 }
 
 #[test]
@@ -246,6 +289,8 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
     // A VM whose thread is in the default group, and one in a group of its own.
     for pid in [40, 41] {
         file(&root, &format!("/proc/{pid}/comm"), "qemu-system-x86\n");
+        let exe = root.at(format!("/proc/{pid}/exe"));
+        std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", exe).unwrap();
         file(&root, &format!("/proc/{pid}/task/{pid}/comm"), "qemu-system-x86\n");
     }
     let seen = memory_traffic(&root, std::time::Duration::from_millis(1));

@@ -95,7 +95,11 @@ fn a_program_is_known_by_its_executable_and_not_by_its_name() {
     };
     assert!(!is_of_root(&root, 5, "rtvirtio-iod").unwrap(), "a thread of the kernel has no executable");
     assert!(is_one("/usr/bin/rtvirtio-iod") && is_one("/opt/rtvirtio-iod (deleted)"));
+    assert!(is_one("/nix/store/q/bin/.rtvirtio-iod-wrapped"));
     assert!(!is_one("/usr/bin/qemu-system-x86_64") && !is_one("/rtvirtio-iod/sh"));
+    assert_eq!(program_or_name(&root, 5).unwrap().as_deref(), Some("sh"), "the name is not asked");
+    assert!(!is_one("/opt/vmm (deleted)"));
+    assert_eq!(executable(&root, 5).unwrap().as_deref(), Some(Path::new("/opt/vmm")));
     put(&root, "/proc/5/status", "Uid:\t0\t64055\t0\t0\n");
     assert!(!is_one("/usr/bin/rtvirtio-iod"), "another user's");
     put(&root, "/proc/5/status", "\n");

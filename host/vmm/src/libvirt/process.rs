@@ -64,9 +64,10 @@ pub(super) fn find(root: &Root, daemon: &dyn Daemon, xml: &DomainXml) -> Result<
 
 /// Reason why a process is not the QEMU of a VM, whatever its command line.
 fn objection(root: &Root, pid: u32, xml: &DomainXml, is_named: bool) -> Option<String> {
-    let program = fs::read_link(root.at(format!("/proc/{pid}/exe"))).ok();
+    // Readable by root and the owner; else the name of the process decides.
+    let program = process::executable(root, pid).ok().flatten();
     let is_emulator = program.is_some() && program == xml.emulator;
-    if !is_emulator && Vmm::of_process(root, pid).is_none() {
+    if !is_emulator && !matches!(Vmm::of_process(root, pid), Ok(Some(_))) {
         let program = program.map_or_else(|| "unknown".to_owned(), |path| path.display().to_string());
         return Some(format!("is no virtual machine monitor (its program is {program})"));
     }

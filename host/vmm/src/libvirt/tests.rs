@@ -284,6 +284,9 @@ fn an_impostor_neither_becomes_the_domain_nor_blocks_it() {
                            <devices><emulator>/opt/vmm</emulator></devices></domain>";
     all.add(me, "/opt/vmm", 0, &words, SCOPE);
     assert_eq!((all.found(WRAPPED), all.found(LABELLED).is_err()), (Ok(me), true));
+    // Also after an update of its package.
+    all.add(me, "/opt/vmm (deleted)", 0, &words, SCOPE);
+    assert_eq!(all.found(WRAPPED), Ok(me));
 }
 
 #[test]

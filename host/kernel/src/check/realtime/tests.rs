@@ -133,14 +133,17 @@ fn a_server_that_is_off_gives_no_group_a_budget() {
 }
 
 fn vm(root: &Root, locked_kb: u32) {
-    put(root, "/proc/42/comm", "qemu-system-x86\n");
+    // As with `-name process=plc`.
+    put(root, "/proc/42/comm", "plc\n");
+    let _ = std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64 (deleted)", root.at("/proc/42/exe"));
     put(root, "/proc/42/status", &format!("VmLck:\t{locked_kb} kB\nVmRSS:\t102400 kB\n"));
     put(
         root,
         "/proc/42/limits",
         "Max locked memory         8388608              8388608              bytes\n",
     );
-    put(root, "/proc/43/comm", "bash\n");
+    put(root, "/proc/43/comm", "qemu-system-x86\n");
+    let _ = std::os::unix::fs::symlink("/usr/bin/bash", root.at("/proc/43/exe"));
     put(root, "/proc/43/status", "VmLck:\t0 kB\nVmRSS:\t102400 kB\n");
 }
 
