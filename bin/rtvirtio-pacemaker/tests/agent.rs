@@ -209,6 +209,78 @@ fn a_contract_without_cpus_takes_none_away() {
     assert!(!budget.exists());
 }
 
+/// The group of the new contract is another program's: no check finds that before.
+#[test]
+fn a_contract_that_fails_to_start_gives_way_to_the_one_before() {
+    if !has("a_contract_that_fails_to_start_gives_way_to_the_one_before", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let (old, new) = (unique("ocfwas"), unique("ocfis"));
+    let machine = Machine::spinning(dir.path(), &old, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    let group = |vm: &str| Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
+    let taken = Group(group(&new));
+    let old_is_in_force = || {
+        assert_eq!(fs::read_to_string(group(&old).join("cpu.rt_runtime_us")).unwrap().trim(), "1000");
+    };
+    agent.write(&old, machine.qmp(), "1ms");
+    agent.ok("start");
+    fs::create_dir(&taken.0).unwrap();
+    agent.write(&new, machine.qmp(), "2ms");
+    let said = agent.ok("monitor");
+    let words = format!("the contract from before ({old} 1ms in 100ms) is in force again");
+    assert!(said.contains(&words) && said.contains("asks for 2ms in 100ms now"), "{said}");
+    old_is_in_force();
+    // Not taken away again at each monitor.
+    let said = agent.ok("monitor");
+    assert!(said.contains("restart this resource") && !said.contains("applied again"), "{said}");
+    old_is_in_force();
+    drop(taken);
+    let spec = fs::read_to_string(&agent.spec).unwrap();
+    fs::write(&agent.spec, spec + "# again\n").unwrap();
+    let said = agent.ok("monitor");
+    assert!(group(&new).exists() && !group(&old).exists(), "{said}");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
+    assert!(!group(&new).exists());
+}
+
+/// A cgroup that goes with it.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Budget and period are the same.
+#[test]
+fn changed_priorities_are_applied() {
+    if !has("changed_priorities_are_applied", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocfprio");
+    let machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    agent.write(&vm, machine.qmp(), "1ms");
+    agent.ok("start");
+    let spec = fs::read_to_string(&agent.spec).unwrap();
+    // Neither a comment nor a target makes another contract.
+    let target = "rate = \"10/s\"\ntarget = { percentile = \"p99\", latency = \"50ms\" } # changed";
+    fs::write(&agent.spec, spec.replace("rate = \"10/s\"", target)).unwrap();
+    assert_eq!(agent.ok("monitor"), "");
+    fs::write(&agent.spec, spec.replace("\"100ms\" }", "\"100ms\" }\npriorities = \"rt\"")).unwrap();
+    let said = agent.ok("monitor");
+    assert!(said.contains("another value of `priorities`") && said.contains("applied again"), "{said}");
+    let in_force = fs::read_to_string(agent.state.join("contracts/plc/cpu.json")).unwrap();
+    assert!(in_force.contains("\"order\": \"rt\""), "{in_force}");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
+}
+
 /// A mistake in the spec is no failure of the node, and each code has its words. No second try
 /// makes the file right: none is made.
 #[test]
