@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rtvirtio_kernel::sched::Attr;
 use rtvirtio_planner::replan::Proposal;
 
 use crate::config::{Config, DriftPolicy, Mode};
@@ -201,8 +202,8 @@ impl<H: Host> Daemon<H> {
             Outcome::Done { changes, notes } => {
                 let is_event = match step.action {
                     Action::TakeIn | Action::SetPlan => !changes.is_empty(),
-                    // Every two seconds, so that it would crowd out what happens once. Only new
-                    // threads, and those that another program took out, are told.
+                    // Splits come every two seconds, and would fill the history. An event is only a
+                    // thread that is new, or that another program took out of its reservation.
                     Action::Split => changes.iter().any(|of| !was_split(of)),
                     _ => true,
                 };
@@ -318,7 +319,8 @@ impl<H: Host> Daemon<H> {
 
 /// Whether a change is of a thread's share of a budget that had one before.
 fn was_split(change: &SettingChange) -> bool {
-    change.old.as_deref().is_some_and(|old| old.starts_with("deadline "))
+    let old = change.old.as_deref().and_then(|old| old.parse::<Attr>().ok());
+    old.is_some_and(|old| old.reservation.is_some())
 }
 
 fn action_text(action: &Action) -> &'static str {

@@ -1,4 +1,4 @@
-//! The kernel's fair server, off on the CPUs that vCPUs have by `cores` where the spec says so.
+//! Switches the kernel's fair server off on the CPUs of vCPUs, where `cores` of the spec says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -257,6 +257,7 @@ fn scan(
     lookups: &mut Failures,
     search: &mut Search,
 ) -> Result<Scan> {
+    let root = &keeper.root;
     let vm = kept.contract().vm.clone();
     // A monitor that does not answer costs only the certainty of the roles, and all VMs the time.
     let mut look_up = || {
@@ -280,8 +281,8 @@ fn scan(
             }
         }
     };
-    let processes = process::pids(&keeper.root)?.into_iter().collect();
-    let Some(mut new) = kept.scan(&keeper.root, &keeper.probe, &processes, &mut look_up)? else {
+    let processes = process::pids(root)?.into_iter().collect();
+    let Some(mut new) = kept.scan(root, &keeper.probe, &processes, &mut look_up)? else {
         return Ok(Scan::Done);
     };
     let session = match Session::open(&keeper.dirs.state) {
@@ -300,12 +301,12 @@ fn scan(
     if kept.lacks_cpus(&new) {
         let state = &keeper.dirs.state;
         let others = contracts_of_others(&vm, keeper.dirs)?;
-        without_cpus = kept.place_hotplugged(&mut new, &keeper.root, &keeper.probe, &others)?;
+        without_cpus = kept.place_hotplugged(&mut new, root, &keeper.probe, &others)?;
         // Before the write, so that nothing else is placed on these CPUs in any case.
         new.changed(kept.contract()).map_or(Ok(()), |of| contracts::replace_in_force(of, state))?;
     }
-    let machine = Machine::new(&keeper.root, &NoGuests);
-    let mut amended = session.amend(&new.settings.writes, &machine, &mut Silent)?;
+    let mut amended = session.amend(&new.settings.writes, &Machine::new(root, &NoGuests), &mut Silent)?;
+    drop(session);
     amended.warnings.extend(new.stuck.clone());
     let notes = new.settings.notes.clone();
     kept.written(new);

@@ -7,11 +7,10 @@
 //! (`virCgroupV1ValidateMachineGroup()`). The groups below cannot have the budget, because the
 //! kernel limits the sum of theirs to that of the VM's group.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Form, Target, Write, append};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, unless_gone};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, unless_gone};
 use rtvirtio_units::Ratio;
 use rtvirtio_vmm::Thread;
 
@@ -45,10 +44,7 @@ pub(crate) fn is_helper(name: &str) -> bool {
 pub fn is_helper_process(root: &Root, pid: u32) -> bool {
     /// Most bytes of a process's name.
     const NAME_LEN: usize = 15;
-    let Ok(program) = fs::read_link(root.at(format!("/proc/{pid}/exe"))) else { return false };
-    let file = program.file_name().unwrap_or_default().to_string_lossy();
-    // Its package was updated since.
-    let file = file.strip_suffix(" (deleted)").unwrap_or(&file);
+    let Ok(Some(file)) = process::program(root, pid) else { return false };
     // passt has a file for each kind of CPU: `passt.avx2`.
     let stem = file.split('.').next().unwrap_or_default();
     is_helper(stem.get(..NAME_LEN).unwrap_or(stem))

@@ -303,8 +303,20 @@ fn deadline_reservations_are_set_and_hold() {
 /// are taken out of it.
 #[test]
 fn threads_that_are_ending_are_taken_out_of_their_reservations() {
+    // A VM may have ended before it is looked at.
+    for _ in 0..5 {
+        if released_while_ending().is_none_or(|n| n > 0) {
+            return;
+        }
+    }
+    panic!("no thread was taken out of its reservation");
+}
+
+/// Kills a VM with little CPU time, and returns how many of its threads were released meanwhile;
+/// `None` where the test is skipped.
+fn released_while_ending() -> Option<u32> {
     let test = "threads_that_are_ending_are_taken_out_of_their_reservations";
-    let Some((spinner, _)) = with(test, Backend::Deadline) else { return };
+    let (spinner, _) = with(test, Backend::Deadline)?;
     let (root, pid) = (Root::default(), spinner.machine.pid());
     let threads = spinner.threads();
     // A thousandth of a CPU: what takes 1 ms else takes a second.
@@ -321,7 +333,7 @@ fn threads_that_are_ending_are_taken_out_of_their_reservations() {
         assert!(start.elapsed() < LIMIT, "{:?}", spinner.threads());
         thread::sleep(Duration::from_millis(5));
     }
-    assert!(released > 0, "of {} threads", threads.len());
+    Some(released)
 }
 
 /// A vCPU that is hot-plugged while the contract is in force gets its role's policy, inside the

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -316,20 +315,28 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Whether a process runs an executable of this file name as root. Any process gives itself a name,
-/// as QEMU does with `-name process=`; the link to the executable (`/proc/PID/exe`) is the
-/// kernel's, and no other user can start one as root.
+/// File name of a process's executable (`/proc/PID/exe`); `None` for a process that has ended, and
+/// for a thread of the kernel. Any process gives itself a [`name`], as QEMU does with `-name
+/// process=`; this one is the kernel's.
 ///
 /// # Errors
-/// When that is unknown. False for a process that has ended, and for a thread of the kernel.
-pub fn is_of_root(root: &Root, pid: u32, program: &str) -> Result<bool, HostError> {
+/// When the link cannot be read, as by another user.
+pub fn program(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
     let path = path(pid, "exe");
     let link = fs::read_link(root.at(&path)).map_err(|source| HostError::Read { path, source });
-    let Some(link) = unless_gone(link)? else { return Ok(false) };
-    let name = link.file_name().unwrap_or_default().as_bytes();
+    let Some(link) = unless_gone(link)? else { return Ok(None) };
+    let file = link.file_name().unwrap_or_default().to_string_lossy();
     // The file of a program that has been updated since.
-    let is_program = name.strip_suffix(b" (deleted)").unwrap_or(name) == program.as_bytes();
-    Ok(is_program && unless_gone(user(root, pid))? == Some(0))
+    Ok(Some(file.strip_suffix(" (deleted)").unwrap_or(&file).to_owned()))
+}
+
+/// Whether a process runs an executable of this file name as root; no other user can start one so.
+/// False for a process that has ended, and for a thread of the kernel.
+///
+/// # Errors
+/// When the executable or the user cannot be read.
+pub fn is_of_root(root: &Root, pid: u32, file: &str) -> Result<bool, HostError> {
+    Ok(program(root, pid)?.as_deref() == Some(file) && unless_gone(user(root, pid))? == Some(0))
 }
 
 /// Effective user of a process (proc_pid_status(5)).

@@ -117,30 +117,63 @@ pub(super) fn leave(tid: u32, held: Reservation, attr: &Attr, before: &Attr) -> 
     if !is_ready(tid) && left(tid).is_some_and(|of| of.0 <= 0 && of != (0, 0)) {
         thread::sleep((Duration::from_nanos(held.period) + SLACK).min(MAX_WAIT));
     }
+    let (first, begin) = (left(tid).filter(|of| *of != (0, 0)), Instant::now());
     // The kernel counts what has been used with each change. Refused where
     // `sched_deadline_period_max_us` is lower than usual: then a sleeper's bandwidth is lost, and
     // the policy is still right.
     if let Some(released) = before.released() {
         let _ = set_raw(tid, &released);
     }
-    let rest = left(tid).map_or(-TICK, |of| of.0);
-    let is_marked = rest < ENOUGH && is_ready(tid);
+    let rest = left(tid);
+    let is_marked = rest.map_or(-TICK, |of| of.0) < ENOUGH && is_ready(tid);
     if is_marked {
-        // With the released one the kernel would forget it in hours.
-        let _ = set_raw(tid, before);
+        return leave_marked(tid, held, attr, before, first);
     }
+    change(tid, attr, before)?;
+    // Held up meanwhile, this program does not know whether the thread has used up the rest. A
+    // sleeper's bandwidth would be lost.
+    match rest {
+        Some((runtime, _)) if begin.elapsed() >= nanos(runtime) && is_ready(tid) => {
+            leave_marked(tid, held, attr, before, first)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn nanos(of: i64) -> Duration {
+    Duration::from_nanos(of.max(0).unsigned_abs())
+}
+
+/// Takes a thread that may be throttled out of its own reservation: with the released one the
+/// kernel would forget it in hours. `first` is what was left before any change.
+fn leave_marked(
+    tid: u32,
+    held: Reservation,
+    attr: &Attr,
+    before: &Attr,
+    first: Option<(i64, i64)>,
+) -> io::Result<()> {
+    let _ = set_raw(tid, before);
+    let rest = left(tid);
+    change(tid, attr, before)?;
+    // A change of a thread whose deadline has passed gives it a new one, 2 s away under the
+    // released reservation.
+    let pushed = first.zip(rest).map_or(0, |(first, now)| now.1.saturating_sub(first.1));
+    let lag = lag(held, rest.map_or(-TICK, |of| of.0)) + nanos(pushed);
+    let now = Instant::now();
+    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    leaving.retain(|_, at| *at > now);
+    leaving.insert(tid, now + lag.min(MAX_WAIT));
+    Ok(())
+}
+
+/// Gives a thread of a reservation other attributes.
+fn change(tid: u32, attr: &Attr, before: &Attr) -> io::Result<()> {
     set_raw(tid, attr).inspect_err(|_| {
         // The thread held it a moment ago, so there is bandwidth for it; and the first error is the
         // one to report.
         let _ = set_raw(tid, before);
-    })?;
-    if is_marked {
-        let now = Instant::now();
-        let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.retain(|_, at| *at > now);
-        leaving.insert(tid, now + lag(held, rest));
-    }
-    Ok(())
+    })
 }
 
 /// Whether a thread under this reservation is throttled for good, as far as 10 s show it.
