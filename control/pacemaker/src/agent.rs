@@ -8,6 +8,7 @@
 mod applied_spec;
 mod asked;
 mod parameters;
+mod room;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -32,16 +33,20 @@ use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, in_force, interrupts, o
 use crate::{PacemakerError, marker};
 use asked::asked_now;
 pub use parameters::Parameters;
+use room::{RETRY, give_room_back, locked, lower_room, warn_of_room};
 use standing::{ContractState, is_in_part, standing};
 
-/// Timeout of the monitor of a VM that Pacemaker reports as started, and of a busy lock.
+/// Time for guests' agents in one action, all together.
+const AGENTS: Duration = Duration::from_secs(20);
+/// Timeout of the monitor of a VM that Pacemaker reports as started, and of a lock that is busy
+/// then.
 const STARTING: Duration = Duration::from_secs(20);
-/// Timeout of the same within a monitor, which has 30 s: for the lock, for the contract that is to
-/// take the place of another, and for that one again.
-const REPLACING: Duration = Duration::from_secs(6);
-/// Timeout for the removal of a stopped VM's cgroup.
-const ENDING: Duration = Duration::from_secs(3);
-const RETRY: Duration = Duration::from_millis(100);
+/// Age of a monitor, which has 30 s, from which on it puts nothing back to replace it: that takes
+/// twice the time of stop, `REPLACING`, and the time to apply a contract.
+const IN_TIME: Duration = Duration::from_secs(8);
+/// Timeout within a monitor of the lock, of the contract that is to take the place of another, and
+/// of that one again.
+const REPLACING: Duration = Duration::from_secs(4);
 
 /// Exit codes of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +75,16 @@ struct Wish {
     plan: Option<HostPlan>,
 }
 
+/// A contract that is known to fit, and the lock, so that no other program takes its room.
+struct Fitting<'p> {
+    wish: Wish,
+    scopes: Scopes<'p>,
+}
+
 /// Runs an action. Warnings go to `progress`.
 pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Ocf {
     // One for the whole action, which has a time limit.
-    let guests = AgentsInTime::default();
+    let guests = AgentsInTime::lasting(AGENTS);
     let done = match action {
         "start" => start(parameters, &guests, progress).map(|()| Ocf::Success),
         "stop" => stop(parameters, None, &guests, progress).map(|()| Ocf::Success),
@@ -161,29 +172,22 @@ fn apply(
     let (own, host) = (p.own(), &wish.host);
     let holder = Holder::Resource(p.resource.clone());
     let names = host.vms().iter().map(|vm| vm.name.as_str());
-    holders::refuse_names(names, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+    holders::refuse_names(names, &holder, &p.dirs).map_err(|e| refused(p, e))?;
     if !p.disk {
         // Held so that no other agent changes the shared groups meanwhile.
         let taken;
-        let scopes = match held {
-            Some(scopes) => scopes,
-            None => {
-                taken = Scopes::lock(&p.dirs)?;
-                &taken
-            }
+        let scopes = if let Some(scopes) = held {
+            scopes
+        } else {
+            taken = Scopes::lock(&p.dirs)?;
+            &taken
         };
-        let others = in_force_beside(&p.dirs, &p.resource)?;
         // Budget kept for a VM that has ended would count against this contract.
-        let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
-        if let Err(e) = scopes.make_room(&probe, &others) {
-            progress.warn(&spare_room(p, &e));
-        }
+        warn_of_room(p, lower_room(p, scopes), progress);
+        let others = in_force_beside(&p.dirs, &p.resource)?;
         let wanted = Wanted::Cpu { host: host.clone() };
         let room = Room::Shared(scopes, &others, &holder);
-        let resolved = resolve(&wanted, &[], room, &own, progress).map_err(|e| match e.kind() {
-            Kind::InForce => elsewhere(p, &e),
-            _ => PacemakerError::Step(e),
-        })?;
+        let resolved = resolve(&wanted, &[], room, &own, progress).map_err(|e| refused(p, e))?;
         return put_in_force(&own, wish, &resolved, None, progress);
     }
     let wanted = match &wish.plan {
@@ -193,7 +197,7 @@ fn apply(
     let resolved = resolve(&wanted, &[], Room::Own, &own, progress)?;
     // Held so that no other program takes these VMs meanwhile.
     let _taken = if held.is_none() { Some(Scopes::lock(&p.dirs)?) } else { None };
-    holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+    holders::refuse(&resolved.vms, &holder, &p.dirs).map_err(|e| refused(p, e))?;
     put_in_force(&own, wish, &resolved, wanted.plan(), progress)
 }
 
@@ -236,7 +240,7 @@ fn planned(p: &Parameters, host: &HostSpec, progress: &dyn Progress) -> Result<W
 }
 
 /// Puts all settings back, even those changed since: the VM is about to stop, or has stopped.
-/// `held` is the lock where the caller has it.
+/// `held` is the lock of a caller that applies a contract next, for which the copies of specs stay.
 fn stop(
     p: &Parameters,
     held: Option<&Scopes<'_>>,
@@ -253,72 +257,21 @@ fn stop(
         }
         _ => {}
     }
-    // Without a journal it means nothing, so the settings are back all the same.
-    if let Err(e) = applied_spec::forget(&own) {
+    // Without a journal they mean nothing, so the settings are back all the same.
+    let forgotten = if held.is_none() { applied_spec::forget(&own) } else { Ok(()) };
+    if let Err(e) = forgotten {
         progress.warn(&format!("{}: {}", p.resource, one_line(&e)));
     }
     drop(session);
     // A leftover slows no VM, but counts against new contracts until the next start removes it.
-    if let Err(e) = give_room_back(p, held, progress) {
-        progress.warn(&spare_room(p, &e));
-    }
+    warn_of_room(p, give_room_back(p, held, progress), progress);
     Ok(())
-}
-
-fn spare_room(p: &Parameters, e: &(dyn std::error::Error + 'static)) -> String {
-    let why = one_line(e);
-    format!("{}: the groups above those of VMs keep more than they need: {why}", p.resource)
-}
-
-/// Takes the lock of the state directory, which another agent may hold for a moment.
-fn locked<'p>(
-    p: &'p Parameters,
-    limit: Duration,
-    progress: &dyn Progress,
-) -> Result<Scopes<'p>, PacemakerError> {
-    let begin = Instant::now();
-    loop {
-        match Scopes::lock(&p.dirs) {
-            Err(e) if e.kind() == Kind::InForce && begin.elapsed() < limit => progress.pause(RETRY)?,
-            taken => return Ok(taken?),
-        }
-    }
-}
-
-/// Returns this contract's part of the budget of the groups above those of VMs.
-fn give_room_back(
-    p: &Parameters,
-    held: Option<&Scopes<'_>>,
-    progress: &dyn Progress,
-) -> Result<(), PacemakerError> {
-    let taken;
-    let scopes = match held {
-        Some(scopes) => scopes,
-        None => {
-            taken = locked(p, STARTING, progress)?;
-            &taken
-        }
-    };
-    let begin = Instant::now();
-    loop {
-        match lower_room(p, scopes) {
-            // The group of a VM that has just ended keeps its budget until its manager removes it.
-            Err(_) if begin.elapsed() < ENDING => progress.pause(RETRY)?,
-            made => return made,
-        }
-    }
-}
-
-/// Lowers the groups above those of VMs to what the contracts in force need.
-fn lower_room(p: &Parameters, scopes: &Scopes<'_>) -> Result<(), PacemakerError> {
-    let probe = rtvirtio_cpu::probe(&Root::default()).map_err(PacemakerError::Host)?;
-    Ok(scopes.make_room(&probe, &in_force_beside(&p.dirs, &p.resource)?)?)
 }
 
 /// Reads the contract back. Changed settings, and another contract in the spec that fits, are
 /// applied with a warning; that is success.
 fn monitor(p: &Parameters, guests: &dyn Guests, progress: &dyn Progress) -> Result<Ocf, PacemakerError> {
-    let root = Root::default();
+    let (begin, root) = (Instant::now(), Root::default());
     // One for all: an agent that does not answer is waited for once.
     let machine = Machine::new(&root, guests);
     let unread = match standing(p, &machine)? {
@@ -326,7 +279,7 @@ fn monitor(p: &Parameters, guests: &dyn Guests, progress: &dyn Progress) -> Resu
         ContractState::Unknown(what) => Some(what),
         ContractState::None => return Ok(Ocf::NotRunning),
         ContractState::Differs(what) => {
-            return set_right(p, &what, machine, guests, progress).map(|()| Ocf::Success);
+            return set_right(p, &what, machine, begin, guests, progress).map(|()| Ocf::Success);
         }
     };
     // Guests' agents serve one connection at a time.
@@ -350,8 +303,8 @@ fn monitor(p: &Parameters, guests: &dyn Guests, progress: &dyn Progress) -> Resu
              or restart this resource to try again",
             asked.what
         )),
-        (Some(asked), None) => match check_fit(p, progress) {
-            Ok(scopes) => replace(p, &asked.what, &scopes, guests, progress)?,
+        (Some(asked), None) => match check_fit(p, begin, progress) {
+            Ok(next) => replace(p, &asked.what, &next, guests, progress)?,
             Err(e) => warn(&format!("{}; what is in force stays: {}", asked.what, one_line(&e))),
         },
     }
@@ -364,6 +317,7 @@ fn set_right(
     p: &Parameters,
     what: &str,
     machine: Machine<'_>,
+    begin: Instant,
     guests: &dyn Guests,
     progress: &dyn Progress,
 ) -> Result<(), PacemakerError> {
@@ -373,8 +327,8 @@ fn set_right(
     };
     // Guests' agents serve one connection at a time.
     drop(machine);
-    let e = match check_fit(p, progress) {
-        Ok(scopes) => return replace(p, what, &scopes, guests, progress),
+    let e = match check_fit(p, begin, progress) {
+        Ok(next) => return replace(p, what, &next, guests, progress),
         Err(e) => e,
     };
     let (resource, why, root) = (&p.resource, one_line(&e), Root::default());
@@ -388,27 +342,32 @@ fn set_right(
     Ok(())
 }
 
-/// Puts back what is in force and applies the spec's contract, which is known to fit. Where that
-/// fails all the same, what was in force is applied again, once.
+/// Puts back what is in force and applies what takes its place. Where that fails all the same, what
+/// was in force is applied again, once.
 fn replace(
     p: &Parameters,
     what: &str,
-    scopes: &Scopes<'_>,
+    next: &Fitting<'_>,
     guests: &dyn Guests,
     progress: &dyn Progress,
 ) -> Result<(), PacemakerError> {
     let warn = |text: &str| progress.warn(&format!("{}: {text}", p.resource));
-    let (own, wish) = (p.own(), spec(p)?);
+    let (own, scopes) = (p.own(), Some(&next.scopes));
     let before = before(p).unwrap_or_else(|e| {
         warn(&format!("what is in force could not be applied again after a failure: {}", one_line(&e)));
         None
     });
     warn(&format!("{what}; it is applied again"));
-    stop(p, Some(scopes), guests, progress)?;
-    let Err(failed) = bring(p, &wish, Some(scopes), guests, progress) else { return Ok(()) };
+    stop(p, scopes, guests, progress)?;
+    let Err(failed) = bring(p, &next.wish, scopes, guests, progress) else {
+        if let Err(e) = applied_spec::accept(&own) {
+            warn(&one_line(&e));
+        }
+        return Ok(());
+    };
     let Some(before) = before else { return Err(failed) };
-    let back = stop(p, Some(scopes), guests, progress)
-        .and_then(|()| bring(p, &before, Some(scopes), guests, progress));
+    let back =
+        stop(p, scopes, guests, progress).and_then(|()| bring(p, &before, scopes, guests, progress));
     if let Err(e) = back {
         warn(&format!("nor is the contract from before in force as it was: {}", one_line(&e)));
         return Err(failed);
@@ -418,11 +377,6 @@ fn replace(
     let of_vms: Vec<String> = of_vms.iter().map(|of| format!(" ({} {})", of.vm, of.contract)).collect();
     let again = format!("the contract from before{} is in force again", of_vms.concat());
     warn(&format!("{what}; that could not be applied, {again}: {}", one_line(&failed)));
-    if before.text != wish.text {
-        if let Err(e) = applied_spec::refuse(&own, &wish.text) {
-            warn(&one_line(&e));
-        }
-    }
     Ok(())
 }
 
@@ -434,31 +388,45 @@ fn before(p: &Parameters) -> Result<Option<Wish>, PacemakerError> {
     Ok(Some(Wish { host, text, plan }))
 }
 
-/// Checks that the spec's contract can take the place of the one in force, whose own share does not
-/// count: nothing is put back for a contract that is not known to fit. Returns the lock, so that no
-/// other program takes that room.
-fn check_fit<'p>(p: &'p Parameters, progress: &dyn Progress) -> Result<Scopes<'p>, PacemakerError> {
-    let (host, own, holder) = (spec(p)?.host, p.own(), Holder::Resource(p.resource.clone()));
-    let names = host.vms().iter().map(|vm| vm.name.as_str());
-    holders::refuse_names(names, &holder, &p.dirs).map_err(|e| elsewhere(p, &e))?;
+/// Contract that is to be in force: the spec's, or where that could not be applied in its place, the
+/// one in force once more.
+fn next(p: &Parameters) -> Result<Wish, PacemakerError> {
+    let wish = spec(p)?;
+    let is_refused = applied_spec::is_refused(&p.own(), &wish.text)?;
+    let before = if is_refused { before(p)? } else { None };
+    Ok(before.unwrap_or(wish))
+}
+
+/// Checks that the contract that is to be in force can take the place of the one that is, whose own
+/// share does not count, and that there is time to go back: nothing is put back for a contract that
+/// is not known to fit. `begin` is that of the monitor.
+fn check_fit<'p>(
+    p: &'p Parameters,
+    begin: Instant,
+    progress: &dyn Progress,
+) -> Result<Fitting<'p>, PacemakerError> {
+    let (wish, own, holder) = (next(p)?, p.own(), Holder::Resource(p.resource.clone()));
+    let names = wish.host.vms().iter().map(|vm| vm.name.as_str());
+    holders::refuse_names(names, &holder, &p.dirs).map_err(|e| refused(p, e))?;
     let scopes = locked(p, REPLACING, progress)?;
     if !p.disk {
         // As `start` does: spare room would count against this contract.
-        if let Err(e) = lower_room(p, &scopes) {
-            progress.warn(&spare_room(p, &e));
-        }
+        warn_of_room(p, lower_room(p, &scopes), progress);
     }
-    let fits = check_replacing(&host, &own, &holder, &p.dirs, p.disk, progress);
-    let contracts = fits.map_err(|e| match e.kind() {
-        Kind::InForce => elsewhere(p, &e),
-        _ => PacemakerError::Step(e),
-    })?;
-    if p.disk {
-        planned(p, &host, progress)?;
-    } else if contracts == 0 {
+    let contracts = check_replacing(&wish.host, &own, &holder, &p.dirs, p.disk, progress)
+        .map_err(|e| refused(p, e))?;
+    if !p.disk && contracts == 0 {
         return Err(not_verified(p, "no VM of the spec has `cpu`"));
     }
-    Ok(scopes)
+    if p.disk && wish.plan.is_none() {
+        planned(p, &wish.host, progress)?;
+    }
+    if begin.elapsed() > IN_TIME {
+        return Err(not_verified(p, "it took too long to check what takes its place: restart this resource"));
+    }
+    // Whatever ends this monitor before it is in force, no later one tries the same again.
+    applied_spec::refuse(&own, &wish.text)?;
+    Ok(Fitting { wish, scopes })
 }
 
 /// Gives settings in force that another program has changed the contract's values again.
@@ -476,9 +444,13 @@ fn set_again(p: &Parameters, machine: &Machine<'_>) -> Result<(), PacemakerError
     }
 }
 
-/// The VM is held by another program; an agent that holds a lock for a moment is not one.
-fn elsewhere(p: &Parameters, e: &rtvirtio_workflow::Error) -> PacemakerError {
-    PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: one_line(e) }
+/// Error of a step that does not take the lock of all contracts: what is in force already is another
+/// program's.
+fn refused(p: &Parameters, e: rtvirtio_workflow::Error) -> PacemakerError {
+    match e.kind() {
+        Kind::InForce => PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: one_line(&e) },
+        _ => PacemakerError::Step(e),
+    }
 }
 
 fn not_verified(p: &Parameters, what: &str) -> PacemakerError {

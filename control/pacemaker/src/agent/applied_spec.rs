@@ -36,7 +36,8 @@ pub(super) fn applied(own: &Dirs, file: &Path) -> Result<Option<(HostSpec, Vec<u
     Ok(Some((host, text)))
 }
 
-/// Notes a spec that could not be applied: while the file has this text, no other try is made.
+/// Notes a spec that is about to take the place of the one in force: unless it is accepted, no other
+/// try is made while the file has this text.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -52,13 +53,26 @@ pub(super) fn is_refused(own: &Dirs, text: &[u8]) -> Result<bool, PacemakerError
     Ok(read(own, REFUSED)?.is_some_and(|refused| refused == text))
 }
 
+/// Removes the copy of the spec that was about to take the place of another, and has.
+///
+/// # Errors
+/// When it cannot be removed. The spec that is in force is not asked for anew, so the copy does no
+/// harm.
+pub(super) fn accept(own: &Dirs) -> Result<(), PacemakerError> {
+    remove(own, &[REFUSED])
+}
+
 /// Removes both copies.
 ///
 /// # Errors
 /// When one cannot be removed.
 pub(super) fn forget(own: &Dirs) -> Result<(), PacemakerError> {
+    remove(own, &[APPLIED, REFUSED])
+}
+
+fn remove(own: &Dirs, names: &[&str]) -> Result<(), PacemakerError> {
     let Some(dir) = StateDir::find(&own.state)? else { return Ok(()) };
-    for name in [APPLIED, REFUSED] {
+    for name in names {
         dir.remove(name).map_err(|e| failed(own, name, e))?;
     }
     Ok(())

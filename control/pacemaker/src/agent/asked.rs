@@ -95,6 +95,7 @@ fn changed(then: &Vm, now: &Vm, disk: bool) -> Option<&'static str> {
         ("value of `priorities`", then.cpu.priorities != now.cpu.priorities),
         ("value of `urgency`", then.cpu.urgency != now.cpu.urgency),
         ("VM of this name", handle(then) != handle(now)),
+        ("disk or guest agent", disk && then.reach != now.reach),
         ("value of `traffic`", disk && then.traffic != now.traffic),
     ];
     parts.into_iter().find_map(|(part, differs)| differs.then_some(part))

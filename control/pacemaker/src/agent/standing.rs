@@ -1,6 +1,7 @@
 //! State of a contract as read back.
 
 use rtvirtio_apply::{KnobState, KnobStatus, Machine, Status};
+use rtvirtio_workflow::knob_class::limits_cpu_time;
 use rtvirtio_workflow::{interrupts, started};
 
 use super::parameters::Parameters;
@@ -75,18 +76,11 @@ pub(super) fn is_in_part(p: &Parameters, machine: &Machine<'_>) -> Result<bool, 
     let status = rtvirtio_apply::status(&p.own().state, machine)?;
     Ok(status.is_some_and(|status| {
         let in_force = |knob: &&KnobStatus| matches!(knob.state, KnobState::InForce);
-        let mut budgets = status.knobs.iter().filter(|knob| is_budget(knob));
+        let mut budgets = status.knobs.iter().filter(|knob| limits_cpu_time(&knob.path, &knob.new));
         let mut changed = status
             .knobs
             .iter()
             .filter(|knob| !interrupts::is_of(&knob.path) && knob.old.as_deref() != Some(knob.new.as_str()));
         status.is_whole() && budgets.all(|knob| in_force(&knob)) && changed.any(|knob| in_force(&knob))
     }))
-}
-
-/// Whether a setting limits CPU time: a VM with a lower budget does not have its contract.
-fn is_budget(knob: &KnobStatus) -> bool {
-    const FILES: [&str; 4] = ["cpu.rt_runtime_us", "cpu.rt.max", "cpu.max", "cpu.cfs_quota_us"];
-    let file = knob.path.rsplit('/').next().unwrap_or_default();
-    FILES.contains(&file) || knob.new.starts_with("deadline ")
 }
