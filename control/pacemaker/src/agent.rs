@@ -36,16 +36,15 @@ pub use parameters::Parameters;
 use room::{RETRY, give_room_back, locked, lower_room, warn_of_room};
 use standing::{ContractState, is_in_part, standing};
 
-/// Time for guests' agents in one action, all together.
+/// Time for guests' agents in one action, all together; reading back what was applied has its own.
 const AGENTS: Duration = Duration::from_secs(20);
-/// Timeout of the monitor of a VM that Pacemaker reports as started, and of a lock that is busy
-/// then.
+/// Timeout of the monitor of a VM that Pacemaker reports as started, of a lock that is busy then,
+/// and of guests' agents when the contract is read back.
 const STARTING: Duration = Duration::from_secs(20);
-/// Age of a monitor, which has 30 s, from which on it puts nothing back to replace it: that takes
-/// twice the time of stop, `REPLACING`, and the time to apply a contract.
+/// Age of a monitor, which has 30 s, from which on it puts nothing back to replace it: to replace a
+/// contract and to go back takes twice the time of `stop` and of applying one.
 const IN_TIME: Duration = Duration::from_secs(8);
-/// Timeout within a monitor of the lock, of the contract that is to take the place of another, and
-/// of that one again.
+/// The same timeouts as `STARTING` within a monitor.
 const REPLACING: Duration = Duration::from_secs(4);
 
 /// Exit codes of an agent.
@@ -122,7 +121,7 @@ fn start(p: &Parameters, guests: &dyn Guests, progress: &dyn Progress) -> Result
     let wish = spec(p)?;
     // Left by an earlier start, or by a VM that has ended.
     stop(p, None, guests, progress)?;
-    bring(p, &wish, None, guests, progress)
+    bring(p, &wish, None, progress)
 }
 
 /// Applies a spec, once the VM's monitor answers, and reads it back. `held` is the lock where the
@@ -131,7 +130,6 @@ fn bring(
     p: &Parameters,
     wish: &Wish,
     held: Option<&Scopes<'_>>,
-    guests: &dyn Guests,
     progress: &dyn Progress,
 ) -> Result<(), PacemakerError> {
     let (begin, limit) = (Instant::now(), if held.is_some() { REPLACING } else { STARTING });
@@ -146,9 +144,9 @@ fn bring(
             done => break done?,
         }
     }
-    let root = Root::default();
+    let (root, guests) = (Root::default(), AgentsInTime::lasting(limit));
     // The agent of a guest may answer by now.
-    match standing(p, &Machine::new(&root, guests))? {
+    match standing(p, &Machine::new(&root, &guests))? {
         ContractState::Verified => Ok(()),
         ContractState::None => Err(not_verified(p, "nothing was applied")),
         ContractState::Differs(what) | ContractState::Unknown(what) => Err(not_verified(p, &what)),
@@ -359,15 +357,14 @@ fn replace(
     });
     warn(&format!("{what}; it is applied again"));
     stop(p, scopes, guests, progress)?;
-    let Err(failed) = bring(p, &next.wish, scopes, guests, progress) else {
+    let Err(failed) = bring(p, &next.wish, scopes, progress) else {
         if let Err(e) = applied_spec::accept(&own) {
             warn(&one_line(&e));
         }
         return Ok(());
     };
     let Some(before) = before else { return Err(failed) };
-    let back =
-        stop(p, scopes, guests, progress).and_then(|()| bring(p, &before, scopes, guests, progress));
+    let back = stop(p, scopes, guests, progress).and_then(|()| bring(p, &before, scopes, progress));
     if let Err(e) = back {
         warn(&format!("nor is the contract from before in force as it was: {}", one_line(&e)));
         return Err(failed);

@@ -200,10 +200,20 @@ fn a_spec_that_could_not_be_applied_is_not_tried_at_every_monitor() {
     let waits = says(&other);
     assert!(waits.contains("asks for 2ms in 100ms now"), "{waits}");
     assert!(waits.contains("restart this resource"), "{waits}");
+    // Nor to set right what another program has changed.
+    assert_eq!(next(&p).unwrap().text, text.as_bytes());
     // The user has changed the file.
-    let tried = says(&format!("{other}# again\n"));
+    let again = format!("{other}# again\n");
+    let tried = says(&again);
     assert!(tried.contains("what is in force stays"), "{tried}");
-    // Nothing of it is left behind.
+    assert_eq!(next(&p).unwrap().text, again.as_bytes());
+    // A contract that came into force is not refused, and its copy stays.
+    applied_spec::refuse(&p.own(), again.as_bytes()).unwrap();
+    applied_spec::accept(&p.own()).unwrap();
+    assert!(!applied_spec::is_refused(&p.own(), again.as_bytes()).unwrap());
+    assert!(applied_spec::applied(&p.own(), &p.spec).unwrap().is_some());
+    // Nothing is left behind.
+    applied_spec::refuse(&p.own(), other.as_bytes()).unwrap();
     assert_eq!(run("stop", &p, &said), Ocf::Success, "{}", said.last());
     for file in ["applied.toml", "refused.toml", JOURNAL_FILE] {
         assert!(!p.own().state.join(file).exists(), "{file}");
