@@ -44,7 +44,7 @@ const STARTING: Duration = Duration::from_secs(20);
 /// Age of a monitor, which has 30 s, from which on it puts nothing back to replace it: to replace a
 /// contract and to go back takes twice the time of `stop` and of applying one.
 const IN_TIME: Duration = Duration::from_secs(8);
-/// The same timeouts as `STARTING` within a monitor.
+/// Like `STARTING`, within a monitor.
 const REPLACING: Duration = Duration::from_secs(4);
 
 /// Exit codes of an agent.
@@ -377,7 +377,7 @@ fn replace(
     Ok(())
 }
 
-/// What is in force, to apply it again; `None` where its spec was not kept.
+/// Contract in force, to apply it again; `None` where its spec was not kept.
 fn before(p: &Parameters) -> Result<Option<Wish>, PacemakerError> {
     let own = p.own();
     let Some((host, text)) = applied_spec::applied(&own, &p.spec)? else { return Ok(None) };
@@ -385,8 +385,8 @@ fn before(p: &Parameters) -> Result<Option<Wish>, PacemakerError> {
     Ok(Some(Wish { host, text, plan }))
 }
 
-/// Contract that is to be in force: the spec's, or where that could not be applied in its place, the
-/// one in force once more.
+/// Contract that is to be in force: the spec's, or where that could not be applied in its place,
+/// the one in force once more.
 fn next(p: &Parameters) -> Result<Wish, PacemakerError> {
     let wish = spec(p)?;
     let is_refused = applied_spec::is_refused(&p.own(), &wish.text)?;
@@ -441,8 +441,8 @@ fn set_again(p: &Parameters, machine: &Machine<'_>) -> Result<(), PacemakerError
     }
 }
 
-/// Error of a step that does not take the lock of all contracts: what is in force already is another
-/// program's.
+/// Error of a step that does not take the lock of all contracts: what is in force already is
+/// another program's.
 fn refused(p: &Parameters, e: rtvirtio_workflow::Error) -> PacemakerError {
     match e.kind() {
         Kind::InForce => PacemakerError::HeldElsewhere { resource: p.resource.clone(), why: one_line(&e) },

@@ -36,8 +36,8 @@ pub(super) fn applied(own: &Dirs, file: &Path) -> Result<Option<(HostSpec, Vec<u
     Ok(Some((host, text)))
 }
 
-/// Notes a spec that is about to take the place of the one in force: unless it is accepted, no other
-/// try is made while the file has this text.
+/// Notes a spec that is about to take the place of the one in force: unless it is accepted, no
+/// other try is made while the file has this text.
 ///
 /// # Errors
 /// When it cannot be written.

@@ -10,7 +10,7 @@ use super::applied_spec;
 use super::parameters::Parameters;
 use crate::PacemakerError;
 
-/// Another contract that the spec asks for.
+/// Contract that the spec asks for, where it is not the one that was applied.
 pub(super) struct Asked {
     /// Difference from what was applied, in words.
     pub what: String,
