@@ -358,7 +358,7 @@ fn replace(
     warn(&format!("{what}; it is applied again"));
     stop(p, scopes, guests, progress)?;
     let Err(failed) = bring(p, &next.wish, scopes, progress) else {
-        if let Err(e) = applied_spec::accept(&own) {
+        if let Err(e) = applied_spec::accept(&own, &next.wish.text) {
             warn(&one_line(&e));
         }
         return Ok(());

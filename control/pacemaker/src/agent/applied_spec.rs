@@ -37,11 +37,14 @@ pub(super) fn applied(own: &Dirs, file: &Path) -> Result<Option<(HostSpec, Vec<u
 }
 
 /// Notes a spec that is about to take the place of the one in force: unless it is accepted, no
-/// other try is made while the file has this text.
+/// other try is made while the file has this text. A spec that is applied already is not noted.
 ///
 /// # Errors
 /// When it cannot be written.
 pub(super) fn refuse(own: &Dirs, text: &[u8]) -> Result<(), PacemakerError> {
+    if read(own, APPLIED)?.is_some_and(|applied| applied == text) {
+        return Ok(());
+    }
     Ok(write_state(&own.state, REFUSED, text)?)
 }
 
@@ -53,13 +56,13 @@ pub(super) fn is_refused(own: &Dirs, text: &[u8]) -> Result<bool, PacemakerError
     Ok(read(own, REFUSED)?.is_some_and(|refused| refused == text))
 }
 
-/// Removes the copy of the spec that was about to take the place of another, and has.
+/// Notes that a spec with this text is in force: if it was noted before, it is no longer refused.
 ///
 /// # Errors
-/// When it cannot be removed. The spec that is in force is not asked for anew, so the copy does no
-/// harm.
-pub(super) fn accept(own: &Dirs) -> Result<(), PacemakerError> {
-    remove(own, &[REFUSED])
+/// When that is unknown, or the copy cannot be removed. A spec that is in force is not asked for
+/// anew, so the copy does no harm.
+pub(super) fn accept(own: &Dirs, text: &[u8]) -> Result<(), PacemakerError> {
+    if is_refused(own, text)? { remove(own, &[REFUSED]) } else { Ok(()) }
 }
 
 /// Removes both copies.

@@ -202,6 +202,9 @@ fn a_spec_that_could_not_be_applied_is_not_tried_at_every_monitor() {
     assert!(waits.contains("restart this resource"), "{waits}");
     // Nor to set right what another program has changed.
     assert_eq!(next(&p).unwrap().text, text.as_bytes());
+    applied_spec::refuse(&p.own(), text.as_bytes()).unwrap();
+    applied_spec::accept(&p.own(), text.as_bytes()).unwrap();
+    assert!(applied_spec::is_refused(&p.own(), other.as_bytes()).unwrap(), "the applied one is another");
     // The user has changed the file.
     let again = format!("{other}# again\n");
     let tried = says(&again);
@@ -209,7 +212,7 @@ fn a_spec_that_could_not_be_applied_is_not_tried_at_every_monitor() {
     assert_eq!(next(&p).unwrap().text, again.as_bytes());
     // A contract that came into force is not refused, and its copy stays.
     applied_spec::refuse(&p.own(), again.as_bytes()).unwrap();
-    applied_spec::accept(&p.own()).unwrap();
+    applied_spec::accept(&p.own(), again.as_bytes()).unwrap();
     assert!(!applied_spec::is_refused(&p.own(), again.as_bytes()).unwrap());
     assert!(applied_spec::applied(&p.own(), &p.spec).unwrap().is_some());
     // Nothing is left behind.
