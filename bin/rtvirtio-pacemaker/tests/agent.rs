@@ -18,8 +18,14 @@ struct Agent {
 
 impl Agent {
     fn run(&self, action: &str) -> (Option<i32>, String) {
+        self.run_killed_at(0, action)
+    }
+
+    /// Ends itself by SIGKILL at a point of its changes to the host; 0 is none.
+    fn run_killed_at(&self, point: u64, action: &str) -> (Option<i32>, String) {
         let out: Output = Command::new(PROGRAM)
             .args(["agent", action, "--state-dir"])
+            .env("RTVIRTIO_KILL_AT", point.to_string())
             .arg(&self.state)
             .arg("--run-dir")
             .arg(self.state.with_file_name("run"))
@@ -207,6 +213,118 @@ fn a_contract_without_cpus_takes_none_away() {
     assert_eq!(fs::read_to_string(&budget).unwrap().trim(), "1000");
     agent.ok("stop");
     assert!(!budget.exists());
+}
+
+/// The group of the new contract is another program's: no check finds that before.
+#[test]
+fn a_contract_that_fails_to_start_gives_way_to_the_one_before() {
+    if !has("a_contract_that_fails_to_start_gives_way_to_the_one_before", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let (old, new) = (unique("ocfwas"), unique("ocfis"));
+    let machine = Machine::spinning(dir.path(), &old, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    let group = |vm: &str| Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
+    let taken = Group(group(&new));
+    let old_is_in_force = || {
+        assert_eq!(fs::read_to_string(group(&old).join("cpu.rt_runtime_us")).unwrap().trim(), "1000");
+    };
+    agent.write(&old, machine.qmp(), "1ms");
+    agent.ok("start");
+    fs::create_dir(&taken.0).unwrap();
+    agent.write(&new, machine.qmp(), "2ms");
+    let said = agent.ok("monitor");
+    let words = format!("the contract from before ({old} 1ms in 100ms) is in force again");
+    assert!(said.contains(&words) && said.contains("asks for 2ms in 100ms now"), "{said}");
+    old_is_in_force();
+    let refused = agent.state.join("contracts/plc/refused.toml");
+    assert!(refused.exists());
+    // Not taken away again at each monitor.
+    let said = agent.ok("monitor");
+    assert!(said.contains("restart this resource") && !said.contains("applied again"), "{said}");
+    old_is_in_force();
+    drop(taken);
+    let spec = fs::read_to_string(&agent.spec).unwrap();
+    fs::write(&agent.spec, spec + "# again\n").unwrap();
+    let said = agent.ok("monitor");
+    assert!(group(&new).exists() && !group(&old).exists() && !refused.exists(), "{said}");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
+    assert!(!group(&new).exists());
+}
+
+/// No answer is "running" without a contract, wherever the monitor before was killed.
+#[test]
+fn a_monitor_that_is_killed_while_it_replaces_a_contract_leaves_nothing_behind() {
+    if !has("a_monitor_that_is_killed_while_it_replaces_a_contract_leaves_nothing_behind", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocfkill");
+    let machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    let group = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
+    for at in (1..).step_by(7) {
+        agent.write(&vm, machine.qmp(), "1ms");
+        agent.ok("start");
+        agent.write(&vm, machine.qmp(), "2ms");
+        let (code, said) = agent.run_killed_at(at, "monitor");
+        let is_killed = code.is_none();
+        // Release builds have no such points.
+        assert!(is_killed || at > 1 || !cfg!(debug_assertions), "{said}");
+        assert!(is_killed || code == Some(0), "{code:?} {said}");
+        let (code, said) = agent.run("monitor");
+        let found = fs::read_to_string(group.join("cpu.rt_runtime_us")).ok();
+        match (code, found.as_deref().map(str::trim)) {
+            (Some(0), Some("1000" | "2000")) => {}
+            (Some(7), None) => assert!(!group.exists(), "point {at}"),
+            (code, found) => panic!("point {at}: {code:?} {found:?} {said}"),
+        }
+        agent.ok("stop");
+        for left in [group.clone(), agent.state.join("contracts/plc/applied.toml")] {
+            assert!(!left.exists(), "point {at}: {}", left.display());
+        }
+        assert!(!agent.state.join("contracts/plc/refused.toml").exists(), "point {at}");
+        if !is_killed {
+            break;
+        }
+    }
+}
+
+/// A cgroup that goes with it.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Budget and period are the same.
+#[test]
+fn changed_priorities_are_applied() {
+    if !has("changed_priorities_are_applied", &NEEDS) {
+        return;
+    }
+    let dir = tempdir().unwrap();
+    let vm = unique("ocfprio");
+    let machine = Machine::spinning(dir.path(), &vm, &[]);
+    let agent = Agent { spec: dir.path().join("plc.toml"), state: dir.path().join("state"), disk: false };
+    agent.write(&vm, machine.qmp(), "1ms");
+    agent.ok("start");
+    let spec = fs::read_to_string(&agent.spec).unwrap();
+    // Neither a comment nor a target makes another contract.
+    let target = "rate = \"10/s\"\ntarget = { percentile = \"p99\", latency = \"50ms\" } # changed";
+    fs::write(&agent.spec, spec.replace("rate = \"10/s\"", target)).unwrap();
+    assert_eq!(agent.ok("monitor"), "");
+    fs::write(&agent.spec, spec.replace("\"100ms\" }", "\"100ms\" }\npriorities = \"rt\"")).unwrap();
+    let said = agent.ok("monitor");
+    assert!(said.contains("another value of `priorities`") && said.contains("applied again"), "{said}");
+    let in_force = fs::read_to_string(agent.state.join("contracts/plc/cpu.json")).unwrap();
+    assert!(in_force.contains("\"order\": \"rt\""), "{in_force}");
+    assert_eq!(agent.ok("monitor"), "");
+    agent.ok("stop");
 }
 
 /// A mistake in the spec is no failure of the node, and each code has its words. No second try

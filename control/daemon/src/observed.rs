@@ -9,45 +9,7 @@ use rtvirtio_planner::replan::{Basis, NoPlan, Outline, Unplanned};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Kinds of settings, for the policy about drift.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KnobClass {
-    /// Budget of a VM's CPU contract, and the group that holds it.
-    Budget,
-    /// Policy and group of a thread.
-    Thread,
-    /// Weight of a VM on a disk.
-    Weight,
-    /// Limit of a VM on a disk.
-    Limit,
-    /// Elevator of a disk, and its tunables.
-    Elevator,
-    /// A setting inside a guest.
-    Guest,
-}
-
-impl KnobClass {
-    /// The kind of the setting in this file, as a journal names it.
-    #[must_use]
-    pub fn of_path(path: &str) -> Self {
-        let file = path.rsplit('/').next().unwrap_or_default();
-        if !path.starts_with('/') {
-            Self::Guest
-        } else if path.starts_with("/proc/") {
-            Self::Thread
-        } else if path.starts_with("/sys/block/") || path.starts_with("/sys/devices/") {
-            Self::Elevator
-        } else if file.to_lowercase().contains("weight") {
-            Self::Weight
-        } else if file.starts_with("blkio.throttle.") || file == "io.max" || file.ends_with(": IOAccounting")
-        {
-            Self::Limit
-        } else {
-            Self::Budget
-        }
-    }
-}
+pub use rtvirtio_workflow::knob_class::KnobClass;
 
 /// Reason in [`Presence::Unknown`] until the first search for a VM has ended.
 pub const LOOKED_FOR: &str = "its process is being looked up";
@@ -302,28 +264,4 @@ pub struct Observed {
     pub made: Option<(u64, Result<MadePlan, NoPlan>)>,
     /// Devices of the contracts that have no usable profile, by path; none where no plan is wanted.
     pub unmeasured: BTreeMap<String, Unplanned>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_shows_its_kind() {
-        for (path, class) in [
-            ("/sys/fs/cgroup/cpu/rtvirtio-plc/cpu.rt_runtime_us", KnobClass::Budget),
-            ("/sys/fs/cgroup/cpu/rtvirtio-plc", KnobClass::Budget),
-            ("/proc/7/task/8/sched", KnobClass::Thread),
-            ("/sys/fs/cgroup/blkio/vms/a/blkio.bfq.weight_device", KnobClass::Weight),
-            ("/sys/fs/cgroup/blkio/vms/a/blkio.throttle.read_iops_device", KnobClass::Limit),
-            ("/sys/fs/cgroup/machine.slice/a/io.max", KnobClass::Limit),
-            ("/sys/fs/cgroup/machine.slice/a.scope: IOAccounting", KnobClass::Limit),
-            ("/sys/fs/cgroup/machine.slice/a.scope: IODeviceWeight", KnobClass::Weight),
-            ("/sys/fs/cgroup/machine.slice/a.scope: CPUQuota", KnobClass::Budget),
-            ("/sys/block/sda/queue/scheduler", KnobClass::Elevator),
-            ("plc:/sys/block/vda/queue/scheduler", KnobClass::Guest),
-        ] {
-            assert_eq!(KnobClass::of_path(path), class, "{path}");
-        }
-    }
 }

@@ -445,7 +445,20 @@ pub fn open_session(dirs: &Dirs) -> Result<Option<Session>> {
 /// When the journal cannot be used. The result names settings that remain.
 pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Result<Option<Reverted>> {
     let root = Root::default();
-    let mut reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+    put_back_on(&Machine::new(&root, &GuestAgents), session, on_conflict, dirs)
+}
+
+/// Like [`put_back`], on a machine whose guests are reached in another way.
+///
+/// # Errors
+/// As [`put_back`].
+pub fn put_back_on(
+    machine: &Machine<'_>,
+    session: &Session,
+    on_conflict: OnConflict,
+    dirs: &Dirs,
+) -> Result<Option<Reverted>> {
+    let mut reverted = session.revert(on_conflict, machine, &mut Silent)?;
     if let Some(reverted) = reverted.as_mut().filter(|r| r.done) {
         // Without a journal they mean nothing, so the settings are back all the same.
         for done in [in_force::forget(&dirs.state), acting::settle(dirs)] {

@@ -1,35 +1,79 @@
 //! Guests' settings files, reached through the QEMU guest agent.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{GuestFiles, Guests};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError};
 
 /// Timeout of an agent's answer: a guest under emulation, busy with I/O, answers slowly.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of each command after the connection.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of both once the time for all agents is over: an agent that is well answers sooner.
+const LEAST: Duration = Duration::from_millis(500);
 /// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
 const LARGEST: usize = 4096;
 
 /// Connects to agents by their addresses.
 pub struct GuestAgents;
 
-struct Files(GuestAgent);
+/// Like [`GuestAgents`], for a call that has a time limit of its own: silent agents are waited for
+/// until the same time, however many they are, and each only for a moment after it.
+pub struct AgentsInTime {
+    until: Instant,
+}
+
+impl AgentsInTime {
+    /// Waits for agents for this time from now on, all together.
+    #[must_use]
+    pub fn lasting(time: Duration) -> Self {
+        Self { until: Instant::now() + time }
+    }
+}
+
+/// Files of one guest. With `until` each command ends by then, or soon after.
+struct Files {
+    agent: GuestAgent,
+    until: Option<Instant>,
+}
 
 impl Guests for GuestAgents {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
         let agent = GuestAgent::reach(agent, AGENT_TIMEOUT).map_err(io_error)?;
-        Ok(Box::new(Files(agent)))
+        Ok(Box::new(Files { agent, until: None }))
+    }
+}
+
+impl Guests for AgentsInTime {
+    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
+        let agent = GuestAgent::reach(agent, timeout(self.until, AGENT_TIMEOUT)).map_err(io_error)?;
+        Ok(Box::new(Files { agent, until: Some(self.until) }))
+    }
+}
+
+/// Time left until then, at most `most`.
+fn timeout(until: Instant, most: Duration) -> Duration {
+    until.saturating_duration_since(Instant::now()).clamp(LEAST, most)
+}
+
+impl Files {
+    /// The agent, with the timeout of the next command.
+    fn in_time(&mut self) -> &mut GuestAgent {
+        if let Some(until) = self.until {
+            self.agent.set_timeout(timeout(until, COMMAND_TIMEOUT));
+        }
+        &mut self.agent
     }
 }
 
 impl GuestFiles for Files {
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
-        self.0.read_file(path, LARGEST).map_err(io_error)
+        self.in_time().read_file(path, LARGEST).map_err(io_error)
     }
 
     fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_file(path, bytes).map_err(io_error)
+        self.in_time().write_file(path, bytes).map_err(io_error)
     }
 }
 
@@ -47,4 +91,27 @@ fn io_error(error: VmmError) -> io::Error {
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn several_silent_agents_share_one_time() {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(timeout(Instant::now() + hour, AGENT_TIMEOUT), AGENT_TIMEOUT);
+        assert_eq!(timeout(Instant::now() + hour, COMMAND_TIMEOUT), COMMAND_TIMEOUT);
+        assert_eq!(timeout(Instant::now(), AGENT_TIMEOUT), LEAST);
+        // Guests whose QEMU listens, and in which no agent runs.
+        let agents = AgentsInTime::lasting(Duration::ZERO);
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let listen = |name: &str| (dir.path().join(name), UnixListener::bind(dir.path().join(name)).unwrap());
+        for (path, _listener) in ["a", "b"].map(listen) {
+            let e = agents.connect(&AgentAddress::Socket(path)).err().unwrap();
+            assert!(e.kind() == io::ErrorKind::TimedOut && e.to_string().contains("within 500 ms"), "{e}");
+        }
+    }
 }

@@ -35,6 +35,7 @@ pub mod in_force;
 pub mod interrupts;
 pub mod inventory;
 pub mod keep;
+pub mod knob_class;
 pub mod leftovers;
 mod managed;
 pub mod managed_vm;

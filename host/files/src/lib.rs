@@ -20,13 +20,19 @@ const MAX_PROFILE_BYTES: u64 = 1 << 20;
 /// # Errors
 /// As of [`HostSpec::parse_bytes`]; also when the file cannot be read.
 pub fn load_spec(path: impl AsRef<Path>) -> Result<HostSpec, SpecErrors> {
+    load_spec_with_text(path).map(|(spec, _)| spec)
+}
+
+/// Like [`load_spec`], with the bytes of the file.
+///
+/// # Errors
+/// As [`load_spec`].
+pub fn load_spec_with_text(path: impl AsRef<Path>) -> Result<(HostSpec, Vec<u8>), SpecErrors> {
     let path = path.as_ref();
     let name = path.display().to_string();
     // One byte more than allowed distinguishes a file of the limit from a larger one.
-    match read_spec(path, MAX_FILE_BYTES as u64 + 1) {
-        Ok(bytes) => HostSpec::parse_bytes(&name, &bytes),
-        Err(e) => Err(SpecErrors::unreadable(&name, &e)),
-    }
+    let bytes = read_spec(path, MAX_FILE_BYTES as u64 + 1).map_err(|e| SpecErrors::unreadable(&name, &e))?;
+    Ok((HostSpec::parse_bytes(&name, &bytes)?, bytes))
 }
 
 fn read_spec(path: &Path, limit: u64) -> io::Result<Vec<u8>> {

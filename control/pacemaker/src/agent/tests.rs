@@ -1,16 +1,20 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use rtvirtio_apply::{Form, JOURNAL_FILE, Session, Silent, Target, Write};
-use rtvirtio_cpu::{Backend, Level, Order};
+use rtvirtio_apply::{
+    Form, JOURNAL_FILE, KnobState, KnobStatus, NoGuests, Session, Silent, Status, Target, Write,
+};
+use rtvirtio_cpu::{Backend, Contract, Level, Order};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::contracts::InForce;
 use rtvirtio_workflow::started::StartedVm;
 use rtvirtio_workflow::{Bar, write_state};
 
+use super::standing::compared;
 use super::*;
+use crate::node::contract_dirs;
 
 struct NoBar;
 
@@ -69,15 +73,14 @@ fn apply_to(state: &Path, files: &[&Path]) {
     let writes: Vec<Write> = files.iter().map(write).collect();
     let root = Root::default();
     let session = Session::open(state).unwrap();
-    session.apply(&writes, &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
+    session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent).unwrap();
 }
 
-/// The contract of a VM that has 1 ms in 100 ms; the spec asks for nearly all, and the VM does not
-/// answer.
-fn ask_for_too_much(p: &Parameters) {
+/// Contracts of 1 ms in 100 ms in force.
+fn have(p: &Parameters, vms: &[&str]) {
     let contract = Contract::new(Nanos::from_micros(1000), Nanos::from_micros(100_000)).unwrap();
-    let had = InForce {
-        vm: "plc".to_owned(),
+    let had = |vm: &&str| InForce {
+        vm: (*vm).to_owned(),
         contract,
         order: Order::Contract,
         level: Level::ALONE,
@@ -86,12 +89,25 @@ fn ask_for_too_much(p: &Parameters) {
         urgency: None,
         cores: None,
     };
-    let text = serde_json::to_vec(&[had]).unwrap();
+    let text = serde_json::to_vec(&vms.iter().map(had).collect::<Vec<_>>()).unwrap();
     write_state(&p.own().state, contracts::IN_FORCE_FILE, &text).unwrap();
-    let spec = "[device]\npath = \"/dev/vda\"\n[[vm]]\nname = \"plc\"\nqmp = \"/run/rtvirtio-none.qmp\"\n\
-                cpu = { budget = \"99ms\", period = \"100ms\" }\n\
-                [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n";
-    std::fs::write(&p.spec, spec).unwrap();
+}
+
+/// A VM of a spec, which does not answer; `more` is lines of it.
+fn vm(name: &str, budget: &str, more: &str) -> String {
+    format!(
+        "[[vm]]\nname = \"{name}\"\nqmp = \"/run/rtvirtio-none.qmp\"\n\
+         cpu = {{ budget = \"{budget}\", period = \"100ms\" }}\n{more}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n"
+    )
+}
+
+const DEVICE: &str = "[device]\npath = \"/dev/vda\"\n";
+
+/// The contract of a VM that has 1 ms in 100 ms; the spec asks for nearly all.
+fn ask_for_too_much(p: &Parameters) {
+    have(p, &["plc"]);
+    std::fs::write(&p.spec, DEVICE.to_owned() + &vm("plc", "99ms", "")).unwrap();
 }
 
 #[test]
@@ -120,6 +136,91 @@ fn a_contract_that_cannot_be_applied_takes_none_away() {
     std::fs::remove_file(&file).unwrap();
     assert_eq!(run("monitor", &p, &said), Ocf::Generic);
     assert!(p.own().state.join(JOURNAL_FILE).exists());
+}
+
+/// A contract in force with its spec, in which two VMs have the same.
+fn as_applied(dir: &Path) -> (Parameters, String) {
+    let (p, _) = in_force(dir);
+    let text = DEVICE.to_owned() + &vm("plc", "1ms", "") + &vm("hmi", "1ms", "").replace("none", "no");
+    have(&p, &["plc", "hmi"]);
+    applied_spec::save(&p.own(), text.as_bytes()).unwrap();
+    std::fs::write(&p.spec, &text).unwrap();
+    (p, text)
+}
+
+#[test]
+fn all_that_makes_the_contract_is_compared_with_what_was_applied() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, text) = as_applied(dir.path());
+    let said = Said::default();
+    let says = |now: String| {
+        std::fs::write(&p.spec, now).unwrap();
+        said.warn("");
+        assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+        said.last()
+    };
+    // Neither load nor targets nor comments make another contract.
+    let target = "rate = \"20/s\"\ntarget = { percentile = \"p99\", latency = \"5ms\" }";
+    for same in [text.clone(), format!("# a comment\n{text}"), text.replace("rate = \"10/s\"", target)] {
+        assert_eq!(says(same), "");
+    }
+    let first = |more: &str| text.replacen("}\n", &format!("}}\n{more}\n"), 1);
+    let alone = DEVICE.to_owned() + &vm("plc", "1ms", "");
+    let with_log = text.clone() + &vm("log", "1ms", "").replace("none", "log");
+    for (other, word) in [
+        (first("cores = \"0\""), "plc: the spec has another value of `cores`"),
+        (first("priorities = \"rt\""), "plc: the spec has another value of `priorities`"),
+        (text.replacen("-none", "-other", 1), "plc: the spec has another VM of this name"),
+        (alone, "hmi: the spec asks for nothing now, 1ms in 100ms was applied"),
+        (with_log, "log: the spec asks for 1ms in 100ms now"),
+        (text.replacen("1ms", "2ms", 1), "plc: the spec asks for 2ms in 100ms now"),
+    ] {
+        let said = says(other);
+        assert!(said.contains(word) && said.contains("what is in force stays"), "{word}: {said}");
+    }
+    // Damaged is not absent.
+    write_state(&p.own().state, "applied.toml", b"[[vm").unwrap();
+    let said = says(text);
+    assert!(said.contains("in force as applied") && said.contains("applied.toml"), "{said}");
+}
+
+/// Each try takes the contract in force away for a moment.
+#[test]
+fn a_spec_that_could_not_be_applied_is_not_tried_at_every_monitor() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (p, text) = as_applied(dir.path());
+    let said = Said::default();
+    let says = |now: &str| {
+        std::fs::write(&p.spec, now).unwrap();
+        assert_eq!(run("monitor", &p, &said), Ocf::Success, "{}", said.last());
+        said.last()
+    };
+    let other = text.replacen("1ms", "2ms", 1);
+    applied_spec::refuse(&p.own(), other.as_bytes()).unwrap();
+    let waits = says(&other);
+    assert!(waits.contains("asks for 2ms in 100ms now"), "{waits}");
+    assert!(waits.contains("restart this resource"), "{waits}");
+    // Nor to set right what another program has changed.
+    assert_eq!(next(&p).unwrap().text, text.as_bytes());
+    applied_spec::refuse(&p.own(), text.as_bytes()).unwrap();
+    applied_spec::accept(&p.own(), text.as_bytes()).unwrap();
+    assert!(applied_spec::is_refused(&p.own(), other.as_bytes()).unwrap(), "the applied one is another");
+    // The user has changed the file.
+    let again = format!("{other}# again\n");
+    let tried = says(&again);
+    assert!(tried.contains("what is in force stays"), "{tried}");
+    assert_eq!(next(&p).unwrap().text, again.as_bytes());
+    // A contract that came into force is not refused, and its copy stays.
+    applied_spec::refuse(&p.own(), again.as_bytes()).unwrap();
+    applied_spec::accept(&p.own(), again.as_bytes()).unwrap();
+    assert!(!applied_spec::is_refused(&p.own(), again.as_bytes()).unwrap());
+    assert!(applied_spec::applied(&p.own(), &p.spec).unwrap().is_some());
+    // Nothing is left behind.
+    applied_spec::refuse(&p.own(), other.as_bytes()).unwrap();
+    assert_eq!(run("stop", &p, &said), Ocf::Success, "{}", said.last());
+    for file in ["applied.toml", "refused.toml", JOURNAL_FILE] {
+        assert!(!p.own().state.join(file).exists(), "{file}");
+    }
 }
 
 /// Budget kept for a VM that has ended would count against the new contract.

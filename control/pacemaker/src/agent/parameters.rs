@@ -1,0 +1,49 @@
+//! Parameters of the agent's resource.
+
+use std::path::PathBuf;
+
+use rtvirtio_workflow::Dirs;
+
+use crate::node::{contract_dirs, has_directory};
+
+/// Parameters of the agent's resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// Path of the spec file.
+    pub spec: PathBuf,
+    /// Name of the VM's resource.
+    pub resource: String,
+    /// Whether the disk's settings are applied too.
+    pub disk: bool,
+    /// State and run directories of the host.
+    pub dirs: Dirs,
+}
+
+impl Parameters {
+    /// Reads the environment that Pacemaker's executor gives an agent: `OCF_RESKEY_*`,
+    /// `OCF_RESOURCE_INSTANCE`. `dirs` holds the directories without a parameter.
+    ///
+    /// # Errors
+    /// The parameter that is missing or invalid, in words.
+    pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>, dirs: &Dirs) -> Result<Self, String> {
+        let given = |name: &str| variable(&format!("OCF_RESKEY_{name}")).filter(|v| !v.is_empty());
+        let spec = given("spec").ok_or("the parameter `spec` is missing")?;
+        let resource = given("resource").or_else(|| variable("OCF_RESOURCE_INSTANCE"));
+        let resource = resource.ok_or("neither `resource` nor OCF_RESOURCE_INSTANCE is given")?;
+        if !has_directory(&resource) {
+            return Err(format!("resource {resource:?} cannot name a directory: give it another name"));
+        }
+        let disk = match given("disk").as_deref() {
+            None | Some("false" | "no" | "0") => false,
+            Some("true" | "yes" | "1") => true,
+            Some(other) => return Err(format!("disk is {other:?}: write true or false")),
+        };
+        let state = given("state_dir").map_or_else(|| dirs.state.clone(), PathBuf::from);
+        Ok(Self { spec: spec.into(), resource, disk, dirs: Dirs { state, run: dirs.run.clone() } })
+    }
+
+    /// Directories with the contract's own journal.
+    pub(super) fn own(&self) -> Dirs {
+        contract_dirs(&self.dirs, &self.resource)
+    }
+}
