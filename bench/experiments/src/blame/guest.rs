@@ -13,7 +13,7 @@ const CGROUPS: &str = "/run/rtvirtio-cgroups";
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Limits the reads of all that the guest's agent starts; returns what takes the limit away.
-pub fn limit(reads: u64, load: &VmLoad) -> anyhow::Result<impl FnOnce() -> anyhow::Result<()>> {
+pub fn limit(reads: u64, load: &VmLoad) -> anyhow::Result<impl FnOnce() -> anyhow::Result<()> + use<>> {
     let Place::Guest { agent, target, .. } = &load.place else { anyhow::bail!("the VM has no guest") };
     let disk = target.file_name().and_then(|name| name.to_str()).context("the guest's disk has no name")?;
     let held = Path::new(CGROUPS).join("held");

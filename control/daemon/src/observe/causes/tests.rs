@@ -135,7 +135,7 @@ fn a_fact_that_one_interval_lacks_names_nothing_and_is_told() {
     assert_eq!(kinds(&target), []);
     assert_eq!(target.causes_unread, ["its CPU quota", "use of the device"]);
     let target = judged(&[(500, 500, IntervalFacts::default())]);
-    assert_eq!(target.causes_unread.len(), 5, "{target:?}");
+    assert_eq!(target.causes_unread.len(), 6, "{target:?}");
 }
 
 #[test]
