@@ -354,7 +354,7 @@ mod tests {
                 target_ns: Some(Nanos(9)),
                 forecast: Forecast { latency_ns: Nanos(1), rate_kept: 1.0, terms: Vec::new(), upper: None },
                 margin_ns: Some(margin_ns),
-                cpu: Some(CpuRoom { cpus: 2, needed: 0.5, free, rate: 100.0, each_ns: Nanos(1) }),
+                cpu: Some(CpuRoom { cpus: 2, needed: 0.5, base: 0.0, free, rate: 100.0, each_ns: Nanos(1) }),
                 cpu_wait: None,
                 not_predicted: None,
             },

@@ -66,17 +66,47 @@ pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
 /// # Errors
 /// Errors of [`free`].
 pub fn cpu_use(own: &[u32], progress: &dyn Progress) -> Result<CpuUse> {
-    let root = Root::default();
-    let cpus = cpus_online(&root)?;
-    let watch = StealWatch::start(&root)?;
-    let used = || own.iter().map(|pid| used(&root, *pid)).collect::<Result<Vec<Duration>, HostError>>();
-    let (begin, before) = (Instant::now(), used()?);
+    let watch = CpuWatch::start(own)?;
     progress.pause(WINDOW)?;
-    let passed = begin.elapsed().as_secs_f64();
-    let idle = watch.idle(&root)?.unwrap_or(0.0) * f64::from(cpus);
-    let more: Duration = used()?.iter().zip(&before).map(|(now, then)| now.saturating_sub(*then)).sum();
-    let used = more.as_secs_f64() / passed;
-    Ok(CpuUse { cpus, used, free: idle + used })
+    watch.so_far()
+}
+
+/// CPU time of a host and of some of its processes, from a moment on.
+#[derive(Debug)]
+pub struct CpuWatch {
+    begin: Instant,
+    cpus: u32,
+    idle: StealWatch,
+    /// Each process with its CPU time at the begin.
+    own: Vec<(u32, Duration)>,
+}
+
+impl CpuWatch {
+    /// Begins now.
+    ///
+    /// # Errors
+    /// When `/proc/stat` or the state of a process cannot be read; one that has ended is no error.
+    pub fn start(own: &[u32]) -> Result<Self> {
+        let root = Root::default();
+        let (cpus, idle) = (cpus_online(&root)?, StealWatch::start(&root)?);
+        let own = own.iter().map(|pid| Ok((*pid, used(&root, *pid)?)));
+        let own = own.collect::<Result<_, HostError>>()?;
+        Ok(Self { begin: Instant::now(), cpus, idle, own })
+    }
+
+    /// Mean use since the begin.
+    ///
+    /// # Errors
+    /// Those of [`CpuWatch::start`].
+    pub fn so_far(&self) -> Result<CpuUse> {
+        let root = Root::default();
+        let passed = self.begin.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        let idle = self.idle.idle(&root)?.unwrap_or(0.0) * f64::from(self.cpus);
+        let more = self.own.iter().map(|(pid, then)| Ok(used(&root, *pid)?.saturating_sub(*then)));
+        let more = more.sum::<Result<Duration, HostError>>()?;
+        let used = more.as_secs_f64() / passed;
+        Ok(CpuUse { cpus: self.cpus, used, free: idle + used })
+    }
 }
 
 /// CPU time of a process; none of one that has ended.

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use rtvirtio_measure::TaskResult;
-use rtvirtio_measure::workload::{self, RunOptions};
+use rtvirtio_measure::workload::{self, Moment, RunOptions};
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
 use rtvirtio_spec::{Arrival, Op, Pattern, Task};
 use rtvirtio_units::{Bytes, Iops};
 
+use crate::cpu_room::CpuWatch;
 use crate::dirs::Dirs;
 use crate::elevator::MeasuredElevator;
 use crate::error::{Context as _, Error, Result, bail, ensure};
@@ -17,14 +18,14 @@ use crate::site::Site;
 /// Measured length of each of the two runs.
 const LENGTH: Duration = Duration::from_secs(5);
 /// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference
-/// of the runs in CPU time is the requests' alone: fio's start and the guest's idle ticks are in
-/// both.
+/// of the runs in CPU time is the requests' alone: what a guest takes that sends any is in both.
 const HIGHEST: f64 = 800.0;
 /// Rate of the lower run as a share of the higher one's.
 const LOWER: f64 = 0.25;
 
 /// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and
-/// counts the CPU time it costs. The latencies are those at the higher rate.
+/// counts the CPU time it costs: of its QEMU, of the I/O domain, and of an emulated device. The
+/// latencies are those at the higher rate.
 ///
 /// # Errors
 /// When a plan is in force, or the VM does not answer.
@@ -37,14 +38,13 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
     let elevator = MeasuredElevator::open(&site.stack, dirs, progress)?;
     elevator.set("none")?;
     let qemu = lab.vms.first().and_then(|vm| vm.guest.as_ref());
-    let probed: Result<Vec<_>> = rates
-        .into_iter()
-        .map(|rate| {
-            let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
-            let task = probe(site, rate, dirs, progress)?;
-            Ok((task, qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before))
-        })
-        .collect();
+    let own = || {
+        let others: Vec<u32> = lab.vms.iter().skip(1).flat_map(|vm| &vm.guest).map(|g| g.process.pid).collect();
+        lab.serving().into_iter().filter(move |pid| !others.contains(pid))
+    };
+    let own: Vec<u32> = qemu.into_iter().flat_map(|_| own()).collect();
+    let probed: Result<Vec<_>> =
+        rates.into_iter().map(|rate| probe(site, rate, &own, dirs, progress)).collect();
     // Before any error, also after Ctrl-C.
     elevator.put_back()?;
     let runs = probed?;
@@ -56,7 +56,9 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
         rates[1],
         rates[0]
     );
-    let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;
+    let (rate, more) = (task.achieved_rate.0, task.achieved_rate.0 - low.achieved_rate.0);
+    let cpu_per_request = (high_cpu - low_cpu).max(0.0) / more.max(1.0);
+    let cpu_of_load = (high_cpu - cpu_per_request * rate).max(0.0);
     let kind = match (qemu, lab.accelerator.as_str()) {
         (None, _) => "process",
         (_, "kvm") => "qemu-kvm",
@@ -75,16 +77,19 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
             max: task.max_ns,
         },
         cpu_per_request,
+        cpu_of_load,
     })
 }
 
-/// CPU time of a process and all its threads so far, in seconds; 0 when it has ended.
-fn cpu_seconds(pid: u32) -> f64 {
-    rtvirtio_kernel::process::cpu_time(&rtvirtio_kernel::Root::default(), pid)
-        .map_or(0.0, |t| t.as_secs_f64())
-}
-
-fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result<TaskResult> {
+/// Result of a run, and how many CPUs these processes took in its measured part: a start of fio
+/// takes more.
+fn probe(
+    site: &Site,
+    rate: f64,
+    own: &[u32],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<(TaskResult, f64)> {
     let mut load = site.loads(&[])?.into_iter().next().context("the spec has no VM")?;
     load.vm.tasks = vec![Task {
         name: "probe".to_owned(),
@@ -103,6 +108,7 @@ fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result
     let work_dir = dirs.fio();
     let label = format!("measuring I/O inside {} at {rate}/s", load.vm.name);
     let mut bar = progress.bar(&label, LENGTH.as_secs() + 1);
+    let (mut watch, mut used) = (None, None);
     let tasks = workload::run(
         &[load],
         &mut RunOptions {
@@ -114,7 +120,11 @@ fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result
             work_dir: &work_dir,
             cancel: progress.cancel_flag(),
             on_tick: &mut |t| bar.set(t.as_secs()),
-            on_moment: &mut |_| {},
+            on_moment: &mut |moment| match moment {
+                Moment::Start => {}
+                Moment::Begin => watch = Some(CpuWatch::start(own)),
+                Moment::End => used = watch.take().map(|watch| watch.and_then(|watch| watch.so_far())),
+            },
         },
     );
     drop(bar);
@@ -122,6 +132,9 @@ fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result
     match tasks {
         Err(e) if e.is_cancelled() => Err(Error::cancelled()),
         Err(e) => Err(e.into()),
-        Ok((tasks, ..)) => tasks.into_iter().next().context("the probe has no result"),
+        Ok((tasks, ..)) => {
+            let used = used.context("the probe's CPU time was not read")??.used;
+            Ok((tasks.into_iter().next().context("the probe has no result")?, used))
+        }
     }
 }

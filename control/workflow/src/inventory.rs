@@ -34,6 +34,9 @@ pub struct Inventory {
     pub accelerator: String,
     /// The I/O domain between device and guests, if there is one.
     pub domain: Option<ProcessId>,
+    /// The process that serves an emulated device, if it is one.
+    #[serde(default)]
+    pub emulator: Option<ProcessId>,
     /// VMs in the order of the spec.
     pub vms: Vec<ListedVm>,
 }
@@ -77,6 +80,7 @@ impl Inventory {
             vmm: "none".to_owned(),
             accelerator: "none".to_owned(),
             domain: None,
+            emulator: None,
             vms: Vec::new(),
         }
     }
@@ -161,6 +165,15 @@ impl Inventory {
     pub fn pids(&self) -> Vec<u32> {
         let guests = self.vms.iter().filter_map(|vm| vm.guest.as_ref()).map(|guest| guest.process.pid);
         self.domain.iter().map(|domain| domain.pid).chain(guests).collect()
+    }
+
+    /// Process ids of all that carries out the guests' requests: as [`Inventory::pids`], and of an
+    /// emulated device.
+    #[must_use]
+    pub fn serving(&self) -> Vec<u32> {
+        let mut pids = self.pids();
+        pids.extend(self.emulator.iter().map(|emulator| emulator.pid));
+        pids
     }
 }
 

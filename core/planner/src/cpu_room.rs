@@ -16,6 +16,9 @@ pub struct CpuRoom {
     pub cpus: u32,
     /// CPUs that the requests need.
     pub needed: f64,
+    /// Part of it that VMs with tasks take whatever the rates are.
+    #[serde(default)]
+    pub base: f64,
     /// CPUs that were free when it was measured; what these VMs used then counts as free.
     pub free: f64,
     /// Requests of all these guests, 1/s.
@@ -32,17 +35,18 @@ impl CpuRoom {
         cpus: u32,
         free: f64,
     ) -> Option<Self> {
-        let (mut rate, mut needed) = (0.0, 0.0);
+        let (mut rate, mut needed, mut base) = (0.0, 0.0, 0.0);
         for (spec, profile) in parts {
             let Some(guest) = profile.guest.as_ref().filter(|guest| guest.is_of_guest()) else { continue };
             for vm in spec.vms.iter().filter(|vm| is_counted(vm)) {
                 let of_vm: f64 = vm.tasks.iter().filter_map(|task| task.rate).map(|rate| rate.0).sum();
                 rate += of_vm;
                 needed += of_vm * guest.cpu_per_request.max(0.0);
+                base += if of_vm > 0.0 { guest.cpu_of_load.max(0.0) } else { 0.0 };
             }
         }
         let each_ns = Nanos::from_secs_f64(needed / rate);
-        (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns })
+        (rate > 0.0).then_some(Self { cpus, needed: needed + base, base, free: free.max(0.0), rate, each_ns })
     }
 
     /// Whether requests wait for CPUs that others use, as long as these do.
@@ -57,6 +61,15 @@ impl CpuRoom {
         self.needed > f64::from(self.cpus)
     }
 
+    /// The same requests by what a run of them showed: its VMs used so many CPUs, so many were free
+    /// or theirs, and it kept this part of the rates. What the requests lacked counts as needed.
+    #[must_use]
+    pub fn as_seen(self, used: f64, free: f64, kept: f64) -> Self {
+        let needed = used / kept.clamp(0.01, 1.0);
+        let base = self.base.min(needed);
+        Self { needed, base, free, each_ns: Nanos::from_secs_f64((needed - base) / self.rate), ..self }
+    }
+
     /// Use of the CPUs for the estimate of waits, where a turn of others takes so long.
     #[must_use]
     pub fn load(&self, turn: Nanos) -> CpuLoad {
@@ -67,7 +80,8 @@ impl CpuRoom {
     /// Largest sum of rates that fits, 1/s.
     #[must_use]
     pub fn most(&self) -> f64 {
-        if self.needed > 0.0 { self.rate * self.free / self.needed } else { self.rate }
+        let of_requests = self.needed - self.base;
+        if of_requests > 0.0 { self.rate * (self.free - self.base).max(0.0) / of_requests } else { self.rate }
     }
 }
 
@@ -92,12 +106,22 @@ mod tests {
         let sum = |spec: &Spec, profile: &Profile| CpuRoom::sum([(spec, profile)].into_iter(), 2, 0.4);
         assert_eq!(sum(&spec, &profile), None, "not measured in a VM");
         let point = profile.read[0].clone();
-        profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 500e-6 });
+        profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 500e-6, cpu_of_load: 0.0 });
         let room = sum(&spec, &profile).unwrap();
         assert!((room.needed - 0.9).abs() < 1e-9 && room.each_ns == Nanos(500_000), "{room:?}");
         assert!(room.is_short() && !room.is_too_much());
         assert!(CpuRoom { needed: 2.1, ..room }.is_too_much());
+        // A run that kept four fifths of the rates on CPUs that were used up.
+        let seen = room.as_seen(1.2, 1.21, 0.8);
+        assert!((seen.needed - 1.5).abs() < 1e-9 && seen.is_short() && seen.rate == room.rate, "{seen:?}");
+        assert!(!room.as_seen(1.2, 1.6, 1.0).is_short());
         assert!((room.most() - 800.0).abs() < 1e-6, "{room:?}");
+        // Each VM takes a tenth of a CPU besides.
+        profile.guest.as_mut().unwrap().cpu_of_load = 0.1;
+        let with_base = sum(&spec, &profile).unwrap();
+        assert!((with_base.needed - 1.2).abs() < 1e-9 && with_base.each_ns == Nanos(500_000), "{with_base:?}");
+        assert!((with_base.most() - 200.0).abs() < 1e-6, "{with_base:?}");
+        profile.guest.as_mut().unwrap().cpu_of_load = 0.0;
         spec.vms[0].cpu.need =
             Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
         let left = sum(&spec, &profile).unwrap();

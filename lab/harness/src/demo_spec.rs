@@ -1,6 +1,7 @@
 //! The demo's spec, adapted to the CPU time that this machine has free, and to what the length of
 //! a run can prove.
 
+use rtvirtio_measure::Run;
 use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_planner::CpuRoom;
 use rtvirtio_spec::{Spec, Target};
@@ -36,7 +37,7 @@ pub fn scale_rates(spec: &Spec, room: &CpuRoom) -> Option<Scaled> {
     if room.needed <= fits {
         return None;
     }
-    let factor = (fits / room.needed).max(LEAST);
+    let factor = ((fits - room.base) / (room.needed - room.base)).max(LEAST);
     let mut spec = spec.clone();
     // The time of a VM with a CPU contract is its own.
     let competing = spec.vms.iter_mut().filter(|vm| vm.cpu.need.is_none());
@@ -50,6 +51,14 @@ pub fn scale_rates(spec: &Spec, room: &CpuRoom) -> Option<Scaled> {
 fn lowered(rate: f64, factor: f64) -> f64 {
     let exact = rate * factor;
     if exact >= 1.0 { exact.floor() } else { exact.max(LEAST_RATE.min(rate)) }
+}
+
+/// Part of the declared rates that a run kept, all tasks together; 1 without a declared rate.
+#[must_use]
+pub fn rates_kept(run: &Run) -> f64 {
+    let declared: f64 = run.tasks.iter().filter_map(|task| task.declared_rate).map(|rate| rate.0).sum();
+    let kept = run.tasks.iter().filter(|task| task.declared_rate.is_some()).map(|task| task.achieved_rate.0);
+    if declared > 0.0 { kept.sum::<f64>() / declared } else { 1.0 }
 }
 
 /// Lowers the percentile of each target that a run of `seconds` cannot prove, to the highest one
@@ -92,7 +101,7 @@ mod tests {
     }
 
     fn room(free: f64) -> CpuRoom {
-        CpuRoom { cpus: 2, needed: 1.0, free, rate: 1_800.0, each_ns: Nanos(555_556) }
+        CpuRoom { cpus: 2, needed: 1.0, base: 0.0, free, rate: 1_800.0, each_ns: Nanos(555_556) }
     }
 
     fn rates(spec: &Spec) -> Vec<f64> {
@@ -105,6 +114,9 @@ mod tests {
         let scaled = scale_rates(&spec(), &room(0.5)).unwrap();
         assert!((scaled.factor - 0.4).abs() < 1e-9);
         assert_eq!(rates(&scaled.spec), [40.0, 200.0, 40.0, 200.0, 40.0, 200.0]);
+        // What the VMs take whatever their rates are does not fall with these.
+        let scaled = scale_rates(&spec(), &CpuRoom { base: 0.2, ..room(0.75) }).unwrap();
+        assert!((scaled.factor - 0.5).abs() < 1e-9);
         // Nothing is free.
         let scaled = scale_rates(&spec(), &room(0.0)).unwrap();
         assert_eq!(rates(&scaled.spec), [10.0, 50.0, 10.0, 50.0, 10.0, 50.0]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
-use rtvirtio_harness::demo_spec::{lower_percentiles, scale_rates};
+use rtvirtio_harness::demo_spec::{lower_percentiles, rates_kept, scale_rates};
 use rtvirtio_harness::watched::Watched;
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, TaskResult, Verdict, VmKind};
@@ -19,7 +19,8 @@ use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
-use rtvirtio_workflow::cpu_room::{self, CpuTime};
+use rtvirtio_workflow::cpu_room::{self, CpuTime, CpuUse, CpuWatch};
+use rtvirtio_workflow::inventory::Inventory;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::plan::{old_values, outlook};
 use rtvirtio_workflow::profile::{Access, of_site};
@@ -182,7 +183,9 @@ impl Stage<'_> {
             &Placements::default(),
         )?;
         let room = free.and_then(|(cpus, free)| CpuRoom::sum([(spec, &profile)].into_iter(), cpus, free));
+        let watch = CpuWatch::start(&site.lab.as_ref().map(Inventory::serving).unwrap_or_default());
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
+        let room = room.map(|room| seen_in(&room, &default, watch.and_then(|watch| watch.so_far()), ui));
         print(&text::run(&default, &style()), ui);
 
         let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
@@ -217,6 +220,17 @@ impl Stage<'_> {
             );
         }
         notes
+    }
+}
+
+/// The CPU time for the requests as a run at their rates showed it.
+fn seen_in(room: &CpuRoom, run: &Run, used: Result<CpuUse, rtvirtio_workflow::Error>, ui: &Ui) -> CpuRoom {
+    match used {
+        Ok(used) => room.as_seen(used.used, used.free, rates_kept(run)),
+        Err(e) => {
+            ui.warn(&format!("the run's CPU time is not known: {e:#}"));
+            *room
+        }
     }
 }
 

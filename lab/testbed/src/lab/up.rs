@@ -83,6 +83,7 @@ impl Lab {
         list.vmm.clone_from(&state.vmm);
         list.accelerator.clone_from(&state.accelerator);
         list.domain.clone_from(&state.iod);
+        list.emulator = state.twin.as_ref().and_then(|twin| twin.process.clone());
         list.vms = state.vms.iter().map(vm).collect();
         list
     }
