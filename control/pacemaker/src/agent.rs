@@ -410,8 +410,8 @@ fn check_fit<'p>(
         // As `start` does: spare room would count against this contract.
         warn_of_room(p, lower_room(p, &scopes), progress);
     }
-    let contracts = check_replacing(&wish.host, &own, &holder, &p.dirs, p.disk, progress)
-        .map_err(|e| refused(p, e))?;
+    let contracts =
+        check_replacing(&wish.host, &own, &holder, &p.dirs, p.disk, progress).map_err(|e| refused(p, e))?;
     if !p.disk && contracts == 0 {
         return Err(not_verified(p, "no VM of the spec has `cpu`"));
     }

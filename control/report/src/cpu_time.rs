@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn too_little_is_said_with_the_rate_that_fits() {
-        let room = |free| CpuRoom { cpus: 2, needed: 1.03, base: 0.0, free, rate: 1800.0, each_ns: Nanos(572_000) };
+        let room =
+            |free| CpuRoom { cpus: 2, needed: 1.03, base: 0.0, free, rate: 1800.0, each_ns: Nanos(572_000) };
         let said = cpu_room(&room(1.2));
         assert!(said.contains("need 1.03 of 2 CPUs") && said.ends_with("1.20 are free now"), "{said}");
         let said = cpu_room(&room(0.4));

@@ -342,7 +342,11 @@ mod tests {
         write_state(&dirs.state, FILE, b"edited, and wrong").unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let fate = stop(&dirs, false);
-        assert!(matches!(&fate, Fate::Left { why, .. } if why.contains("answers at")), "{}", fate.is_settled());
+        assert!(
+            matches!(&fate, Fate::Left { why, .. } if why.contains("answers at")),
+            "{}",
+            fate.is_settled()
+        );
         drop(listener);
         assert!(stop(&dirs, false).is_settled());
     }

@@ -39,7 +39,8 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
     elevator.set("none")?;
     let qemu = lab.vms.first().and_then(|vm| vm.guest.as_ref());
     let own = || {
-        let others: Vec<u32> = lab.vms.iter().skip(1).flat_map(|vm| &vm.guest).map(|g| g.process.pid).collect();
+        let others: Vec<u32> =
+            lab.vms.iter().skip(1).flat_map(|vm| &vm.guest).map(|g| g.process.pid).collect();
         lab.serving().into_iter().filter(move |pid| !others.contains(pid))
     };
     let own: Vec<u32> = qemu.into_iter().flat_map(|_| own()).collect();

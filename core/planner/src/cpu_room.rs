@@ -106,7 +106,12 @@ mod tests {
         let sum = |spec: &Spec, profile: &Profile| CpuRoom::sum([(spec, profile)].into_iter(), 2, 0.4);
         assert_eq!(sum(&spec, &profile), None, "not measured in a VM");
         let point = profile.read[0].clone();
-        profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 500e-6, cpu_of_load: 0.0 });
+        profile.guest = Some(GuestPoint {
+            kind: "qemu-tcg".to_owned(),
+            point,
+            cpu_per_request: 500e-6,
+            cpu_of_load: 0.0,
+        });
         let room = sum(&spec, &profile).unwrap();
         assert!((room.needed - 0.9).abs() < 1e-9 && room.each_ns == Nanos(500_000), "{room:?}");
         assert!(room.is_short() && !room.is_too_much());
@@ -119,7 +124,10 @@ mod tests {
         // Each VM takes a tenth of a CPU besides.
         profile.guest.as_mut().unwrap().cpu_of_load = 0.1;
         let with_base = sum(&spec, &profile).unwrap();
-        assert!((with_base.needed - 1.2).abs() < 1e-9 && with_base.each_ns == Nanos(500_000), "{with_base:?}");
+        assert!(
+            (with_base.needed - 1.2).abs() < 1e-9 && with_base.each_ns == Nanos(500_000),
+            "{with_base:?}"
+        );
         assert!((with_base.most() - 200.0).abs() < 1e-6, "{with_base:?}");
         profile.guest.as_mut().unwrap().cpu_of_load = 0.0;
         spec.vms[0].cpu.need =

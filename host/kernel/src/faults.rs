@@ -36,7 +36,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::new(dir.path());
         std::fs::create_dir_all(root.at("/proc/7")).unwrap();
-        let fields = "S 1 7 7 0 -1 4194560 900 0 31 0 5 6 0 0 20 0 1 0 99 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0";
+        let fields =
+            "S 1 7 7 0 -1 4194560 900 0 31 0 5 6 0 0 20 0 1 0 99 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0";
         std::fs::write(root.at("/proc/7/stat"), format!("7 (a) b) {fields}\n")).unwrap();
         assert_eq!(of_process(&root, 7).unwrap(), 31);
         assert!(of_process(&root, 8).unwrap_err().is_gone());

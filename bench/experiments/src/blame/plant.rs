@@ -185,7 +185,9 @@ impl PlantedCause {
                 let (stop, pause) = self.stops();
                 format!("stops of {stop} ms, {pause} ms between them")
             }
-            Kind::KernelLimit | Kind::QemuThrottle | Kind::GuestLimit => format!("{} reads/s", self.limit(rate)),
+            Kind::KernelLimit | Kind::QemuThrottle | Kind::GuestLimit => {
+                format!("{} reads/s", self.limit(rate))
+            }
             Kind::Device => format!("{SLOW_BY} times as slow"),
         }
     }
