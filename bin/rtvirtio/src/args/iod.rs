@@ -65,10 +65,10 @@ EXAMPLES
   rtvirtio iod detach port:plc2                          where a disk and a port have this name
   rtvirtio iod detach plc2 --force")]
     Detach(IodDetachArgs),
-    /// End the domain's process
+    /// End the I/O domain's process
     #[command(after_help = "\
-Refused while guests are attached. With --force their requests wait until a domain runs again; they lose nothing.
-A domain that `rtvirtio apply` has started is stopped as `rtvirtio revert` stops it.
+Refused while guests are attached. With --force their requests wait until an I/O domain runs again; they lose nothing.
+An I/O domain that `rtvirtio apply` has started is stopped as `rtvirtio revert` stops it.
 
 EXAMPLES
   rtvirtio iod stop
