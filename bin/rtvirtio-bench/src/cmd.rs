@@ -96,7 +96,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
 fn run_sweep(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let options = args.options();
     options.check()?;
-    need_root("bench sweep")?;
+    need_root("rtvirtio-bench sweep")?;
     sweep::measure(&options, &lab_host(global), ui)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -109,7 +109,7 @@ fn run_cases(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<
     if !args.runs.report_only {
         options.check()?;
         check_page(args.runs.html.as_deref())?;
-        need_root("bench cases")?;
+        need_root("rtvirtio-bench cases")?;
         cases::measure(&options, &lab_host(global), ui)?;
     }
     let data = Dataset::load(&options.path())?;
@@ -138,7 +138,7 @@ fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyho
     if !args.runs.report_only {
         options.check()?;
         check_page(args.runs.html.as_deref())?;
-        need_root("bench contention")?;
+        need_root("rtvirtio-bench contention")?;
         contention::measure(&options, &lab_host(global), ui)?;
     }
     let data = Dataset::load(&options.path())?;
@@ -407,7 +407,7 @@ fn run_host(args: &BenchHostArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         }
         check_out(&args.out)?;
         check_page(args.html.as_deref())?;
-        need_root("bench host")?;
+        need_root("rtvirtio-bench host")?;
         ui.step(&format!("what is measured, and what it touches:\n{}", work.describe(&options)));
         path = host::measure(work, &options, ui)?;
         ui.step(&format!("wrote {}", path.display()));

@@ -252,7 +252,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     configure(dir.path(), &(base.clone() + &x));
     assert!(
         iod.command("reload")
-            .contains("port \\\"x\\\" would be added, and the domain's process opens no files")
+            .contains("port \\\"x\\\" would be added, and the I/O domain's process opens no files")
     );
     assert_eq!(changed(&iod.reload(false)), ["port \"x\": attached"]);
     let mut client = NetClient::connect(&dir.path().join("x")).unwrap();

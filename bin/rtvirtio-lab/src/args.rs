@@ -8,7 +8,7 @@ use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::AccelChoice;
 use rtvirtio_units::{Bytes, Nanos};
 
-/// A stand-in for a host: emulated devices, guests, the whole loop on them.
+/// Laboratory: emulated devices, guests, and the whole loop on them.
 #[derive(Parser, Debug)]
 #[command(
     name = "rtvirtio-lab",

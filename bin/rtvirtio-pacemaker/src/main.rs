@@ -50,7 +50,7 @@ fn run_publish(args: &PublishArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
         show(ui, &answer, || answer_text(&answer))?;
         return Ok(ExitCode::SUCCESS);
     }
-    need_root("publish")?;
+    need_root("rtvirtio-pacemaker publish")?;
     let node = args.node.clone().map_or_else(|| Crm::new(ui).node_name(), Ok)?;
     let mut once = || -> anyhow::Result<()> {
         let answer = survey(&contracts, &dirs, &watch.sample(&contracts, &dirs))?;
@@ -112,7 +112,7 @@ fn run_constraints(args: &ConstraintsArgs, ui: &Ui) -> anyhow::Result<ExitCode> 
     }
     let demands = demands(&contracts, &published);
     if args.apply {
-        need_root("constraints --apply")?;
+        need_root("rtvirtio-pacemaker constraints --apply")?;
         write_constraints(Crm::new(ui), &contracts, &demands)?;
     }
     let all = Constraints {

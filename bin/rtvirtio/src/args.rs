@@ -49,7 +49,7 @@ pub use tune::*;
     max_term_width = 110,
     after_help = "\
 EXAMPLES
-  rtvirtio check                              is this host ready?
+  sudo rtvirtio check                         is this host ready?
   sudo rtvirtio profile /dev/nvme0n1          measure the device (reads only)
   rtvirtio plan plant.toml -o plant.plan      choose settings that meet every target
   sudo rtvirtio apply plant.plan --dry-run    what would be written
@@ -82,9 +82,9 @@ pub enum Command {
     /// Check whether this host is ready; each finding names its reason and remedy
     #[command(after_help = "\
 EXAMPLES
-  rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
-  rtvirtio check --guest /run/vm0.qga   also whether this guest passes its I/O priorities to the I/O domain
-  rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
+  sudo rtvirtio check            exit code 0 when nothing fails, 1 otherwise, as without root
+  sudo rtvirtio check --guest /run/vm0.qga   also whether this guest passes its I/O priorities to the I/O domain
+  sudo rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
     /// List the VMs that run here, with their disks, and write a first spec for them; nothing in a
     /// guest is touched

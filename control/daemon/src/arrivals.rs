@@ -104,7 +104,9 @@ pub enum ArrivalError {
         vm: String,
     },
     /// Reservations for as many VMs as there may be stand already.
-    #[error("{MOST_ARRIVALS} VMs are about to arrive already: `rtvirtio status` names them")]
+    #[error(
+        "{MOST_ARRIVALS} VMs are about to arrive already: `rtvirtio status` names them, and `rtvirtio contract release VM` gives a reservation back"
+    )]
     TooMany,
     /// Room for contracts is not known now.
     #[error("whether the contract of {vm} fits on this host is not known: {why}")]

@@ -61,7 +61,7 @@ pub fn load(path: &Path) -> Result<Vec<ClusterContract>, PacemakerError> {
         .map(|entry| {
             if !is_resource(&entry.resource) {
                 return Err(bad(format!(
-                    "resource {:?}: letters, digits, `-`, `_` and `.` only",
+                    "resource {:?}: a name is 1 to 64 letters, digits, `-`, `_` and `.`, a letter or `_` first",
                     entry.resource
                 )));
             }

@@ -68,7 +68,7 @@ pub fn load(path: &Path) -> Result<Config> {
     if let Some(relative) = paths.chain(ports).chain([&file.control]).find(|p| p.is_relative()) {
         bail!(
             File,
-            "{}: {} must be an absolute path: the domain does not run where you are",
+            "{}: {} must be an absolute path: the I/O domain does not run where you are",
             path.display(),
             relative.display()
         );
@@ -138,7 +138,7 @@ impl Config {
             if let Ok((current, name)) = elevators {
                 if !matches!(current.as_str(), "none" | "mq-deadline") {
                     progress.warn(&format!(
-                        "{name} has the elevator {current}, which orders requests anew below the domain: `echo none > /sys/block/{name}/queue/scheduler`"
+                        "{name} has the elevator {current}, which orders requests anew below the I/O domain: `echo none > /sys/block/{name}/queue/scheduler`"
                     ));
                 }
             }
@@ -286,7 +286,7 @@ fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     if !attached.is_empty() {
         bail!(
             InForce,
-            "it serves {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
+            "it serves {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until an I/O domain runs again",
             attached.join(", ")
         );
     }
@@ -311,7 +311,7 @@ fn nothing_answers(dirs: &Dirs) -> Result<()> {
         if let Some(pid) = client::listener(&control)? {
             bail!(
                 InForce,
-                "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the domain that has ended with `rtvirtio revert --stop-domain`",
+                "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the I/O domain that has ended with `rtvirtio revert --stop-domain`",
                 control.display()
             );
         }

@@ -402,7 +402,10 @@ pub fn of_host(vms: &[Vm], dirs: &Dirs) -> Result<Vec<HostVm>> {
     if lab_kind(vms).is_some() {
         let lab = of_lab(dirs)?;
         if !lab.iter().map(|v| &v.name).eq(vms.iter().map(|v| &v.name)) {
-            bail!(Argument, "the lab that is up has other VMs than this spec: `rtvirtio-lab up` with it");
+            bail!(
+                Argument,
+                "the lab that is up has other VMs than this spec: `rtvirtio-lab down`, then `up` with it"
+            );
         }
         return Ok(lab);
     }

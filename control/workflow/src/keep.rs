@@ -104,7 +104,11 @@ pub fn keep(
     let (mut kept, mut search, mut sought) = (Vec::new(), Search::new(dirs), BTreeMap::new());
     for of in contracts::in_force(&dirs.state)? {
         let Some(vm) = vms.iter().find(|vm| vm.name == of.vm) else {
-            bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
+            bail!(
+                Argument,
+                "the contracts in force are of another spec, with a VM `{}`: name that one, or `rtvirtio revert` and apply this one",
+                of.vm
+            );
         };
         // One that cannot be looked for ends nothing for the others.
         if let Err(e) = search.start(vm) {

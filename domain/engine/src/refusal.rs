@@ -25,7 +25,7 @@ pub enum ReloadError {
     },
     /// Disks and ports that no process has opened for the I/O domain.
     #[error(
-        "nothing is changed: {} would be added, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        "nothing is changed: {} would be added, and the I/O domain's process opens no files: `rtvirtio iod reload` opens them for it",
         names.join(", ")
     )]
     NotPassed {
@@ -50,7 +50,7 @@ pub enum ReloadError {
     Open(#[from] OpenError),
     /// A socket that the I/O domain could not remove at its end.
     #[error(
-        "nothing is changed: `socket` of {what}: the domain removes sockets only in the directories of its start ({}); put it there",
+        "nothing is changed: `socket` of {what}: the I/O domain removes sockets only in the directories of its start ({}); put it there",
         list(directories)
     )]
     Directory {

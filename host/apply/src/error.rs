@@ -134,7 +134,7 @@ pub enum ApplyError {
     },
     /// The journal cannot be trusted; nothing was touched, and the file is kept as it is.
     #[error(
-        "the journal {path} is damaged: {why}; no knob was touched, and the file is kept. Restore by hand (`rtvirtio status` lists the \
+        "the journal {path} is damaged: {why}; no setting was touched, and the file is kept. Restore by hand (`rtvirtio status` lists the \
          commands for what can be read of it), or reboot (the kernel then has its defaults), and then move the file away"
     )]
     BadJournal {

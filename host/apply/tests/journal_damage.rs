@@ -191,7 +191,7 @@ fn what_can_be_read_is_shown_with_its_commands() {
     let limit = "echo '7:0 0' > '/sys/fs/cgroup/blkio/lab/vm2/blkio.throttle.read_iops_device'  # unverified";
     let guest = "echo 'none' > '/sys/block/vda/queue/scheduler'  # unverified";
     let error = lab.revert(good.replacen("boot_id", "boot_ie", 1).as_bytes());
-    assert!(error.to_string().contains("no knob was touched, and the file is kept"), "{error}");
+    assert!(error.to_string().contains("no setting was touched, and the file is kept"), "{error}");
     let text = error.readable().unwrap().to_string();
     for line in [scheduler, limit] {
         assert!(text.lines().any(|l| l == line), "no {line} in {text}");

@@ -1,6 +1,6 @@
 //! Pages of the reference that are made from a program's arguments: `docs/reference/cli`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 
@@ -45,16 +45,17 @@ fn pages(mut command: Command, notes: &str) -> BTreeMap<String, String> {
     command.build();
     let name = command.get_name().to_owned();
     let (mut list, mut pages) = (String::new(), BTreeMap::new());
+    let above = handed_on(&command);
     for sub in commands(&command) {
         let page = format!("{name}/{}.md", sub.get_name());
         rows(sub, &page, &mut list);
         let mut text = String::new();
-        section(sub, "#", notes, &mut text);
+        section(sub, "#", notes, &above, &mut text);
         let _ = write!(text, "\n[All commands, and the options that every one has](../{name}.md)\n");
         pages.insert(page, text);
     }
     let mut text = String::new();
-    describe(&command, "#", notes, &mut text);
+    describe(&command, "#", notes, &above, &mut text);
     let global: Vec<&Arg> = command.get_arguments().filter(|a| a.is_global_set() && is_shown(a)).collect();
     if !global.is_empty() {
         let _ = write!(text, "\nOptions of every command:\n\n{}", table(&global));
@@ -82,17 +83,23 @@ fn rows(command: &Command, page: &str, list: &mut String) {
     commands(command).for_each(|sub| rows(sub, page, list));
 }
 
-/// A section for a command and each below it.
-fn section(command: &Command, level: &str, notes: &str, text: &mut String) {
-    describe(command, level, notes, text);
+/// Options of a command that each command below it has too.
+fn handed_on(command: &Command) -> BTreeSet<String> {
+    command.get_arguments().filter(|arg| arg.is_global_set()).map(|arg| arg.get_id().to_string()).collect()
+}
+
+/// A section for a command and each below it; options from `above` are shown there.
+fn section(command: &Command, level: &str, notes: &str, above: &BTreeSet<String>, text: &mut String) {
+    describe(command, level, notes, above, text);
+    let shown = handed_on(command);
     for sub in commands(command) {
         text.push('\n');
-        section(sub, "##", notes, text);
+        section(sub, "##", notes, &shown, text);
     }
 }
 
 /// Purpose, usage, options and examples of one command.
-fn describe(command: &Command, level: &str, notes: &str, text: &mut String) {
+fn describe(command: &Command, level: &str, notes: &str, above: &BTreeSet<String>, text: &mut String) {
     let name = full_name(command);
     let _ = writeln!(text, "{level} {name}");
     if level == "#" {
@@ -108,8 +115,7 @@ fn describe(command: &Command, level: &str, notes: &str, text: &mut String) {
         let up = if name.contains(' ') { "../.." } else { ".." };
         let _ = write!(text, "\nWhat it does and prints: [json.md]({up}/json.md#{}).\n", anchor(name));
     }
-    // What comes from the command above is shown there.
-    let own = |arg: &&Arg| is_shown(arg) && !arg.is_global_set();
+    let own = |arg: &&Arg| is_shown(arg) && !above.contains(arg.get_id().as_str());
     let mut args: Vec<&Arg> = command.get_arguments().filter(own).collect();
     args.sort_by_key(|arg| !arg.is_positional());
     if !args.is_empty() {
@@ -131,11 +137,18 @@ fn table(args: &[&Arg]) -> String {
 
 /// An argument as it is written in a command line.
 fn written(arg: &Arg) -> String {
-    let value = arg.get_num_args().is_some_and(|n| n.takes_values()).then(|| {
-        let names = arg.get_value_names().unwrap_or_default();
-        names.iter().map(|name| format!("<{name}>")).collect::<Vec<_>>().join(" ")
-    });
-    let value = value.map_or_else(String::new, |v| if arg.is_positional() { v } else { format!(" {v}") });
+    let names = arg.get_value_names().unwrap_or_default();
+    let names = names.iter().map(|name| format!("<{name}>")).collect::<Vec<_>>().join(" ");
+    let value = match arg.get_num_args().filter(|n| n.takes_values()) {
+        None => String::new(),
+        Some(_) if arg.is_positional() => names,
+        Some(n) => match (n.min_values() == 0, arg.is_require_equals_set()) {
+            (true, true) => format!("[={names}]"),
+            (true, false) => format!(" [{names}]"),
+            (false, true) => format!("={names}"),
+            (false, false) => format!(" {names}"),
+        },
+    };
     let long = arg.get_long().map_or_else(String::new, |long| format!("--{long}"));
     let short = arg.get_short().map_or_else(String::new, |short| format!("`-{short}`, "));
     format!("{short}`{}`", cell(&format!("{long}{value}")))
@@ -207,7 +220,16 @@ mod tests {
                     .default_value("1s")
                     .help("How long"),
             )
-            .arg(Arg::new("secret").long("secret").hide(true));
+            .arg(Arg::new("secret").long("secret").hide(true))
+            .arg(Arg::new("dir").long("dir").value_name("DIR").global(true).help("Where"))
+            .arg(
+                Arg::new("form")
+                    .long("form")
+                    .value_name("N")
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .help("Form"),
+            );
         let json =
             Arg::new("json").long("json").global(true).action(clap::ArgAction::SetTrue).help("As JSON");
         let hidden = Command::new("hidden").hide(true);
@@ -253,6 +275,8 @@ What it does and prints: [json.md](../../json.md#tool-run).
 |---|---|
 | `<A\\|B>` | A file. |
 | `-f`, `--for <TIME>` | How long. Default `1s`. |
+| `--dir <DIR>` | Where. |
+| `--form[=<N>]` | Form. |
 
 ```sh
 tool run x

@@ -36,7 +36,7 @@ impl Run<'_> {
         if !self.result.report_only {
             check()?;
             self.check_result()?;
-            need_root(&format!("bench {}", self.name))?;
+            need_root(&format!("rtvirtio-bench {}", self.name))?;
             measure(&path, &lab_host(self.global))?;
         }
         Ok(path)

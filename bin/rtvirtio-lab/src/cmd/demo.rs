@@ -40,7 +40,7 @@ const PROFILE_TIME: Duration = Duration::from_secs(24);
 
 /// Runs the demo; the exit code is that of the run under the plan.
 pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("demo")?;
+    need_root("rtvirtio-lab demo")?;
     let start = Instant::now();
     let (name, text) = match &args.spec {
         Some(path) => (

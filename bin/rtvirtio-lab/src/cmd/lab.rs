@@ -19,7 +19,7 @@ use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
 
 pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("down")?;
+    need_root("rtvirtio-lab down")?;
     let _lock = global.dirs().lock_vms()?;
     let mut was_up = Lab::remove(&global.run_dir)?;
     // A killed `demo`, `profile` or `rtvirtio-bench` may have left a lab.
@@ -73,7 +73,7 @@ pub fn lab_host(global: &Global) -> LabHost {
 }
 
 pub fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("up")?;
+    need_root("rtvirtio-lab up")?;
     let _lock = global.dirs().lock_vms()?;
     let text = std::fs::read_to_string(&args.spec)
         .with_context(|| format!("cannot read {}", args.spec.display()))?;
@@ -100,7 +100,7 @@ fn twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
 }
 
 pub fn run_command(args: &LabRunArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("run")?;
+    need_root("rtvirtio-lab run")?;
     let _lock = global.dirs().lock_vms()?;
     let dirs = &global.dirs();
     let lab = Lab::open(&global.run_dir)?;

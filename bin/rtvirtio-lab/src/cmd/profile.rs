@@ -28,7 +28,7 @@ pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     };
     rtvirtio_files::load_twin(name)?;
     args.out.as_deref().map_or(Ok(()), check_writable)?;
-    need_root("profile")?;
+    need_root("rtvirtio-lab profile")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };

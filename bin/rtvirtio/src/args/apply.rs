@@ -55,8 +55,8 @@ pub struct RevertArgs {
     /// Leave settings that were changed since as they are, for good
     #[arg(long, conflicts_with = "force")]
     pub keep: bool,
-    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs
-    /// again
+    /// Stop the I/O domain also while guests are attached: their requests wait until an I/O domain
+    /// runs again
     #[arg(long)]
     pub stop_domain: bool,
 }

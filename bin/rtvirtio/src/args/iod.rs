@@ -11,9 +11,9 @@ pub enum IodCommand {
     /// Promised and observed service of each VM: worst cases, misses, rates, tails, (alpha, Delta)
     #[command(after_help = "\
 EXAMPLES
-  rtvirtio iod status
-  rtvirtio iod status --watch 1s
-  rtvirtio iod status --json | jq '.vms[] | {name, missed: (.promises | map(.missed) | add)}'
+  sudo rtvirtio iod status
+  sudo rtvirtio iod status --watch 1s
+  sudo rtvirtio iod status --json | jq '.vms[] | {name, missed: (.promises | map(.missed) | add)}'
 
 The JSON's fields: docs/reference/json.md.")]
     Status(IodStatusArgs),
@@ -24,9 +24,9 @@ A file that is wrong, cannot be admitted or needs a restart changes nothing; the
 Removal of a disk or port with an attached guest is refused without --force.
 
 EXAMPLES
-  rtvirtio iod reload
-  rtvirtio iod reload --dry-run                          which disks and ports would be added or removed?
-  rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
+  sudo rtvirtio iod reload
+  sudo rtvirtio iod reload --dry-run                          which disks and ports would be added or removed?
+  sudo rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodReloadArgs),
     /// Serve another disk or port: add its table to the configuration file, and reload
     #[command(after_help = "\
@@ -51,8 +51,8 @@ All that a start checks is checked, admission included; a refused one leaves fil
 made before, in the network namespace of this command.
 
 EXAMPLES
-  rtvirtio iod attach plc2.toml
-  rtvirtio iod attach - <plc2.toml")]
+  sudo rtvirtio iod attach plc2.toml
+  sudo rtvirtio iod attach - <plc2.toml")]
     Attach(IodAttachArgs),
     /// Serve a disk or port no longer: remove its table from the configuration file, and reload
     #[command(after_help = "\
@@ -61,27 +61,27 @@ the end of the connection, after which a guest's requests wait for ever and its 
 queues a guest uses is refused without --force.
 
 EXAMPLES
-  rtvirtio iod detach plc2
-  rtvirtio iod detach port:plc2                          where a disk and a port have this name
-  rtvirtio iod detach plc2 --force")]
+  sudo rtvirtio iod detach plc2
+  sudo rtvirtio iod detach port:plc2                          where a disk and a port have this name
+  sudo rtvirtio iod detach plc2 --force")]
     Detach(IodDetachArgs),
-    /// End the domain's process
+    /// End the I/O domain's process
     #[command(after_help = "\
-Refused while guests are attached. With --force their requests wait until a domain runs again; they lose nothing.
-A domain that `rtvirtio apply` has started is stopped as `rtvirtio revert` stops it.
+Refused while guests are attached. With --force their requests wait until an I/O domain runs again; they lose nothing.
+An I/O domain that `rtvirtio apply` has started is stopped as `rtvirtio revert` stops it.
 
 EXAMPLES
-  rtvirtio iod stop
-  rtvirtio iod stop --control /run/rtvirtio/iod-b.sock --force")]
+  sudo rtvirtio iod stop
+  sudo rtvirtio iod stop --control /run/rtvirtio/iod-b.sock --force")]
     Stop(IodStopArgs),
     /// Each request as it is answered: how long it waited for its turn, and how long the device
     /// took. Each frame as it is passed on or dropped: how long it waited, and why it was dropped
     #[command(after_help = "\
 EXAMPLES
-  rtvirtio iod trace --for 10s
-  rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
-  rtvirtio iod trace --dropped                            dropped frames and refused requests, with reasons
-  rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
+  sudo rtvirtio iod trace --for 10s
+  sudo rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
+  sudo rtvirtio iod trace --dropped                            dropped frames and refused requests, with reasons
+  sudo rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
 
 One listener at a time. With --json one object a line. What came faster than this program reads is counted at the end.")]
     Trace(IodTraceArgs),

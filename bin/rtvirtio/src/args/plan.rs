@@ -59,7 +59,7 @@ pub struct PlanArgs {
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
     pub curve: Option<PathBuf>,
-    /// Mechanism of the limits, for --traffic: io-max, throttle-v1, qemu or io-domain
+    /// Mechanism of the limits, for --traffic: io-max, throttle-v1 or io-domain; others are refused
     #[arg(long, value_enum, value_name = "NAME", default_value = "io-max", requires = "traffic")]
     pub actuator: ActuatorName,
     /// A VM must get so many requests per second, with no longer gap between two than this time,

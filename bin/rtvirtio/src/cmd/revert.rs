@@ -237,21 +237,28 @@ impl Report {
         for of in &self.elsewhere {
             let _ = writeln!(out, "{}", terminal(&of.to_string(), false));
         }
+        out + &self.summary()
+    }
+
+    /// Last line, which is "everything was put back" only where nothing was left; empty where the
+    /// lines above say all.
+    fn summary(&self) -> String {
         match (&self.settings, &self.domain) {
-            (Ok(None), DomainFate::None) if !self.elsewhere.is_empty() => {}
-            (Err(_), _) => {}
-            (Ok(None), DomainFate::None) if self.has_contracts() => {}
-            (Ok(None), DomainFate::None) => out.push_str("no plan is in force: nothing to put back\n"),
-            (Ok(None), _) => {}
-            // "everything was put back" is printed only when all changes of `apply` are reverted.
+            (Ok(None), DomainFate::None) if self.is_done() && !self.has_contracts() => {
+                "no plan is in force: nothing to put back\n".to_owned()
+            }
+            (Err(_) | Ok(None), _) => String::new(),
             (Ok(Some(reverted)), DomainFate::Left { .. }) if reverted.done => {
-                out.push_str("every setting was put back, the I/O domain was not\n");
+                "every setting was put back, the I/O domain was not\n".to_owned()
             }
-            (Ok(Some(reverted)), _) => {
-                let _ = writeln!(out, "{}", reverted.summary());
+            (Ok(Some(reverted)), _) if reverted.done && !self.is_done() => {
+                "every setting of `rtvirtio apply` was put back; the rest was left\n".to_owned()
             }
+            (Ok(Some(reverted)), _) if reverted.outcomes.iter().any(|o| matches!(o.fate, Fate::Accepted)) => {
+                reverted.summary().replacen("everything was", "everything else was", 1) + "\n"
+            }
+            (Ok(Some(reverted)), _) => reverted.summary() + "\n",
         }
-        out
     }
 }
 
@@ -271,5 +278,41 @@ fn lines(reverted: &Reverted, out: &mut String) {
             Fate::Failed { error } => format!("FAILED: {error}"),
         };
         let _ = writeln!(out, "  {:<28} {fate}", o.knob);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_apply::Outcome;
+
+    use super::*;
+
+    fn report(reverted: Reverted, kept: &[&str]) -> Report {
+        let kept = kept.iter().map(|vm| (*vm).to_owned()).collect();
+        Report {
+            settings: Ok(Some(reverted)),
+            contracts: Ok(Contracts { kept, ..Contracts::default() }),
+            domain: DomainFate::None,
+            leftovers: Vec::new(),
+            elsewhere: Vec::new(),
+            is_seen: true,
+        }
+    }
+
+    #[test]
+    fn everything_is_back_only_where_nothing_was_left() {
+        let done = || Reverted { done: true, ..Reverted::default() };
+        assert_eq!(report(done(), &[]).summary(), "everything was put back\n");
+        let said = report(done(), &["plc"]).text();
+        assert!(said.contains("keeps it in force") && said.ends_with("the rest was left\n"), "{said}");
+        let unread = Report { is_seen: false, ..report(done(), &[]) };
+        assert!(!unread.summary().contains("everything"), "{}", unread.summary());
+        let none = Report { settings: Ok(None), ..report(done(), &[]) };
+        assert!(none.summary().contains("nothing to put back"), "{}", none.summary());
+        assert_eq!(Report { is_seen: false, ..none }.summary(), "");
+        let (knob, path) = ("elevator of sda".to_owned(), "/sys/block/sda/queue/scheduler".to_owned());
+        let accepted = Outcome { knob, path, old: None, fate: Fate::Accepted };
+        let with_accepted = Reverted { outcomes: vec![accepted], ..done() };
+        assert_eq!(report(with_accepted, &[]).summary(), "everything else was put back\n");
     }
 }

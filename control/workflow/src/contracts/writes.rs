@@ -7,6 +7,7 @@ use std::time::Duration;
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Probe, room_beyond, settings, with_levels};
 use rtvirtio_kernel::Root;
+use rtvirtio_units::Enforcement;
 use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Thread, VmHandle};
 
@@ -190,8 +191,11 @@ pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
         if let Some(found) = found {
             progress.step(&demand_text(vm, found));
         }
-        let strength = format!("{:?}", s.strength).to_lowercase();
-        progress.step(&format!("{vm}: its CPU contract is enforced by {} ({strength})", s.backend));
+        let worth = match s.strength {
+            Enforcement::Hint => format!("a hint only, by {}", s.backend),
+            firm => format!("enforced by {} ({})", s.backend, firm.name()),
+        };
+        progress.step(&format!("{vm}: its CPU contract is {worth}"));
         if let Some(cores) = cores {
             progress.step(&format!("{vm}: {cores}"));
         }

@@ -197,7 +197,7 @@ fn edit_and_reload(
         let list = others.join(", ");
         bail!(
             Guarded,
-            "{}: it has other disks or ports than the domain ({list}): `rtvirtio iod reload` first",
+            "{}: it has other disks or ports than the I/O domain ({list}): `rtvirtio iod reload` first",
             config.display()
         );
     }
@@ -276,7 +276,7 @@ pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<Stopped> {
     if let Stop::Serves { guests } = request(&stream, control, &Command::Stop { force }, RELOAD)? {
         bail!(
             Guarded,
-            "not stopped: it serves {}. Shut these VMs down first, or use `--force`, after which their requests wait until a domain runs again",
+            "not stopped: it serves {}. Shut these VMs down first, or use `--force`, after which their requests wait until an I/O domain runs again",
             guests.join(", ")
         );
     }

@@ -125,7 +125,7 @@ fn places(spec: &Spec, disks: &[String], dirs: &Dirs) -> Result<Vec<DiskPlace>> 
     if spec.lab_kind().is_some() {
         bail!(
             Argument,
-            "the disks of a lab are made when it is: `rtvirtio-lab up SPEC --domain` plans and starts the domain too"
+            "the disks of a lab are made when it is: `rtvirtio-lab up SPEC --domain` plans and starts the I/O domain too"
         );
     }
     let mut said: Vec<(&str, &str)> = Vec::new();
