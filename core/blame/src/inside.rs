@@ -49,7 +49,7 @@ impl Facts {
     /// Whether the VMM had the requests for a small part of the time in which they were late.
     fn is_above_vmm(&self) -> bool {
         let lost = self.late as f64 * self.target.0 as f64 / 1e9;
-        // So many at once were due while the task was late: an earlier one's stop delays all of them.
+        // Requests due at once while the task was late: a stop of an earlier one delays them all.
         let taken = self.depth.filter(|_| self.rate > 0.0);
         let taken = taken.map_or(lost, |depth| f64::from(depth) * self.late as f64 / self.rate);
         self.below.is_some_and(|below| {

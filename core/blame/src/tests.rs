@@ -404,7 +404,7 @@ fn a_load_above_the_declaration_is_named_next_to_others_by_what_it_moves() {
     assert_eq!(kinds(&Facts { load: None, ..late(0.72) }), []);
 }
 
-/// As [`facts()`], where the host had so many page faults, and the VM these.
+/// Facts of [`facts()`], where VM and host had so many page faults.
 fn with_faults(own: u64, host: u64) -> Facts {
     Facts { faults: Some(Faults { own, host }), ..facts() }
 }

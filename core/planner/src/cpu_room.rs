@@ -61,7 +61,7 @@ impl CpuRoom {
         self.needed > f64::from(self.cpus)
     }
 
-    /// The same requests by what a run of them showed: its VMs used so many CPUs, so many were free
+    /// Room by what a run of the same requests showed: its VMs used so many CPUs, so many were free
     /// or theirs, and it kept this part of the rates. What the requests lacked counts as needed.
     #[must_use]
     pub fn as_seen(self, used: f64, free: f64, kept: f64) -> Self {
