@@ -60,12 +60,8 @@ fn forest(seed: u64) -> Forest {
 fn whole() -> HostModel {
     let profile: Profile = serde_json::from_str(PROFILE).expect("a profile");
     let bound = Quantile { score: 0.4, miss: 0.1, groups: 40, rows: 90 };
-    let guest = GuestPoint {
-        kind: "qemu-kvm".to_owned(),
-        point: profile.read[0].clone(),
-        cpu_per_request: 2e-5,
-        cpu_of_load: 0.0,
-    };
+    let guest =
+        GuestPoint { kind: "qemu-kvm".to_owned(), point: profile.read[0].clone(), cpu_per_request: 2e-5 };
     HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile,

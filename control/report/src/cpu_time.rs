@@ -7,11 +7,10 @@ use crate::num;
 /// Sentences about the CPU time of guests' requests, with what would help where it is too little.
 #[must_use]
 pub fn cpu_room(room: &CpuRoom) -> String {
-    let CpuRoom { cpus, needed, base, free, rate, each_ns } = room;
+    let CpuRoom { cpus, needed, free, rate, each_ns, .. } = room;
     let each = num::latency(*each_ns, "");
-    let besides = if *base >= 0.005 { format!(" and {base:.2} besides") } else { String::new() };
     let sum = format!(
-        "CPU: requests of guests need {needed:.2} of {cpus} CPUs at the declared rates ({rate:.0}/s, {each} each{besides}, as measured in a VM), \
+        "CPU: requests of guests need {needed:.2} of {cpus} CPUs at the declared rates ({rate:.0}/s, {each} each, as measured in a VM), \
          {free:.2} are free now"
     );
     if !room.is_short() {
@@ -107,8 +106,14 @@ mod tests {
 
     #[test]
     fn too_little_is_said_with_the_rate_that_fits() {
-        let room =
-            |free| CpuRoom { cpus: 2, needed: 1.03, base: 0.0, free, rate: 1800.0, each_ns: Nanos(572_000) };
+        let room = |free| CpuRoom {
+            cpus: 2,
+            needed: 1.03,
+            free,
+            rate: 1800.0,
+            each_ns: Nanos(572_000),
+            margin: 1.8,
+        };
         let said = cpu_room(&room(1.2));
         assert!(said.contains("need 1.03 of 2 CPUs") && said.ends_with("1.20 are free now"), "{said}");
         let said = cpu_room(&room(0.4));

@@ -243,7 +243,6 @@ pub(crate) fn profile() -> Profile {
             kind: "qemu-tcg".into(),
             point: point(1, 3_900.0),
             cpu_per_request: 121e-6,
-            cpu_of_load: 0.0,
         }),
         cpus: 2,
         kernel: "6.18.0".into(),

@@ -57,9 +57,8 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
         rates[1],
         rates[0]
     );
-    let (rate, more) = (task.achieved_rate.0, task.achieved_rate.0 - low.achieved_rate.0);
+    let more = task.achieved_rate.0 - low.achieved_rate.0;
     let cpu_per_request = (high_cpu - low_cpu).max(0.0) / more.max(1.0);
-    let cpu_of_load = (high_cpu - cpu_per_request * rate).max(0.0);
     let kind = match (qemu, lab.accelerator.as_str()) {
         (None, _) => "process",
         (_, "kvm") => "qemu-kvm",
@@ -78,7 +77,6 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
             max: task.max_ns,
         },
         cpu_per_request,
-        cpu_of_load,
     })
 }
 

@@ -12,9 +12,6 @@ use rtvirtio_units::{Nanos, Percentile};
 
 /// Threads that a request wakes in turn.
 const TURNS: f64 = 3.0;
-/// Factor by which the CPU time of requests may be above what was measured, as it differs between
-/// loads.
-const MARGIN: f64 = 1.2;
 
 /// Use of a host's CPUs by requests of guests and by other programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +24,8 @@ pub struct CpuLoad {
     pub free: f64,
     /// CPU time of one request.
     pub each: Nanos,
+    /// Factor by which requests may need more CPU time than that.
+    pub margin: f64,
     /// Longest turn of a program while others wait for its CPU.
     pub turn: Nanos,
 }
@@ -38,7 +37,7 @@ impl CpuLoad {
     #[must_use]
     pub fn wait(&self, rate: f64, percentile: Percentile) -> Option<Nanos> {
         let beyond = beyond(percentile);
-        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) * MARGIN;
+        let share = (self.needed / self.free).max(rate * self.each.as_secs_f64()) * self.margin;
         if self.free <= 0.0 || share >= 1.0 {
             return None;
         }
@@ -73,7 +72,14 @@ mod tests {
     const P99: Percentile = Percentile(99.0);
 
     fn load(cpus: u32, needed: f64, free: f64) -> CpuLoad {
-        CpuLoad { cpus, needed, free, each: Nanos::from_micros(700), turn: Nanos::from_millis(4) }
+        CpuLoad {
+            cpus,
+            needed,
+            free,
+            each: Nanos::from_micros(700),
+            margin: 1.2,
+            turn: Nanos::from_millis(4),
+        }
     }
 
     #[test]

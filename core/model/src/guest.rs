@@ -1,8 +1,6 @@
 //! The part of the latency that arises in the guest and its VMM, from the profile's measurement of
 //! one VM alone.
 
-use std::collections::BTreeSet;
-
 use rtvirtio_spec::{Spec, Vm};
 
 use crate::flow::Flow;
@@ -29,18 +27,17 @@ pub(crate) struct CpuLoad {
 }
 
 impl CpuLoad {
-    /// `(sum over guest tasks of rate * cpu_per_request + guests * cpu_of_load) / cpus`.
+    /// `sum over guest tasks of rate * cpu_per_request / cpus`.
     pub(crate) fn new(profile: &Profile, spec: &Spec, config: &Config, flows: &[Flow]) -> Self {
         let Some(guest) = measured_guest(profile) else { return Self { rho: 0.0 } };
-        let of_guests = || flows.iter().filter(|f| is_guest(&spec.vms[f.vm]));
-        let busy: f64 = of_guests()
+        let busy: f64 = flows
+            .iter()
+            .filter(|f| is_guest(&spec.vms[f.vm]))
             .map(|f| {
                 let bfq = guest.kind == "qemu-tcg" && config.vms[f.vm].guest_elevator == Elevator::Bfq;
                 f.rate * guest.cpu_per_request.max(0.0) * if bfq { GUEST_BFQ_CPU } else { 1.0 }
             })
             .sum();
-        let guests = of_guests().map(|f| f.vm).collect::<BTreeSet<_>>().len();
-        let busy = busy + guests as f64 * guest.cpu_of_load.max(0.0);
         Self { rho: busy / f64::from(profile.cpus.max(1)) }
     }
 

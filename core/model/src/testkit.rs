@@ -48,12 +48,7 @@ pub(crate) fn disk() -> Profile {
 }
 
 pub(crate) fn with_guest(mut p: Profile, kind: &str, us: [u64; 4], cpu_per_request: f64) -> Profile {
-    p.guest = Some(GuestPoint {
-        kind: kind.to_owned(),
-        point: point(1, 5_000.0, us),
-        cpu_per_request,
-        cpu_of_load: 0.0,
-    });
+    p.guest = Some(GuestPoint { kind: kind.to_owned(), point: point(1, 5_000.0, us), cpu_per_request });
     p
 }
 

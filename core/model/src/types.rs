@@ -173,9 +173,6 @@ pub struct GuestPoint {
     pub point: DepthPoint,
     /// CPU seconds of the host that one request costs (VMM and guest together).
     pub cpu_per_request: f64,
-    /// CPUs of the host that a VM with tasks takes besides, whatever their rates.
-    #[serde(default)]
-    pub cpu_of_load: f64,
 }
 
 impl GuestPoint {
@@ -186,9 +183,6 @@ impl GuestPoint {
     pub fn check(&self) -> Result<(), String> {
         if !(0.0..=MOST_CPU).contains(&self.cpu_per_request) {
             return Err(format!("guest: {} s of CPU time for a request cannot be", self.cpu_per_request));
-        }
-        if !(0.0..=MOST_CPU).contains(&self.cpu_of_load) {
-            return Err(format!("guest: {} CPUs for its tasks cannot be", self.cpu_of_load));
         }
         self.point.check("guest")
     }

@@ -139,7 +139,7 @@ mod tests {
         let forecast = || Forecast { latency_ns: Nanos(1), rate_kept: 1.0, terms: Vec::new(), upper: None };
         let mut tasks = outlook(&spec, vec![forecast(), forecast()]);
         let room =
-            CpuRoom { cpus: 2, needed: 0.3, base: 0.0, free: 0.2, rate: 600.0, each_ns: Nanos(500_000) };
+            CpuRoom { cpus: 2, needed: 0.3, free: 0.2, rate: 600.0, each_ns: Nanos(500_000), margin: 1.2 };
         add_cpu_room(&mut tasks, &spec, &room);
         assert_eq!(tasks.iter().map(TaskOutlook::lacks_cpu).collect::<Vec<_>>(), [true, false]);
     }

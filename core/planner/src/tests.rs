@@ -35,7 +35,6 @@ pub(crate) fn profile() -> Profile {
             kind: "qemu-tcg".to_owned(),
             point: point(1, 7_700.0, [130, 400, 3_800, 9_000]),
             cpu_per_request: 0.000_3,
-            cpu_of_load: 0.0,
         }),
         cpus: 2,
         kernel: "6.18".to_owned(),

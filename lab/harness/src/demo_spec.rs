@@ -7,8 +7,9 @@ use rtvirtio_planner::CpuRoom;
 use rtvirtio_spec::{Spec, Target};
 use rtvirtio_units::{Iops, Percentile};
 
-/// Part of the free CPU time that the requests may need: the rest is for what comes and goes.
-const SHARE: f64 = 0.8;
+/// Part of the free CPU time that the requests may need with their margin: the rest is for what
+/// comes and goes.
+const SHARE: f64 = 0.95;
 /// Rates that are left at least, over the declared ones: with less, no disk is shown.
 const LEAST: f64 = 0.1;
 /// Lowest rate of a spec, 1/s.
@@ -33,11 +34,11 @@ pub struct Scaled {
 /// time, and to a tenth at most. `None` where they do not need more.
 #[must_use]
 pub fn scale_rates(spec: &Spec, room: &CpuRoom) -> Option<Scaled> {
-    let fits = room.free * SHARE;
+    let fits = room.free * SHARE / room.margin;
     if room.needed <= fits {
         return None;
     }
-    let factor = ((fits - room.base) / (room.needed - room.base)).max(LEAST);
+    let factor = (fits / room.needed).max(LEAST);
     let mut spec = spec.clone();
     // The time of a VM with a CPU contract is its own.
     let competing = spec.vms.iter_mut().filter(|vm| vm.cpu.need.is_none());
@@ -101,7 +102,7 @@ mod tests {
     }
 
     fn room(free: f64) -> CpuRoom {
-        CpuRoom { cpus: 2, needed: 1.0, base: 0.0, free, rate: 1_800.0, each_ns: Nanos(555_556) }
+        CpuRoom { cpus: 2, needed: 1.0, free, rate: 1_800.0, each_ns: Nanos(555_556), margin: 1.8 }
     }
 
     fn rates(spec: &Spec) -> Vec<f64> {
@@ -110,13 +111,10 @@ mod tests {
 
     #[test]
     fn rates_fall_to_what_is_free() {
-        assert_eq!(scale_rates(&spec(), &room(1.3)), None);
-        let scaled = scale_rates(&spec(), &room(0.5)).unwrap();
-        assert!((scaled.factor - 0.4).abs() < 1e-9);
+        assert_eq!(scale_rates(&spec(), &room(1.9)), None);
+        let scaled = scale_rates(&spec(), &room(0.758)).unwrap();
+        assert!((scaled.factor - 0.4).abs() < 1e-3);
         assert_eq!(rates(&scaled.spec), [40.0, 200.0, 40.0, 200.0, 40.0, 200.0]);
-        // What the VMs take whatever their rates are does not fall with these.
-        let scaled = scale_rates(&spec(), &CpuRoom { base: 0.2, ..room(0.75) }).unwrap();
-        assert!((scaled.factor - 0.5).abs() < 1e-9);
         // Nothing is free.
         let scaled = scale_rates(&spec(), &room(0.0)).unwrap();
         assert_eq!(rates(&scaled.spec), [10.0, 50.0, 10.0, 50.0, 10.0, 50.0]);

@@ -249,11 +249,11 @@ fn adapt(
     let mut spec = spec.clone();
     if let Some((room, scaled)) = scaled {
         said.push(format!(
-            "{:.2} of {} CPUs are free, of which the guests' requests may take 80 %, and they would need {:.2} at the spec's rates: \
+            "{:.2} of {} CPUs are free, and the guests' requests may need {:.2} at the spec's rates: \
              all rates are lowered to {:.0} % of these. End other programs, and run the demo again for all of it",
             room.free,
             room.cpus,
-            room.needed,
+            room.needed * room.margin,
             scaled.factor * 100.0
         ));
         spec = scaled.spec;

@@ -145,12 +145,7 @@ fn profile() -> Profile {
         identity: None,
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
-        guest: Some(GuestPoint {
-            kind: "process".to_owned(),
-            point: read[0].clone(),
-            cpu_per_request: 1e-5,
-            cpu_of_load: 0.0,
-        }),
+        guest: Some(GuestPoint { kind: "process".to_owned(), point: read[0].clone(), cpu_per_request: 1e-5 }),
         sync: Vec::new(),
         read_bfq: read.clone(),
         large: Some(LargeRequests { block: LARGE, read: read.clone(), write: Vec::new() }),
@@ -203,12 +198,8 @@ fn other_profiles_are_refused_with_the_reason() {
     assert!(edited(&|p| p.read[0].iops = Iops(-1.0)).contains("-1 requests per second cannot be"));
     assert!(edited(&|p| p.read[0].spread = -1e308).contains("a spread of"));
     assert!(edited(&|p| p.read[0].max.0 = u64::MAX).contains("a latency of"));
-    let guest = |cpu_per_request| GuestPoint {
-        kind: "qemu-kvm".to_owned(),
-        point: point.clone(),
-        cpu_per_request,
-        cpu_of_load: 0.0,
-    };
+    let guest =
+        |cpu_per_request| GuestPoint { kind: "qemu-kvm".to_owned(), point: point.clone(), cpu_per_request };
     assert!(edited(&|p| p.guest = Some(guest(1e9))).contains("CPU time"));
     let large = |block| LargeRequests {
         block,

@@ -144,8 +144,7 @@ fn full_runs_do_not_make_others_doubt_their_rates() {
 fn with_guest() -> Profile {
     let mut profile = profile();
     let point = profile.read[0].clone();
-    profile.guest =
-        Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 1e-5, cpu_of_load: 0.0 });
+    profile.guest = Some(GuestPoint { kind: "qemu-tcg".to_owned(), point, cpu_per_request: 1e-5 });
     profile
 }
 
