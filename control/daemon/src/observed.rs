@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_apply::Line;
-use rtvirtio_cpu::Level;
+use rtvirtio_cpu::{Backend, Level};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_planner::replan::{Basis, NoPlan, Outline, Unplanned};
 use rtvirtio_units::Nanos;
@@ -90,6 +90,8 @@ pub struct ScopeView {
     pub state: ScopeState,
     /// Priority rank among VMs with CPU contracts; `None` without one.
     pub level: Option<Level>,
+    /// Mechanism of the CPU contract; `None` without one.
+    pub cpu: Option<Backend>,
     /// Settings that another program has changed, as far as the last scan compared them.
     pub drift: Vec<Drift>,
     /// Settings that are not known to be in force, each with the reason.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rtvirtio_fleet::Inventory;
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_spec::Criticality;
-use rtvirtio_units::{Nanos, Percentile};
+use rtvirtio_units::{Enforcement, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::arrivals::{ArrivalSnapshot, ArrivalState};
@@ -308,6 +308,12 @@ pub(crate) fn kept_words(is_changed: bool, why: &str) -> String {
     format!("{what} cannot be met: {why}; the settings in force stay until the VM ends")
 }
 
+/// Note of a CPU contract that nothing enforces.
+fn hint_words(scope: &ScopeView) -> Option<String> {
+    let backend = scope.cpu.filter(|backend| backend.strength() == Enforcement::Hint)?;
+    Some(format!("its CPU contract is a hint only, by {backend}: nothing keeps its budget"))
+}
+
 fn contracted(
     contract: &Contract,
     vm: &ObservedVm,
@@ -348,7 +354,7 @@ fn contracted(
             }
             let lost = lost_words(&scope.lost);
             let is_whole = scope.drift.is_empty() && lost.is_none();
-            let why = lost.or_else(|| kept.map(|why| kept_words(false, why)));
+            let why = lost.or_else(|| kept.map(|why| kept_words(false, why))).or_else(|| hint_words(scope));
             (if is_whole { VmState::InForce } else { VmState::Drift }, why)
         }
         _ if config.mode == Mode::Observe => (VmState::WouldApply, None),

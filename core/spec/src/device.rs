@@ -176,7 +176,7 @@ fn device(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path) 
         [] => {
             report.add(
                 section.span.clone(),
-                format!("{title} has neither `twin` nor `path`"),
+                format!("{title} has none of `path`, `twin` and `file`"),
                 format!("add {EXAMPLE}"),
             );
             None

@@ -211,6 +211,7 @@ impl Host for SimHost {
                 start_alive: vm.process.as_ref() == Some(&scope.start),
                 state: if scope.whole { ScopeState::Whole } else { ScopeState::Cut },
                 level: Some(scope.level),
+                cpu: None,
                 // A shallow scan compares nothing.
                 drift: if look == ScanDepth::Compare {
                     scope.drift.iter().map(drift).collect()

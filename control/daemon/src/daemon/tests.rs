@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use rtvirtio_cpu::Level;
+use rtvirtio_cpu::{Backend, Level};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_planner::replan::{Observations, Request};
 use rtvirtio_spec::HostSpec;
@@ -155,6 +155,7 @@ impl Many {
             start_alive: true,
             state: ScopeState::Whole,
             level: Some(Level::ALONE),
+            cpu: Some(Backend::RtGroup),
             drift: if is_changed { vec![drift] } else { Vec::new() },
             lost: Vec::new(),
         }
@@ -296,6 +297,9 @@ fn what_is_not_known_to_be_in_force_is_not_shown_as_such() {
         daemon.snapshot().vms.into_iter().find(|vm| vm.name == OLD).map(|vm| (vm.state, vm.why)).unwrap()
     };
     assert_eq!(old(&daemon), (crate::VmState::InForce, None));
+    daemon.observed.vms.get_mut(OLD).and_then(|vm| vm.scope.as_mut()).unwrap().cpu = Some(Backend::Throttle);
+    let hint = "its CPU contract is a hint only, by priorities: nothing keeps its budget".to_owned();
+    assert_eq!(old(&daemon), (crate::VmState::InForce, Some(hint)));
     let lost: Vec<String> = (0..5).map(|i| format!("limit {i} is gone")).collect();
     daemon.observed.vms.get_mut(OLD).and_then(|vm| vm.scope.as_mut()).unwrap().lost = lost;
     let why = "limit 0 is gone; limit 1 is gone; limit 2 is gone; and 2 more".to_owned();
@@ -327,6 +331,7 @@ impl ManyThreads {
             start_alive: true,
             state: ScopeState::Whole,
             level: Some(Level::ALONE),
+            cpu: Some(Backend::RtGroup),
             drift,
             lost: Vec::new(),
         };

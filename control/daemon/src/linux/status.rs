@@ -43,6 +43,7 @@ fn without_status(state: ScopeState, saved: Option<&Saved>) -> ScopeView {
         start_alive: true,
         state,
         level: saved.and_then(|saved| Some(saved.cpu.as_ref()?.level)),
+        cpu: saved.and_then(|saved| Some(saved.cpu.as_ref()?.backend)),
         drift: Vec::new(),
         lost: Vec::new(),
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rtvirtio_cpu::Level;
+use rtvirtio_cpu::{Backend, Level};
 use rtvirtio_spec::HostSpec;
 
 use super::*;
@@ -32,6 +32,7 @@ fn scope(of: &Contract, pid: u32) -> ScopeView {
         start_alive: true,
         state: ScopeState::Whole,
         level: Some(Level::ALONE),
+        cpu: Some(Backend::RtGroup),
         drift: Vec::new(),
         lost: Vec::new(),
     }
