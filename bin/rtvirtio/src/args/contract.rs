@@ -60,13 +60,7 @@ EXAMPLES
         /// The VM
         vm: String,
         /// Remove it from the metadata of libvirt's VM of this name or UUID instead of a file
-        #[arg(
-            long,
-            value_name = "URI",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "qemu:///system"
-        )]
+        #[arg(long, value_name = "URI", num_args = 0..=1, default_missing_value = "qemu:///system")]
         libvirt: Option<String>,
     },
     #[command(after_help = "\
