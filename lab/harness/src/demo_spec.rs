@@ -9,7 +9,7 @@ use rtvirtio_units::{Iops, Percentile};
 
 /// Part of the free CPU time that the requests may need with their margin: the rest is for what
 /// comes and goes.
-const SHARE: f64 = 0.95;
+const SHARE: f64 = 0.85;
 /// Rates that are left at least, over the declared ones: with less, no disk is shown.
 const LEAST: f64 = 0.1;
 /// Lowest rate of a spec, 1/s.
@@ -111,8 +111,8 @@ mod tests {
 
     #[test]
     fn rates_fall_to_what_is_free() {
-        assert_eq!(scale_rates(&spec(), &room(1.9)), None);
-        let scaled = scale_rates(&spec(), &room(0.758)).unwrap();
+        assert_eq!(scale_rates(&spec(), &room(2.2)), None);
+        let scaled = scale_rates(&spec(), &room(0.8471)).unwrap();
         assert!((scaled.factor - 0.4).abs() < 1e-3);
         assert_eq!(rates(&scaled.spec), [40.0, 200.0, 40.0, 200.0, 40.0, 200.0]);
         // Nothing is free.

@@ -33,7 +33,7 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
     let taken: Vec<f64> = counts.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
     let most = taken.iter().copied().reduce(f64::max)?;
     let what = format!(
-        "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), over the cases that some tried setting passes; median {}, {never} not reached",
+        "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), in the cases that some setting passes; median {}, {never} not reached",
         goal.repeats,
         goal.score,
         median(taken)
@@ -58,13 +58,13 @@ pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
         (!held.is_empty()).then(|| Claim::new(id, what, share, "share", held.len()))
     };
     let kinds = [
-        ("", "tails as measured, host's own stalls included, below the bound given before the run", measured),
+        ("", "tails with the host's own stalls below the bound given before the run", measured),
         ("_awake", "tails less the host's own stalls below the bound given before the run", awake),
     ];
     let mut out = Vec::new();
     for (end, what, held) in kinds {
         let at = 100.0 * confidence;
-        let chosen = format!("{what}, for settings that were chosen by the bound at {at:.0} %");
+        let chosen = format!("{what}, of settings chosen by the bound at {at:.0} %");
         let id = format!("cases.bound.coverage{end}");
         out.extend(claim(&id, &shown, chosen, held).map(|c| c.at_least(confidence)));
         let elsewhere = "the same where no bound met all targets, and the slice model chose".to_owned();
