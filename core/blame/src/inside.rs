@@ -64,7 +64,7 @@ impl Facts {
             return Some(Cause {
                 kind: CauseKind::Paging,
                 share: None,
-                evidence: format!("memory of it had to be read back from a disk {} times", faults.own),
+                evidence: format!("its memory had to be read back from a disk {} times", faults.own),
                 remedy: "keep its memory resident: lock it (`<memoryBacking><locked/>`), give the host more, or raise its memory limit".to_owned(),
             });
         }

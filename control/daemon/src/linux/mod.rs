@@ -466,8 +466,7 @@ impl Host for LinuxHost {
         if outcome == Outcome::NotYet {
             return outcome;
         }
-        // One that failed may have left a journal: others read what is in force until the next
-        // comparison.
+        // A failed one may have left a journal: others read what is in force until it is compared.
         self.scopes_are_known &= step.action != Action::Apply || is_done(&outcome);
         // While a VM's threads are taken in piece by piece, its journal is not read for each piece.
         let is_piece = step.action == Action::TakeIn && is_done(&outcome) && self.rest(step).is_some();

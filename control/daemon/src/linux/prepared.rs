@@ -127,7 +127,7 @@ mod tests {
         panic!("as a lookup might")
     }
 
-    /// A lookup that answers when it is told to.
+    /// A lookup that answers once the sender has its answer.
     fn slow() -> (Sender<u32>, impl FnOnce() -> u32 + Send + 'static) {
         let (answer, asked) = channel();
         (answer, move || asked.recv().unwrap())
