@@ -9,7 +9,8 @@ Usage: scripts/test_next.py [--suites sid,trixie] [--only WORD,...] [--minutes N
   --table    only the table of the results that are there
 
 Test programs are built here and run there in a mount namespace of their own. Each result is a file below
-target/test-next/SUITE/results: a second call runs what has none yet, what failed, and what only skipped. Needs root, mmdebstrap and a mirror of Debian.
+target/test-next/SUITE/results: a second call runs what has none yet, what failed, and what only skipped; without
+that directory the page's own results count where the versions are the same. Needs root, mmdebstrap and a mirror of Debian.
 Exit status 1 when a test failed.
 """
 import argparse
@@ -43,6 +44,7 @@ SHOWN = [
     ("Corosync", "corosync"),
     ("glibc", "libc6"),
 ]
+HOST_ROWS = [("kernel package for guests and the box", "kernel"), ("kernel of the host", "host"), ("root made on", "made")]
 # Those that judge this machine's tools and the sources, where a release of Debian changes nothing.
 HERE_ONLY = {"lab/testkit/dependencies", "lab/testkit/flaky", "lab/testkit/pages"}
 # What a release is likely to break comes first: lines and answers of QEMU, libvirt's XML, names of Pacemaker, fio's JSON.
@@ -284,10 +286,10 @@ def run_suite(suite, entries, options):
     os.makedirs(results, exist_ok=True)
     with open(listed, "w", encoding="utf-8") as file:
         file.write(found)
-    failed = 0
+    failed, known = 0, of_suite(suite)[1]
     for number, (path, executable, directory) in enumerate(entries, 1):
         log = log_of(suite, path)
-        before = result(log) if os.path.exists(log) else None
+        before = known.get(path.replace("/", "."))
         if not options.only and before and not before["failed"] and (before["passed"] or not before["skips"]):
             continue
         print(f"{suite} {number}/{len(entries)} {path} ... ", end="", flush=True)
@@ -304,24 +306,60 @@ def run_suite(suite, entries, options):
     return failed
 
 
+def cells(line):
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
+
+
+def of_page():
+    """{suite: (versions, {program: result})} as the page has them, so that results outlast a build directory."""
+    with open(TABLE, encoding="utf-8") as file:
+        lines = [cells(line) for line in file.read().split(BEGIN, 1)[1].split(END, 1)[0].splitlines() if line.startswith("| ")]
+    names = [name.removeprefix("Debian ") for name in lines[0][1:]] if lines else []
+    suites = {name: ({}, {}) for name in names}
+    titles = dict(SHOWN + HOST_ROWS)
+    for first, *rest in lines:
+        for name, cell in zip(names, rest):
+            if first in titles:
+                suites[name][0][titles[first]] = cell
+            elif first.startswith("`") and cell != "not run":
+                passed, why = re.match(r"(\d+) passed", cell), re.search(r"not finished after \d+ min|ended without a result", cell)
+                suites[name][1][first.strip("`").replace("/", ".")] = {
+                    "passed": int(passed.group(1)), "failed": [], "skips": [], "why": why.group(0) if why else None
+                }
+    for suite, program, *rest in lines:
+        log = suites.get(suite, ({}, {}))[1].get(program.strip("`").replace("/", "."))
+        if log and program.startswith("`"):
+            log["failed" if len(rest) == 1 else "skips"].append(rest[0] if len(rest) == 1 else tuple(rest))
+    return suites
+
+
+def same_versions(one, other):
+    return all(one.get(key) == other.get(key) for _, key in SHOWN + HOST_ROWS if key != "made")
+
+
+def of_suite(suite):
+    """Versions and results of a release: those of the logs, and those of the page where its versions are these."""
+    place, (versions_before, known) = os.path.join(WORK, suite), of_page().get(suite, ({}, {}))
+    listed = os.path.join(place, "versions.json")
+    if not os.path.exists(listed):
+        return versions_before, known
+    with open(listed, encoding="utf-8") as file:
+        found = json.load(file)
+    results = os.path.join(place, "results")
+    logs = {name[:-4]: result(os.path.join(results, name)) for name in sorted(os.listdir(results)) if name.endswith(".log")}
+    return found, {**(known if same_versions(found, versions_before) else {}), **logs}
+
+
 def table():
     """The generated part of the page; what stands around it is written by hand."""
-    suites = {}
-    for suite in sorted(os.listdir(WORK)):
-        place = os.path.join(WORK, suite)
-        if os.path.exists(os.path.join(place, "versions.json")):
-            with open(os.path.join(place, "versions.json"), encoding="utf-8") as file:
-                logs = {
-                    name[:-4]: result(os.path.join(place, "results", name))
-                    for name in sorted(os.listdir(os.path.join(place, "results"))) if name.endswith(".log")
-                }
-                suites[suite] = (json.load(file), logs)
+    made = os.listdir(WORK) if os.path.isdir(WORK) else []
+    names = {name for name in made if os.path.exists(os.path.join(WORK, name, "versions.json"))} | set(of_page())
+    suites = {name: of_suite(name) for name in sorted(names)}
     if not suites:
         fail("no results yet")
     lines = [BEGIN, ""]
     lines += ["| | " + " | ".join(f"Debian {suite}" for suite in suites) + " |", "|---" * (len(suites) + 1) + "|"]
-    rows = SHOWN + [("kernel package for guests and the box", "kernel"), ("kernel of the host", "host"), ("root made on", "made")]
-    for title, package in rows:
+    for title, package in SHOWN + HOST_ROWS:
         lines.append(f"| {title} | " + " | ".join(found.get(package, "none") for found, _ in suites.values()) + " |")
     total = {
         suite: (sum(r["passed"] for r in logs.values()), sum(len(r["failed"]) for r in logs.values()), sum(len(r["skips"]) for r in logs.values()))
@@ -338,8 +376,8 @@ def table():
     for key in known:
         path = "/".join(key.split(".", 2))
         if path not in HERE_ONLY:
-            cells = [short(logs[key]) if key in logs else "not run" for _, logs in suites.values()]
-            lines.append(f"| `{path}` | " + " | ".join(cells) + " |")
+            row = [short(logs[key]) if key in logs else "not run" for _, logs in suites.values()]
+            lines.append(f"| `{path}` | " + " | ".join(row) + " |")
     for what, key in (("Failed", "failed"), ("Skipped", "skips")):
         lines += ["", f"## {what}", "", "| release | test program | test | " + ("reason |" if key == "skips" else "|")]
         lines.append("|---|---|---|" + ("---|" if key == "skips" else ""))
@@ -349,8 +387,8 @@ def table():
             for name, found in logs.items():
                 path = "/".join(name.split(".", 2))
                 for each in found[key]:
-                    cells = [each] if isinstance(each, str) else list(each)
-                    lines.append(f"| {suite} | `{path}` | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+                    row = [each] if isinstance(each, str) else list(each)
+                    lines.append(f"| {suite} | `{path}` | " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     lines += ["", END]
     with open(TABLE, encoding="utf-8") as file:
         page = file.read()
