@@ -391,7 +391,7 @@ impl Host for LinuxHost {
         }
         names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
         let of_numbers = self.lookups.problem().map(str::to_owned);
-        for problem in self.contracts.problem().into_iter().chain(of_numbers) {
+        for problem in self.contracts.problems().chain(of_numbers) {
             self.problem(problem);
         }
         if look == ScanDepth::Compare || self.applied_has_changed() {
