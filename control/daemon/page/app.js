@@ -338,6 +338,7 @@ function drawPlan() {
     line(`${u.device} is not planned: ${u.why}. Nothing is promised for its tasks of ${u.vms.join(", ")}${u.is_held ? "; what an earlier plan has set stays" : ""}`, "bad");
     if (u.remedy) body.push(el("pre", "sudo " + u.remedy));
   }
+  for (const warning of plan.warnings || []) line("planning: " + warning, "warn");
   for (const task of plan.given_up || []) line(task + ": its target is predicted to be missed", "bad");
   for (const d of plan.drift || []) line(`${d.knob} was changed from ${d.wanted} to ${d.found}`, "bad");
   for (const knob of plan.yielded || []) line(knob + " is left to another program", "dim");

@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::ffi::OsStr;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{Criticality, HostSpec, Part, Vm};
 use rtvirtio_units::Ratio;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
+
+use crate::contract_scan::{Asked, FileResult, Reader, Stamp};
 
 /// Bytes of a contract's digest that are shown and compared.
 const ID_BYTES: usize = 8;
@@ -201,17 +200,12 @@ impl Desired {
     }
 }
 
-/// Whether a file of the directory is a contract by its name: editors and package managers leave
-/// `.x.toml.swp`, `x.toml.dpkg-new`.
-pub(crate) fn is_contract_name(name: &OsStr) -> bool {
-    !name.as_encoded_bytes().starts_with(b".") && Path::new(name).extension().is_some_and(|e| e == "toml")
-}
-
 /// A directory of contract files, and further spec files.
 #[derive(Debug)]
 pub struct ContractFiles {
     dir: PathBuf,
     more: Vec<PathBuf>,
+    reader: Reader,
     seen: Option<Vec<Stamp>>,
     /// Whether the directory could be read at the last call.
     is_whole: bool,
@@ -224,35 +218,44 @@ pub struct ContractFiles {
     specs: Vec<HostSpec>,
 }
 
-/// File attributes by which a change is detected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
-    path: PathBuf,
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
 impl ContractFiles {
     /// Contracts of every `*.toml` in `dir`, and of `more`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> Self {
-        let (last_right, unread) = (BTreeMap::new(), BTreeSet::new());
-        Self { dir: dir.into(), more, seen: None, is_whole: true, last_right, unread, specs: Vec::new() }
+        Self {
+            dir: dir.into(),
+            more,
+            reader: Reader::default(),
+            seen: None,
+            is_whole: true,
+            last_right: BTreeMap::new(),
+            unread: BTreeSet::new(),
+            specs: Vec::new(),
+        }
     }
 
-    /// The contracts when a file has changed since the last call; `None` when none has.
+    /// The contracts when a file has changed since the last call; `None` when none has, or when
+    /// that is not known. Until the first answer they are incomplete.
     pub fn changed(&mut self) -> Option<Desired> {
-        let (stamps, faults) = self.stamps();
-        // An unreadable directory is read at every call, and never taken for empty.
-        let was_whole = std::mem::replace(&mut self.is_whole, faults.is_empty());
-        if self.seen.as_ref() == Some(&stamps) && was_whole && faults.is_empty() {
-            return None;
-        }
-        let desired = self.load(stamps.iter().map(|s| s.path.clone()), faults);
-        self.seen = Some(stamps);
+        let known = self.seen.clone().filter(|_| self.is_whole);
+        let asked = Asked { dir: self.dir.clone(), more: self.more.clone(), known };
+        let Some(scan) = self.reader.read(&asked) else {
+            let nothing = || Desired { is_incomplete: true, ..Desired::default() };
+            return self.seen.is_none().then(nothing);
+        };
+        self.is_whole = scan.unread.is_empty();
+        let files = scan.files?;
+        let unread = |why: String| ContractFault { origin: self.dir.as_path().into(), why };
+        let faults = scan.unread.into_iter().map(unread).collect();
+        let desired = self.load(files, faults);
+        self.seen = Some(scan.stamps);
         Some(desired)
+    }
+
+    /// Reason why the contracts are as last read, for clients.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.reader.problem()
     }
 
     /// Specs of the files that were valid at the last change.
@@ -261,42 +264,7 @@ impl ContractFiles {
         &self.specs
     }
 
-    fn stamps(&self) -> (Vec<Stamp>, Vec<ContractFault>) {
-        let mut faults = Vec::new();
-        let mut paths = Vec::new();
-        let unread = |why: String| ContractFault { origin: self.dir.as_path().into(), why };
-        match fs::read_dir(&self.dir) {
-            Ok(entries) => {
-                for entry in entries {
-                    match entry {
-                        Ok(entry) => paths.push(entry.path()),
-                        Err(e) => faults.push(unread(e.to_string())),
-                    }
-                }
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => faults.push(unread(e.to_string())),
-        }
-        paths.retain(|path| path.file_name().is_some_and(is_contract_name));
-        paths.sort();
-        paths.extend(self.more.iter().cloned());
-        let stamps = paths
-            .into_iter()
-            .map(|path| match fs::metadata(&path) {
-                Ok(data) => Stamp {
-                    inode: data.ino(),
-                    bytes: data.len(),
-                    modified: (data.mtime(), data.mtime_nsec()),
-                    changed: (data.ctime(), data.ctime_nsec()),
-                    path,
-                },
-                Err(_) => Stamp { path, inode: 0, bytes: 0, modified: (0, 0), changed: (0, 0) },
-            })
-            .collect();
-        (stamps, faults)
-    }
-
-    fn load(&mut self, paths: impl Iterator<Item = PathBuf>, faults: Vec<ContractFault>) -> Desired {
+    fn load(&mut self, files: Vec<FileResult>, faults: Vec<ContractFault>) -> Desired {
         let mut desired = Desired { faults, ..Desired::default() };
         // Files that are read for the first time.
         let is_first = self.seen.is_none() || self.unread.contains(&self.dir);
@@ -308,18 +276,18 @@ impl ContractFiles {
         }
         let mut right = if desired.faults.is_empty() { BTreeMap::new() } else { self.last_right.clone() };
         let (mut specs, mut named) = (Vec::new(), BTreeMap::<String, Vec<Origin>>::new());
-        for path in paths {
+        for (path, spec) in files {
             let fault = |why: String| ContractFault { origin: path.as_path().into(), why };
-            let spec = match rtvirtio_files::load_spec(&path) {
+            let spec = match spec {
                 Ok(spec) => spec,
-                Err(errors) => {
+                Err(why) => {
                     if let Some(vms) = self.last_right.get(&path) {
                         desired.held.extend(vms.iter().cloned());
                         right.insert(path.clone(), vms.clone());
                     } else if is_first || self.unread.contains(&path) {
                         unread.insert(path.clone());
                     }
-                    desired.faults.push(fault(errors.to_string()));
+                    desired.faults.push(fault(why));
                     continue;
                 }
             };

@@ -13,6 +13,7 @@ pub mod api;
 mod arrivals;
 pub mod config;
 pub mod contract_files;
+mod contract_scan;
 mod daemon;
 mod desired;
 mod domain_contracts;

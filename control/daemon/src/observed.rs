@@ -264,6 +264,8 @@ pub struct Observed {
     pub plan: Option<PlanScope>,
     /// The answer to the request of this number for a plan: the plan, or why there is none.
     pub made: Option<(u64, Result<MadePlan, NoPlan>)>,
+    /// Warnings of the last planning, such as of a setting that the device does not offer.
+    pub plan_warnings: Vec<String>,
     /// Devices of the contracts that have no usable profile, by path; none where no plan is wanted.
     pub unmeasured: BTreeMap<String, Unplanned>,
 }

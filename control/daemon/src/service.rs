@@ -11,6 +11,7 @@ use rtvirtio_workflow::write_state;
 use crate::api::{self, Listeners};
 use crate::config::Config;
 use crate::contract_files;
+use crate::contract_scan;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::history::{self, Event, EventKind, History, HistoryFile};
@@ -51,9 +52,12 @@ impl ServiceOptions {
     /// Text of the start event: mode, contracts and sockets.
     fn start_text(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
-        let files = match contract_files::all(&self.places.contracts) {
-            Ok(files) => format!("{} files", files.len()),
-            Err(e) => format!("not readable: {e}"),
+        let dir = self.places.contracts.clone();
+        let found = contract_scan::in_time(move || contract_files::all(&dir).map_err(|e| e.to_string()));
+        let files = match found {
+            Some(Ok(files)) => format!("{} files", files.len()),
+            Some(Err(why)) => format!("not readable: {why}"),
+            None => "it does not answer".to_owned(),
         };
         format!(
             "service started: mode {}, contracts in {} ({files}), socket {}{http}",

@@ -73,7 +73,7 @@ pub enum VmState {
     Failed,
     /// About to be put in force, or reverted.
     Pending,
-    /// The contract's file has a mistake; what is in force stays as it is.
+    /// The contract's file has a mistake or cannot be read; what is in force stays as it is.
     Held,
 }
 
@@ -295,7 +295,7 @@ fn without_contract(name: &str, vm: &ObservedVm, desired: &Desired, memory: &Mem
         _ if held && desired.has_unread => {
             (VmState::Held, "a contract cannot be read: what is in force stays")
         }
-        _ if held => (VmState::Held, "its contract has a mistake: what is in force stays"),
+        _ if held => (VmState::Held, "its contract has a mistake or cannot be read: what is in force stays"),
         Some(why) => (VmState::Failed, why),
         None => (VmState::Pending, "its contract was removed"),
     };

@@ -14,16 +14,31 @@ use crate::progress::Progress;
 /// # Errors
 /// When a disk of the device does not offer BFQ then.
 pub fn load(device: &Stack, progress: &dyn Progress) -> Result<()> {
-    let root = Root::default();
-    if lacks_module(device, &root) {
-        // The result is checked below.
-        let done = Command::new("modprobe").args(["-q", "bfq"]).status();
-        if done.is_ok_and(|status| status.success()) {
+    load_under(&Root::default(), device, progress)
+}
+
+fn load_under(root: &Root, device: &Stack, progress: &dyn Progress) -> Result<()> {
+    if lacks_module(device, root) {
+        // Whether the device offers it is checked below.
+        match Command::new("modprobe").arg("bfq").output() {
             // A change of the host that `revert` does not undo.
-            progress.warn("module bfq is loaded and stays loaded");
+            Ok(done) if done.status.success() => progress.warn("module bfq is loaded and stays loaded"),
+            Ok(done) => {
+                let why = String::from_utf8_lossy(&done.stderr);
+                let why = why.lines().next().unwrap_or("it gives no reason");
+                progress.warn(&format!("module bfq cannot be loaded: {}", rtvirtio_vmm::shown(why.trim())));
+            }
+            Err(e) => progress.warn(&format!("module bfq cannot be loaded: modprobe: {e}")),
         }
     }
-    Ok(device.offers(&root, "bfq")?)
+    Ok(device.offers(root, "bfq")?)
+}
+
+/// Like [`load`], for a plan that can do without: warns where the device does not offer BFQ.
+pub(crate) fn load_or_warn(device: &Stack, root: &Root, progress: &dyn Progress) {
+    if let Err(e) = load_under(root, device, progress) {
+        progress.warn(&format!("the plan does without BFQ: {e:#}"));
+    }
 }
 
 /// Whether a disk that has a choice of elevators lacks BFQ, and this kernel has it as a module.

@@ -1,4 +1,48 @@
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use rtvirtio_kernel::BlockDevice;
+
 use super::*;
+use crate::progress::{Bar, Quiet};
+
+/// Records warnings.
+#[derive(Default)]
+struct Warned(Quiet, Mutex<Vec<String>>);
+
+impl Progress for Warned {
+    fn step(&self, _: &str) {}
+    fn warn(&self, text: &str) {
+        self.1.lock().unwrap().push(text.to_owned());
+    }
+    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar> {
+        self.0.bar(label, total)
+    }
+    fn cancel_flag(&self) -> &AtomicBool {
+        self.0.cancel_flag()
+    }
+}
+
+#[test]
+fn a_device_without_bfq_is_named_with_the_remedy() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let disk = BlockDevice { name: "sdz".to_owned(), dev: "8:16".to_owned(), partition: None };
+    let stack = Stack { device: disk.clone(), disks: vec![disk.clone()], notes: Vec::new() };
+    std::fs::create_dir_all(root.at("/sys/block/sdz/queue")).unwrap();
+    let warned = |offered: &str| {
+        std::fs::write(root.at(disk.queue("scheduler")), offered).unwrap();
+        let progress = Warned::default();
+        load_or_warn(&stack, &root, &progress);
+        progress.1.into_inner().unwrap()
+    };
+    assert_eq!(warned("mq-deadline [none] bfq\n"), [""; 0]);
+    let lines = warned("mq-deadline [none]\n");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for part in ["the plan does without BFQ", "sdz", "modprobe bfq"] {
+        assert!(lines[0].contains(part), "{part}: {lines:?}");
+    }
+}
 
 #[test]
 fn a_module_is_found_by_its_name_alone() {

@@ -53,10 +53,9 @@ pub struct Site {
 
 impl Site {
     /// For steps that change settings: loads BFQ, where it is a module, so that a plan can choose
-    /// it.
+    /// it. Warns where the device does not offer it then, and the plan does without it.
     pub fn load_bfq(&self, progress: &dyn Progress) {
-        // An error means that the device does not offer it, which the plan takes into account.
-        let _ = bfq::load(&self.stack, progress);
+        bfq::load_or_warn(&self.stack, &self.root, progress);
     }
 
     /// For steps that change nothing: warns where BFQ is a module that is not loaded.

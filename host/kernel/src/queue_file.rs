@@ -4,7 +4,8 @@
 //! every request in the queue has ended (`blk_mq_freeze_queue_wait()`), and each new request of the
 //! disk waits meanwhile. A disk that completes nothing would block the writer forever, with all the
 //! locks that it holds. So such a disk is not written to, and the write is made by a child process,
-//! which is abandoned after a time.
+//! which is abandoned after a time. Waits for many disks that hang have a limit together: all VMs
+//! wait meanwhile.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -26,9 +27,16 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
 
-/// Time for which a disk that was found hung is not watched for [`LOOK`] again, unless it has
-/// completed a request since: a plan has several settings for each disk.
+/// Time for which a disk that was found hung is not watched again, unless it has completed a request
+/// since: a plan has several settings for each disk. After that it is watched for [`LEAST`].
 const KNOWN: Duration = Duration::from_secs(10);
+/// Longest time in [`WINDOW`] that this process waits in vain for all disks together.
+const SUM: Duration = Duration::from_secs(6);
+const WINDOW: Duration = Duration::from_secs(60);
+/// Shortest watch of a disk, once the time for all is over: one at work completes requests within it.
+const LEAST: Duration = Duration::from_millis(100);
+/// Addition to the error of a disk that was watched for less than [`LOOK`].
+const NOT_LONGER: &str = "; other disks hang too, so it was not watched for longer";
 /// Prefix of the file that notes a process which has not returned from its write, for other
 /// processes: the name of its disk follows.
 const NOTE: &str = "/run/rtvirtio-queue.";
@@ -39,8 +47,55 @@ const NOTE_LIMIT: u64 = 64;
 static UNDER_WAY: Mutex<BTreeMap<PathBuf, libc::pid_t>> = Mutex::new(BTreeMap::new());
 /// Noted processes that were waited for in vain, by the path of the note.
 static OUTLASTED: Mutex<BTreeMap<PathBuf, ProcessId>> = Mutex::new(BTreeMap::new());
-/// Disks that were found hung: time of that, and number of requests completed until then.
-static STOOD_STILL: Mutex<BTreeMap<PathBuf, (Instant, u64)>> = Mutex::new(BTreeMap::new());
+/// Disks that were found hung, by their directory.
+static STOOD_STILL: Mutex<BTreeMap<PathBuf, StoodStill>> = Mutex::new(BTreeMap::new());
+/// Waits of this process for disks that hang.
+static WAITS: Mutex<Waits> = Mutex::new(Waits { since: None, spent: Duration::ZERO });
+
+/// Disk that was found hung.
+#[derive(Clone, Copy, Debug)]
+struct StoodStill {
+    /// Begin of the first watch.
+    since: Instant,
+    /// End of the last watch.
+    found: Instant,
+    /// Number of requests completed until then.
+    completed: u64,
+}
+
+/// Time spent on waits in vain, within [`WINDOW`] from `since` on.
+#[derive(Debug, Default)]
+struct Waits {
+    since: Option<Instant>,
+    spent: Duration,
+}
+
+impl Waits {
+    fn is_current(&self, now: Instant) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) < WINDOW)
+    }
+
+    /// Time for a wait that needs `most`: what is left for all disks, and at least `least`.
+    fn allow(&self, least: Duration, most: Duration, now: Instant) -> Duration {
+        let spent = if self.is_current(now) { self.spent } else { Duration::ZERO };
+        SUM.saturating_sub(spent).max(least).min(most)
+    }
+
+    fn spend(&mut self, time: Duration, now: Instant) {
+        if !self.is_current(now) {
+            (self.since, self.spent) = (Some(now), Duration::ZERO);
+        }
+        self.spent += time;
+    }
+}
+
+fn allowed(waits: &Mutex<Waits>, least: Duration, most: Duration) -> Duration {
+    waits.lock().unwrap_or_else(PoisonError::into_inner).allow(least, most, Instant::now())
+}
+
+fn spend(waits: &Mutex<Waits>, begin: Instant) {
+    waits.lock().unwrap_or_else(PoisonError::into_inner).spend(begin.elapsed(), Instant::now());
+}
 
 /// Whether the kernel may freeze the queue for a write to this file; an elevator's tunables are a
 /// directory below, and are set at once.
@@ -56,16 +111,29 @@ pub fn is_queue_file(path: &Path) -> bool {
 /// As [`Root::write`]. Kind `TimedOut` where the disk has requests and completes none, and nothing
 /// was written; or where the kernel did not accept the value in time, and may accept it later.
 pub fn write(root: &Root, path: &Path, value: &str) -> io::Result<()> {
-    may_use(root, path)?;
-    if let Some(requests) = stands_still(root, path, LOOK) {
+    write_within(root, path, value, &WAITS)
+}
+
+fn write_within(root: &Root, path: &Path, value: &str, waits: &Mutex<Waits>) -> io::Result<()> {
+    may_use_within(root, path, waits)?;
+    let (begin, during) = (Instant::now(), allowed(waits, LEAST, LOOK));
+    if let Some(still) = stands_still(root, path, during) {
+        spend(waits, begin);
+        let short = if during < LOOK { NOT_LONGER } else { "" };
         let text = format!(
-            "the disk has {requests} requests in flight and has completed none for {} s, so the kernel would block \
-             the writer of this setting until it does: check the disk, and try again",
-            LOOK.as_secs()
+            "the disk has {} requests in flight and has completed none for {:.1} s, so the kernel would block the \
+             writer of this setting until it does: check the disk, and try again{short}",
+            still.requests,
+            still.during.as_secs_f64()
         );
         return Err(io::Error::new(io::ErrorKind::TimedOut, text));
     }
-    write_apart(root, path, value, LIMIT)
+    let begin = Instant::now();
+    let written = write_apart(root, path, value, allowed(waits, LOOK, LIMIT));
+    if written.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::TimedOut) {
+        spend(waits, begin);
+    }
+    written
 }
 
 /// Writes in a child process, which is abandoned after `limit`.
@@ -91,9 +159,9 @@ fn write_apart(root: &Root, path: &Path, value: &str, limit: Duration) -> io::Re
     // It stays noted.
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(disk_of(path).to_owned(), pid);
     let text = format!(
-        "the kernel has not taken `{value}` within {} s, and takes it when the disk has completed its requests: check \
-         the disk, then `rtvirtio revert`",
-        limit.as_secs()
+        "the kernel has not taken `{value}` within {:.1} s, and takes it when the disk has completed its requests: \
+         check the disk, then `rtvirtio revert`",
+        limit.as_secs_f64()
     );
     Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
@@ -126,20 +194,26 @@ fn note_of(path: &Path) -> Option<PathBuf> {
 
 /// Checks that a disk's queue files can be used: not while an earlier write to one of them, by
 /// whichever process, has not returned, because then even a read may wait for it. A slow write of
-/// another process is waited for, a second at most, and once for each such process.
+/// another process is waited for, a second at most, and once for each such process; less once many
+/// disks hang.
 ///
 /// # Errors
 /// Kind `TimedOut`; as the system calls report where the state is unknown.
 pub fn may_use(root: &Root, path: &Path) -> io::Result<()> {
+    may_use_within(root, path, &WAITS)
+}
+
+fn may_use_within(root: &Root, path: &Path, waits: &Mutex<Waits>) -> io::Result<()> {
     let mut under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
     under_way.retain(|_, pid| ended(*pid).is_none());
     let mut is_under_way = under_way.contains_key(disk_of(path));
     drop(under_way);
     if let Some(note) = note_of(path).map(|note| root.at(note)).filter(|_| !is_under_way) {
-        let begin = Instant::now();
+        let (begin, patience) = (Instant::now(), allowed(waits, LEAST, LOOK));
         while let Some(process) = noted(&note)? {
             let outlasted = || OUTLASTED.lock().unwrap_or_else(PoisonError::into_inner);
-            if begin.elapsed() >= LOOK || outlasted().get(&note) == Some(&process) {
+            if begin.elapsed() >= patience || outlasted().get(&note) == Some(&process) {
+                spend(waits, begin);
                 outlasted().insert(note, process);
                 is_under_way = true;
                 break;
@@ -174,23 +248,38 @@ fn parse_note(text: &[u8]) -> Option<ProcessId> {
     Some(ProcessId { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
 }
 
-/// Number of requests in flight, if the disk has some and completes none for `during`; `None`
-/// otherwise, or if unknown.
-fn stands_still(root: &Root, path: &Path, during: Duration) -> Option<u64> {
+/// Disk with requests of which it completes none.
+#[derive(Debug, PartialEq, Eq)]
+struct Still {
+    /// Number of requests in flight.
+    requests: u64,
+    /// Time since the begin of the first watch.
+    during: Duration,
+}
+
+/// Requests in flight, if the disk has some and completes none for `during`, or less where it was
+/// found so before; `None` otherwise, or if unknown.
+fn stands_still(root: &Root, path: &Path, during: Duration) -> Option<Still> {
     let disk = path.parent()?.parent()?;
     let first = Counters::read(root, disk)?;
     let known = || STOOD_STILL.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = root.at(disk);
-    let lately = |(at, completed): &(Instant, u64)| at.elapsed() < KNOWN && *completed == first.completed;
-    let end = Instant::now() + if known().get(&key).is_some_and(lately) { Duration::ZERO } else { during };
+    let (begin, key) = (Instant::now(), root.at(disk));
+    let before = known().get(&key).copied().filter(|of| of.completed == first.completed);
+    let during = match before {
+        Some(of) if of.found.elapsed() < KNOWN => Duration::ZERO,
+        Some(_) => during.min(LEAST),
+        None => during,
+    };
+    let since = before.map_or(begin, |of| of.since);
     loop {
         let now = Counters::read(root, disk)?;
         if now.inflight == 0 || now.completed != first.completed {
+            known().remove(&key);
             return None;
         }
-        if Instant::now() >= end {
-            known().insert(key, (Instant::now(), now.completed));
-            return Some(now.inflight);
+        if begin.elapsed() >= during {
+            known().insert(key, StoodStill { since, found: Instant::now(), completed: now.completed });
+            return Some(Still { requests: now.inflight, during: since.elapsed() });
         }
         std::thread::sleep(PAUSE);
     }

@@ -11,6 +11,7 @@ mod name;
 mod need;
 mod owner;
 mod reference;
+mod silent_disk;
 pub mod site;
 mod small_disk;
 mod sweep;
@@ -23,6 +24,7 @@ pub use machine::{Machine, ThreadCpus};
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};
 pub use reference::{anchor, check_reference};
+pub use silent_disk::SilentDisk;
 pub use small_disk::SmallDisk;
 pub use sweep::{remove_vm_group, sweep};
 

@@ -97,6 +97,9 @@ pub fn plan_text(plan: &PlanSnapshot, all: bool) -> String {
         let _ = writeln!(out, "  {}", terminal(&device.message(), false));
         let _ = writeln!(out, "    nothing is promised for its tasks of {}", device.vms.join(", "));
     }
+    for warning in &plan.warnings {
+        let _ = writeln!(out, "  planning: {}", terminal(warning, false));
+    }
     for task in &plan.given_up {
         let _ = writeln!(out, "  {task}: its target is predicted to be missed");
     }

@@ -106,6 +106,26 @@ fn a_host_at_rest_is_left_alone_until_something_asks_for_a_look() {
     assert_eq!(looks(&mut daemon), []);
 }
 
+#[test]
+fn a_warning_of_the_planning_is_an_event_when_it_is_new() {
+    let plan = Some(crate::config::PlanConfig::default());
+    let mut daemon = Daemon::new(OneVm::default(), Config { plan, ..Config::default() }, Memory::default());
+    let spec = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\n\
+                name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
+    let host = HostSpec::parse("x.toml", spec).unwrap();
+    daemon.desired.plant = Some(crate::desired::PlannedHost { id: "x".to_owned(), host });
+    let events = |daemon: &mut Daemon<OneVm>, warning: Option<&str>| -> Vec<String> {
+        daemon.observed.plan_warnings = warning.into_iter().map(str::to_owned).collect();
+        let mut out = Vec::new();
+        daemon.notice(Millis(1), &mut out);
+        out.into_iter().map(|event| event.text).collect()
+    };
+    assert_eq!(events(&mut daemon, Some("no BFQ")), ["planning: no BFQ"]);
+    assert_eq!(events(&mut daemon, Some("no BFQ")), [""; 0], "the same again");
+    assert_eq!(events(&mut daemon, None), [""; 0]);
+    assert_eq!(events(&mut daemon, Some("no BFQ")), ["planning: no BFQ"], "it is back");
+}
+
 /// A VM that is kept and VMs without their contracts, on a host where a step takes long.
 #[derive(Default)]
 struct Many {

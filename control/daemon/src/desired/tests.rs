@@ -1,4 +1,17 @@
+use std::fs;
+use std::time::Duration;
+
+use rtvirtio_testkit::site::wait_for;
+use rtvirtio_testkit::{HANG, Need, SilentDisk, has};
+
 use super::*;
+
+/// Files that are waited for on the busiest machine.
+fn patient(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> ContractFiles {
+    let mut files = ContractFiles::new(dir, more);
+    files.reader.patience = HANG;
+    files
+}
 
 fn spec(vm: &str, more: &str) -> String {
     format!(
@@ -10,7 +23,7 @@ fn spec(vm: &str, more: &str) -> String {
 fn a_malformed_file_concerns_only_itself_and_what_it_had_is_held() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let mut files = ContractFiles::new(dir.path(), Vec::new());
+    let mut files = patient(dir.path(), Vec::new());
     assert_eq!(files.changed(), Some(Desired::default()));
     assert_eq!(files.changed(), None);
     fs::write(at("a.toml"), spec("plc", "criticality = \"high\"")).unwrap();
@@ -39,7 +52,7 @@ fn a_hundred_vms_in_one_file_are_a_hundred_contracts() {
     let rest = |i: usize| vm(i).split_once("[[vm]]").map(|(_, vm)| format!("[[vm]]{vm}")).unwrap();
     let all = vm(0) + &(1..100).map(rest).collect::<String>();
     fs::write(dir.path().join("all.toml"), all).unwrap();
-    let desired = ContractFiles::new(dir.path(), Vec::new()).changed().unwrap();
+    let desired = patient(dir.path(), Vec::new()).changed().unwrap();
     assert_eq!((desired.contracts.len(), desired.faults), (100, Vec::new()));
 }
 
@@ -49,7 +62,7 @@ fn a_file_that_was_never_right_since_the_start_holds_all() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::write(at("a.toml"), "[[vm]\n").unwrap();
-    let mut files = ContractFiles::new(dir.path(), Vec::new());
+    let mut files = patient(dir.path(), Vec::new());
     let desired = files.changed().unwrap();
     assert!(desired.holds("plc") && desired.hides_contracts() && desired.faults.len() == 1);
     // A change of another file tells nothing of this one; a new invalid one holds none.
@@ -60,7 +73,7 @@ fn a_file_that_was_never_right_since_the_start_holds_all() {
     let desired = files.changed().unwrap();
     assert!(!desired.holds("other") && !desired.hides_contracts(), "{desired:?}");
     // An unreadable directory holds all too: here a file has its name.
-    let mut files = ContractFiles::new(at("b.toml"), Vec::new());
+    let mut files = patient(at("b.toml"), Vec::new());
     let desired = files.changed().unwrap();
     assert!(desired.holds("plc") && desired.contracts.is_empty());
     fs::remove_file(at("b.toml")).unwrap();
@@ -73,7 +86,7 @@ fn a_directory_that_cannot_be_read_is_never_taken_for_empty() {
     let (dir, away) = (temp.path().join("contracts.d"), temp.path().join("away"));
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("a.toml"), spec("plc", "")).unwrap();
-    let mut files = ContractFiles::new(&dir, Vec::new());
+    let mut files = patient(&dir, Vec::new());
     assert_eq!(files.changed().unwrap().contracts.len(), 1);
     fs::rename(&dir, &away).unwrap();
     fs::write(&dir, "a file").unwrap();
@@ -94,7 +107,7 @@ fn a_vm_has_one_contract_and_its_identity_is_what_is_put_in_force() {
     let at = |name: &str| dir.path().join(name);
     fs::write(at("a.toml"), spec("plc", "")).unwrap();
     fs::write(at("b.toml"), spec("plc", "cpu = { budget = \"4ms\", period = \"20ms\" }")).unwrap();
-    let mut files = ContractFiles::new(dir.path(), Vec::new());
+    let mut files = patient(dir.path(), Vec::new());
     // The first of a list has no more right to the name than the second.
     let both = files.changed().unwrap();
     assert_eq!((both.contracts.len(), both.held.as_slice()), (0, &["plc".to_owned()][..]));
@@ -116,7 +129,7 @@ fn a_vm_has_one_contract_and_its_identity_is_what_is_put_in_force() {
 fn what_is_planned_for_is_of_all_files_and_has_no_cpu_in_it() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let mut files = ContractFiles::new(dir.path(), Vec::new());
+    let mut files = patient(dir.path(), Vec::new());
     assert_eq!(files.changed().unwrap().plant, None);
     fs::write(at("a.toml"), spec("plc", "")).unwrap();
     fs::write(at("b.toml"), spec("hist", "")).unwrap();
@@ -139,11 +152,67 @@ fn a_fifo_concerns_only_itself() {
     for fifo in [&fifo, &named] {
         assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
     }
-    let mut files = ContractFiles::new(dir.path(), vec![named]);
+    let mut files = patient(dir.path(), vec![named]);
     let desired = files.changed().unwrap();
     assert_eq!(desired.contracts.iter().map(|c| c.vm.name.as_str()).collect::<Vec<_>>(), ["plc"]);
     assert_eq!(desired.faults.len(), 2, "{:?}", desired.faults);
     assert!(desired.faults.iter().all(|fault| fault.why.contains("FIFO")));
+}
+
+#[test]
+fn a_file_on_a_disk_that_hangs_concerns_only_itself_and_what_it_had_is_held() {
+    const TEST: &str = "a_file_on_a_disk_that_hangs_concerns_only_itself_and_what_it_had_is_held";
+    if !has(TEST, &[Need::Root, Need::Path("/dev/fuse", "no /dev/fuse")]) {
+        return;
+    }
+    let temp = rtvirtio_testkit::tempdir().unwrap();
+    let (dir, far) = (temp.path().join("contracts.d"), temp.path().join("far"));
+    for dir in [&dir, &far] {
+        fs::create_dir(dir).unwrap();
+    }
+    fs::write(dir.join("a.toml"), spec("plc", "")).unwrap();
+    fs::write(far.join("hist.toml"), spec("hist", "")).unwrap();
+    let more = vec![far.join("hist.toml")];
+    let mut files = patient(&dir, more.clone());
+    let names = |of: &Desired| of.contracts.iter().map(|c| c.vm.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&files.changed().unwrap()), ["plc", "hist"]);
+
+    let disk = SilentDisk::mount(&far);
+    files.reader.patience = Duration::from_millis(200);
+    let mut desired = Desired::default();
+    // Any file may be late for once on a busy machine.
+    let mut until = |files: &mut ContractFiles, what: &str, is_so: &dyn Fn(&Desired) -> bool| {
+        wait_for(what, || {
+            desired = files.changed().unwrap_or_else(|| std::mem::take(&mut desired));
+            is_so(&desired)
+        });
+        desired.clone()
+    };
+    let now = until(&mut files, "the rest", &|of| names(of) == ["plc"] && of.faults.len() == 1);
+    assert_eq!(now.held, ["hist"]);
+    assert!(now.faults[0].origin.to_string().ends_with("hist.toml"), "{:?}", now.faults);
+    assert!(now.faults[0].why.contains("does not answer"), "{:?}", now.faults);
+    // The others are read meanwhile.
+    fs::write(dir.join("b.toml"), spec("hmi", "")).unwrap();
+    let now = until(&mut files, "a new file", &|of| names(of) == ["plc", "hmi"]);
+    assert!(now.holds("hist") && !now.holds("other"));
+    // So they are after a start, when what is in force may be of the file that does not answer.
+    let mut started = ContractFiles::new(&dir, more);
+    started.reader.patience = Duration::from_millis(200);
+    let now = until(&mut started, "the first look", &|of| names(of) == ["plc", "hmi"]);
+    assert!(now.holds("hist") && now.has_unread, "{now:?}");
+
+    drop(disk);
+    until(&mut files, "its return", &|of| names(of) == ["plc", "hmi", "hist"] && of.held.is_empty());
+}
+
+#[test]
+fn contracts_are_incomplete_until_the_first_answer() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let mut files = ContractFiles::new(dir.path(), Vec::new());
+    files.reader.patience = Duration::ZERO;
+    let desired = files.changed().unwrap();
+    assert!(desired.is_incomplete && desired.holds("plc"), "{desired:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::desired::is_contract_name;
+use crate::contract_scan::is_contract_name;
 
 /// Most reads at a time: a queue that is filled faster than it is read is left.
 const MOST_READS: usize = 64;

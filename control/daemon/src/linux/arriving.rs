@@ -38,7 +38,7 @@ impl LinuxHost {
         let uri = self.contracts.uri_or_default().to_owned();
         let new = Arrival::new(vm, &uri, hold, &now)?;
         if desired.is_incomplete {
-            return Err(unknown("libvirt on this host has not named its VMs yet".to_owned()));
+            return Err(unknown("not all contracts of this host are known yet".to_owned()));
         }
         if let Some(answer) = self.counts_already(vm, &uri, desired)? {
             return Ok((answer, None));

@@ -1,6 +1,6 @@
-//! Contracts of files and of libvirt. libvirt is queried in a thread of its own: a daemon that does
-//! not answer delays nothing, and its last answer counts. The same thread writes the states of
-//! contracts into the live metadata of VMs, where these differ.
+//! Contracts of files and of libvirt. Both are read in threads of their own: a file delays only
+//! itself, and a libvirt that does not answer delays nothing, its last answer counts. The latter's
+//! thread writes the states of contracts into the live metadata of VMs, where these differ.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -77,9 +77,10 @@ impl ContractSources {
         self.domains.as_ref().map_or(LibvirtDomain::DEFAULT_URI, |domains| &domains.uri)
     }
 
-    /// Problem of the last query or write, for clients.
-    pub fn problem(&self) -> Option<String> {
-        self.domains.as_ref().and_then(|domains| domains.problem.clone())
+    /// Problems of the files, and of the last query or write, for clients.
+    pub fn problems(&self) -> impl Iterator<Item = String> + use<> {
+        let of_domains = self.domains.as_ref().and_then(|domains| domains.problem.clone());
+        self.files.problem().into_iter().chain(of_domains)
     }
 }
 

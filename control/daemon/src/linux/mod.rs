@@ -37,6 +37,7 @@ use crate::observe::Observation;
 use crate::observed::{Admission, Drift, Observed, ObservedVm, lost_words};
 use crate::reconcile::{APPLIED, PLAN};
 use crate::step::{Action, Step};
+use admitted::{admission, lacks_cpus};
 use domains::ContractSources;
 use found::{FoundVm, tids};
 use lookup::Lookups;
@@ -47,7 +48,6 @@ use status::{drift, lost, state_of};
 use tasks::Listed;
 use tracked::{SPLIT_EVERY, Tracked};
 
-use admitted::{admission, lacks_cpus};
 pub(crate) use arriving::EndedArrival;
 pub use fit::{Fit, fit};
 pub use lookup::Waker;
@@ -356,8 +356,7 @@ impl Host for LinuxHost {
 
     fn desired(&mut self) -> Option<Desired> {
         let desired = self.contracts.changed(Instant::now())?;
-        self.admission = None;
-        self.contracts_changed = true;
+        (self.admission, self.contracts_changed) = (None, true);
         let others = self.lookups.keep_only(&desired);
         for (name, tracked) in &mut self.tracked {
             if others.contains(name) {
@@ -392,7 +391,7 @@ impl Host for LinuxHost {
         }
         names.extend(self.tracked.iter().filter(|(_, t)| t.scope.is_some()).map(|(name, _)| name.clone()));
         let of_numbers = self.lookups.problem().map(str::to_owned);
-        for problem in self.contracts.problem().into_iter().chain(of_numbers) {
+        for problem in self.contracts.problems().chain(of_numbers) {
             self.problem(problem);
         }
         if look == ScanDepth::Compare || self.applied_has_changed() {
@@ -436,6 +435,7 @@ impl Host for LinuxHost {
             applied_drift: self.applied.drift.clone(),
             plan: self.plan.scope.clone(),
             made: self.plan.made(),
+            plan_warnings: self.plan.warnings.clone(),
             unmeasured: self.plan.unmeasured.clone(),
         };
         if self.only_observes {

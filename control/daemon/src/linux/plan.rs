@@ -16,6 +16,7 @@ use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
 use super::prepared::{Prepared, Renewals};
+use super::quiet::Warnings;
 use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;
@@ -28,7 +29,8 @@ use crate::reconcile::PLAN;
 /// or a disk that does not answer.
 const MOST_AT_ONCE: usize = 4;
 
-type Answer = (u64, Result<HeldCandidate, NoPlan>);
+/// Number of the request, the plan, and warnings on the way to it.
+type Answer = (u64, Result<HeldCandidate, NoPlan>, Vec<String>);
 
 /// State of the plan between two looks.
 pub(super) struct PlanPart {
@@ -56,6 +58,8 @@ pub(super) struct PlanPart {
     is_wanted: bool,
     /// Devices without a usable profile, as last looked at.
     pub unmeasured: BTreeMap<String, Unplanned>,
+    /// Warnings of the last planning.
+    pub warnings: Vec<String>,
     seen: Option<Arc<Observation>>,
 }
 
@@ -95,6 +99,7 @@ impl PlanPart {
             stale,
             is_wanted,
             unmeasured,
+            warnings: Vec::new(),
             seen,
         }
     }
@@ -136,28 +141,32 @@ impl PlanPart {
         if Arc::strong_count(&making) > MOST_AT_ONCE + 1 {
             let why = format!("{MOST_AT_ONCE} earlier plans are being made still: does libvirt answer?");
             // The receiver is here.
-            let _ = sender.send((number, Err(NoPlan::Whole(why))));
+            let _ = sender.send((number, Err(NoPlan::Whole(why)), Vec::new()));
             return;
         }
         let run = move || {
             let _making = making;
+            let warnings = Warnings::default();
             let made = match plant {
-                Some(host) => service_plan::make(host, &request, may_load, &dirs, &Quiet::default()),
+                Some(host) => service_plan::make(host, &request, may_load, &dirs, &warnings),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
             };
             // The service, and with it the receiver, may be gone.
-            let _ = sender.send((request.number, made));
+            let _ = sender.send((request.number, made, warnings.into_lines()));
             waker();
         };
         if let Err(e) = std::thread::Builder::new().name("plan".to_owned()).spawn(run) {
-            let _ = self.sender.send((number, Err(NoPlan::Whole(e.to_string()))));
+            let _ = self.sender.send((number, Err(NoPlan::Whole(e.to_string())), Vec::new()));
         }
     }
 
     /// The answer to the last request, once.
     pub fn made(&mut self) -> Option<(u64, Result<MadePlan, NoPlan>)> {
         // An earlier request may take longer than a later one; its plan is of no use any more.
-        let (number, made) = self.answers.try_iter().filter(|(number, _)| *number == self.asked).last()?;
+        let asked = self.asked;
+        let answer = self.answers.try_iter().filter(|(number, ..)| *number == asked).last();
+        let (number, made, warnings) = answer?;
+        self.warnings = warnings;
         Some((
             number,
             made.map(|made| {
@@ -242,7 +251,10 @@ impl PlanPart {
         // A VM that has ended may have started again, in another place.
         let found = self.found.take(PLAN).filter(|found| !found.is_stale());
         let Some(found) = found else { return Ok(None) };
-        service_plan::set(&lock, made, found, &now(), &self.dirs, &Quiet::default()).map(Some)
+        let warnings = Warnings::default();
+        let mut set = service_plan::set(&lock, made, found, &now(), &self.dirs, &warnings)?;
+        set.notes.extend(warnings.into_lines());
+        Ok(Some(set))
     }
 
     pub fn put_back(&self, lock: &Scopes<'_>, on_conflict: OnConflict) -> Result<Option<Reverted>, Error> {
@@ -300,11 +312,13 @@ mod tests {
         let mut part = part();
         part.asked = 2;
         for number in [2, 1] {
-            part.sender.send((number, Err(NoPlan::Whole(String::new())))).unwrap();
+            let warnings = vec![format!("of {number}")];
+            part.sender.send((number, Err(NoPlan::Whole(String::new())), warnings)).unwrap();
         }
         assert!(matches!(part.made(), Some((2, Err(_)))), "the loop waits for it");
-        part.sender.send((1, Err(NoPlan::Whole(String::new())))).unwrap();
+        part.sender.send((1, Err(NoPlan::Whole(String::new())), Vec::new())).unwrap();
         assert!(part.made().is_none());
+        assert_eq!(part.warnings, ["of 2"], "they stay until the next plan");
     }
 
     #[test]

@@ -1,8 +1,14 @@
-//! Progress reports that are discarded.
+//! Progress reports without a terminal: discarded, or kept for the history.
 
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use rtvirtio_workflow::{Bar, Progress};
+
+use crate::lock::lock;
+
+/// Most warnings that are kept; the number of further ones is.
+const MOST: usize = 16;
 
 /// Discards progress, and is never cancelled: a step is short, and is finished.
 #[derive(Debug, Default)]
@@ -23,5 +29,62 @@ impl Progress for Quiet {
     }
     fn cancel_flag(&self) -> &AtomicBool {
         &self.0
+    }
+}
+
+/// Keeps warnings, each once, and discards the rest. Never cancelled, as [`Quiet`].
+#[derive(Debug, Default)]
+pub struct Warnings {
+    quiet: Quiet,
+    lines: Mutex<Vec<String>>,
+}
+
+impl Warnings {
+    /// The warnings in their order, and last how many more there were.
+    #[must_use]
+    pub fn into_lines(self) -> Vec<String> {
+        let mut lines = std::mem::take(&mut *lock(&self.lines));
+        let more = lines.len().saturating_sub(MOST);
+        lines.truncate(MOST);
+        lines.extend((more > 0).then(|| format!("and {more} more warnings")));
+        lines
+    }
+}
+
+impl Progress for Warnings {
+    fn step(&self, _: &str) {}
+
+    fn warn(&self, text: &str) {
+        let mut lines = lock(&self.lines);
+        if !lines.iter().any(|line| line == text) {
+            lines.push(text.to_owned());
+        }
+    }
+
+    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar> {
+        self.quiet.bar(label, total)
+    }
+
+    fn cancel_flag(&self) -> &AtomicBool {
+        self.quiet.cancel_flag()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_kept_once_each_and_their_number_is_bounded() {
+        let warnings = Warnings::default();
+        warnings.step("a step");
+        for _ in 0..3 {
+            warnings.warn("no BFQ");
+        }
+        assert_eq!(warnings.into_lines(), ["no BFQ"]);
+        let warnings = Warnings::default();
+        (0..MOST + 2).for_each(|i| warnings.warn(&i.to_string()));
+        let lines = warnings.into_lines();
+        assert_eq!((lines.len(), lines[MOST].as_str()), (MOST + 1, "and 2 more warnings"));
     }
 }

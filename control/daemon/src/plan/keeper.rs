@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use rtvirtio_planner::replan::{Basis, Observations, Policy, Proposal, Replan, Request, Timing};
 
 use super::snapshot::{PlanSnapshot, proposal_words};
-use super::unplanned::{UnplannedDevice, planned_part};
+use super::unplanned::{UnplannedDevice, plan_warnings, planned_part};
 use crate::config::{Config, Mode};
 use crate::desired::Desired;
 use crate::history::EventKind;
@@ -163,6 +163,10 @@ impl PlanKeeper {
                 let text = proposal_words(proposal, &why);
                 states.push(("plan waits".to_owned(), kind, text));
             }
+        }
+        for warning in plan_warnings(desired, observed) {
+            let text = format!("planning: {warning}");
+            states.push((format!("plan warning {warning}"), EventKind::Note, text));
         }
         if let Some(why) = self.replan.failure() {
             states.push(("plan fails".to_owned(), EventKind::Failed, format!("no plan: {why}")));

@@ -407,6 +407,22 @@ fn a_device_in_the_way_of_a_plan_is_named_and_the_rest_is_planned() {
 }
 
 #[test]
+fn what_a_plan_does_without_is_shown_and_reported() {
+    let mut case = Case::new(Mode::Auto);
+    case.observed.plan_warnings = vec!["sdz does not offer BFQ".to_owned()];
+    case.made(Change::Better);
+    case.carried_out();
+    assert_eq!(case.snapshot().unwrap().warnings, ["sdz does not offer BFQ"]);
+    let of_warnings = |case: &Case| case.states().into_iter().filter(|s| s.0.starts_with("plan warning"));
+    let said: Vec<_> = of_warnings(&case).collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert_eq!((said[0].1, said[0].2.as_str()), (EventKind::Note, "planning: sdz does not offer BFQ"));
+    // Without contracts there is nothing that would be planned.
+    case.desired.plant = None;
+    assert_eq!(of_warnings(&case).count(), 0);
+}
+
+#[test]
 fn nothing_is_planned_before_it_is_known_which_vms_run() {
     let mut case = Case::new(Mode::Auto);
     let unknown = Presence::Unknown(crate::observed::LOOKED_FOR.to_owned());

@@ -3,7 +3,7 @@
 use rtvirtio_planner::replan::{Basis, Change, Effect, Input, Policy, Proposal, Replan};
 use serde::{Deserialize, Serialize};
 
-use super::unplanned::{UnplannedDevice, vms_without_plan};
+use super::unplanned::{UnplannedDevice, plan_warnings, vms_without_plan};
 use crate::config::Config;
 use crate::desired::Desired;
 use crate::host::SettingChange;
@@ -70,6 +70,9 @@ pub struct PlanSnapshot {
     /// Devices of the contracts that are not planned.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unplanned: Vec<UnplannedDevice>,
+    /// Warnings of the last planning, such as of an I/O scheduler that the device does not offer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// A plan that was made, and is not in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proposal: Option<ProposalSnapshot>,
@@ -185,6 +188,7 @@ impl PlanSnapshot {
             drift: scope.iter().flat_map(|s| &s.drift).map(DriftSnapshot::from_drift).collect(),
             yielded: scope.map(|s| s.yielded.iter().cloned().collect()).unwrap_or_default(),
             unplanned,
+            warnings: plan_warnings(desired, observed).to_vec(),
             proposal: made,
         })
     }

@@ -1,4 +1,4 @@
-//! Devices that the plan leaves out, and the consequence for their VMs.
+//! Devices and settings that the plan leaves out, and the consequence for VMs.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +62,11 @@ pub(super) fn unplanned_words(of: &Unplanned) -> String {
         Some(remedy) if !of.why.contains(remedy.as_str()) => format!("{}: `{remedy}`", of.why),
         _ => of.why.clone(),
     }
+}
+
+/// Warnings of the last planning; none without contracts.
+pub(super) fn plan_warnings<'o>(desired: &Desired, observed: &'o Observed) -> &'o [String] {
+    if desired.plant.is_some() { &observed.plan_warnings } else { &[] }
 }
 
 fn parts(desired: &Desired) -> impl Iterator<Item = &Part> {

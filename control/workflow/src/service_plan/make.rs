@@ -74,8 +74,9 @@ pub fn make(
     let without = &request.input.without;
     let ours = |device: &str| in_force.as_ref().and_then(|plan| of_device(plan, device));
     let devices = present(host, without, |device| ours(device).is_some(), dirs)?;
-    if may_load {
-        devices.load_bfq(progress);
+    match may_load {
+        true => devices.load_bfq(progress),
+        false => devices.warn_without_bfq(progress),
     }
     let mut made = HeldCandidate {
         contract: request.contract.clone(),

@@ -104,7 +104,10 @@ fn a_disk_stands_still_that_has_requests_and_completes_none() {
     counted("       0        0\n", 5);
     assert_eq!(stands_still(&root, path, HANG), None, "it is idle");
     counted("       3        1\n", 5);
-    assert_eq!(stands_still(&root, path, Duration::from_millis(1)), Some(4));
+    let still = stands_still(&root, path, Duration::from_millis(1)).unwrap();
+    assert_eq!(still.requests, 4);
+    let again = stands_still(&root, path, HANG).unwrap();
+    assert!(again.during >= still.during, "known, and not watched again");
     // A single completion is enough. What it stood still with is known for a while.
     counted("       3        1\n", 6);
     std::thread::scope(|scope| {
@@ -120,6 +123,51 @@ fn a_disk_stands_still_that_has_requests_and_completes_none() {
         }
         assert_eq!(looked.join().unwrap(), None);
     });
+}
+
+#[test]
+fn the_time_for_disks_that_hang_is_of_all_together_and_comes_back() {
+    let now = Instant::now();
+    let mut waits = Waits::default();
+    assert_eq!(waits.allow(LEAST, LIMIT, now), LIMIT);
+    waits.spend(LIMIT, now);
+    assert_eq!(waits.allow(LEAST, LIMIT, now), SUM - LIMIT);
+    waits.spend(LIMIT, now + WINDOW / 2);
+    assert_eq!(waits.allow(LEAST, LOOK, now + WINDOW / 2), LEAST);
+    assert_eq!(waits.allow(LOOK, LIMIT, now + WINDOW / 2), LOOK);
+    assert_eq!(waits.allow(LEAST, LIMIT, now + WINDOW), LIMIT);
+    waits.spend(LOOK, now + WINDOW);
+    assert_eq!(waits.allow(LEAST, LIMIT, now + WINDOW), LIMIT.min(SUM - LOOK));
+}
+
+/// With many disks that hang no time is left; each is watched for a moment, and one that does not
+/// hang is written.
+#[test]
+fn many_disks_that_hang_are_left_alone_and_hold_up_no_other() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    fs::create_dir(root.at("/run")).unwrap();
+    let disk = |name: &str, inflight: &str| {
+        let disk = Path::new("/sys/block").join(name);
+        fs::create_dir_all(root.at(disk.join("queue"))).unwrap();
+        fs::write(root.at(disk.join("stat")), "5 0 0 0 9 0 0 0 1 2 3 0 0 0 0 4 5\n").unwrap();
+        fs::write(root.at(disk.join("inflight")), inflight).unwrap();
+        let path = disk.join("queue/scheduler");
+        fs::write(root.at(&path), "none").unwrap();
+        path
+    };
+    let waits = Mutex::new(Waits { since: Some(Instant::now()), spent: SUM });
+    for i in 0..8 {
+        let path = disk(&format!("sdhang{i}"), "3 1\n");
+        let refused = write_within(&root, &path, "bfq", &waits).unwrap_err();
+        let text = refused.to_string();
+        assert!(refused.kind() == io::ErrorKind::TimedOut && text.contains("other disks hang too"), "{text}");
+        assert_eq!(fs::read_to_string(root.at(&path)).unwrap(), "none");
+    }
+    assert!(waits.lock().unwrap().spent > SUM);
+    let idle = disk("sdidle", "0 0\n");
+    write_within(&root, &idle, "bfq", &waits).unwrap();
+    assert_eq!(fs::read_to_string(root.at(&idle)).unwrap(), "bfq");
 }
 
 /// Disk that completes nothing until it is released: a loop device whose file is on a frozen file

@@ -1,0 +1,309 @@
+//! Contract files read in a thread of its own: a file on a server that does not answer holds up
+//! its reader, in the kernel and for ever. It is left out after a time, and the others are read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use rtvirtio_spec::HostSpec;
+
+/// Time for one file, or for the list of the directory: those of a disk answer within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Part of this time for one while another does not answer: most likely both wait for one server.
+const SHORTER: u32 = 4;
+/// Multiple of this time for one call of [`Reader::read`]; the next call goes on.
+const CALL: u32 = 2;
+
+/// Reason why a file is not used that does not answer.
+const NO_ANSWER: &str = "it does not answer: is its server unreachable? What is in force for its VMs stays";
+
+/// Whether a file of the directory is a contract by its name: editors and package managers leave
+/// `.x.toml.swp`, `x.toml.dpkg-new`.
+pub(crate) fn is_contract_name(name: &OsStr) -> bool {
+    !name.as_encoded_bytes().starts_with(b".") && Path::new(name).extension().is_some_and(|e| e == "toml")
+}
+
+/// Files to be read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// The directory of contract files.
+    pub dir: PathBuf,
+    /// Spec files besides the directory.
+    pub more: Vec<PathBuf>,
+    /// Files as last read; `None` where all are to be read.
+    pub known: Option<Vec<Stamp>>,
+}
+
+/// File attributes by which a change is detected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    path: PathBuf,
+    /// Whether the file did not answer, so that the rest is not known.
+    is_silent: bool,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn unknown(path: &Path, is_silent: bool) -> Self {
+        let path = path.to_owned();
+        Self { path, is_silent, inode: 0, bytes: 0, modified: (0, 0), changed: (0, 0) }
+    }
+
+    fn read(path: &Path) -> Self {
+        match fs::metadata(path) {
+            Ok(data) => Self {
+                path: path.to_owned(),
+                is_silent: false,
+                inode: data.ino(),
+                bytes: data.len(),
+                modified: (data.mtime(), data.mtime_nsec()),
+                changed: (data.ctime(), data.ctime_nsec()),
+            },
+            Err(_) => Self::unknown(path, false),
+        }
+    }
+}
+
+/// Contents of a file, or the reason why it is not used.
+pub(crate) type FileResult = (PathBuf, Result<HostSpec, String>);
+
+/// Files as they were found.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    /// Attributes of each file.
+    pub stamps: Vec<Stamp>,
+    /// Reasons why the directory could not be read.
+    pub unread: Vec<String>,
+    /// Every file with its contents; `None` where nothing has changed.
+    pub files: Option<Vec<FileResult>>,
+}
+
+/// Message of the reading thread.
+#[derive(Debug)]
+enum Told {
+    /// The thread turns to this path.
+    At(PathBuf),
+    /// The thread has read all.
+    Done(Scan),
+}
+
+/// A thread that reads.
+#[derive(Debug)]
+struct UnderWay {
+    told: Receiver<Told>,
+    at: PathBuf,
+    since: Instant,
+}
+
+/// Reads contract files within a time.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    /// Time for one file.
+    pub patience: Duration,
+    under_way: Option<UnderWay>,
+    /// Paths that did not answer, each with its thread, which waits still: none is asked twice.
+    silent: BTreeMap<PathBuf, Receiver<Told>>,
+    /// Reason why no thread reads.
+    refused: Option<String>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { patience: PATIENCE, under_way: None, silent: BTreeMap::new(), refused: None }
+    }
+}
+
+impl Reader {
+    /// Reads the files; `None` while they are being read, or cannot be.
+    pub fn read(&mut self, asked: &Asked) -> Option<Scan> {
+        // A thread that goes on, or has ended, had an answer.
+        self.silent.retain(|_, told| matches!(told.try_recv(), Err(TryRecvError::Empty)));
+        let until = Instant::now() + CALL * self.patience;
+        loop {
+            let patience = self.patience / if self.silent.is_empty() { 1 } else { SHORTER };
+            let Some(of) = &mut self.under_way else {
+                self.begin(asked)?;
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            let received = of.told.recv_timeout(patience.saturating_sub(of.since.elapsed()).min(left));
+            match received {
+                Ok(Told::At(path)) => (of.at, of.since) = (path, Instant::now()),
+                Ok(Told::Done(scan)) => {
+                    self.under_way = None;
+                    return Some(scan);
+                }
+                Err(RecvTimeoutError::Timeout) if of.since.elapsed() >= patience => {
+                    if let Some(of) = self.under_way.take() {
+                        self.silent.insert(of.at, of.told);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return None,
+                // The thread has panicked; the next call begins anew.
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.under_way = None;
+                    return None;
+                }
+            }
+            if left.is_zero() {
+                return None;
+            }
+        }
+    }
+
+    fn begin(&mut self, asked: &Asked) -> Option<()> {
+        let (sender, told) = channel();
+        let silent: BTreeSet<PathBuf> = self.silent.keys().cloned().collect();
+        let (at, asked) = (asked.dir.clone(), asked.clone());
+        let run = move || {
+            // There is none to hear it after the time.
+            if let Some(scan) = scan(&asked, &silent, &sender) {
+                let _ = sender.send(Told::Done(scan));
+            }
+        };
+        let spawned = std::thread::Builder::new().name("contracts".to_owned()).spawn(run);
+        self.refused = spawned.as_ref().err().map(io::Error::to_string);
+        spawned.ok()?;
+        self.under_way = Some(UnderWay { told, at, since: Instant::now() });
+        Some(())
+    }
+
+    /// Reason why contracts are as last read, for clients.
+    pub fn problem(&self) -> Option<String> {
+        let stays = "contracts are as last read, and what is in force stays";
+        if let Some(why) = &self.refused {
+            return Some(format!("contract files cannot be read, so {stays}: {why}"));
+        }
+        let of = self.under_way.as_ref()?;
+        Some(format!("contract files are being read still, at {}: {stays}", of.at.display()))
+    }
+}
+
+/// Reads the files but the silent ones; `None` once the result is not waited for.
+fn scan(asked: &Asked, silent: &BTreeSet<PathBuf>, told: &Sender<Told>) -> Option<Scan> {
+    let at = |path: &Path| told.send(Told::At(path.to_owned())).ok();
+    let (mut paths, mut unread) = (Vec::new(), Vec::new());
+    if silent.contains(&asked.dir) {
+        unread.push(NO_ANSWER.to_owned());
+    } else {
+        at(&asked.dir)?;
+        match fs::read_dir(&asked.dir) {
+            Ok(entries) => {
+                for entry in entries {
+                    match entry {
+                        Ok(entry) => paths.push(entry.path()),
+                        Err(e) => unread.push(e.to_string()),
+                    }
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => unread.push(e.to_string()),
+        }
+    }
+    paths.retain(|path| path.file_name().is_some_and(is_contract_name));
+    paths.sort();
+    paths.extend(asked.more.iter().cloned());
+    let mut stamps = Vec::new();
+    for path in &paths {
+        let is_silent = silent.contains(path);
+        if !is_silent {
+            at(path)?;
+        }
+        stamps.push(if is_silent { Stamp::unknown(path, true) } else { Stamp::read(path) });
+    }
+    // An unreadable directory is read at every call, and never taken for empty.
+    if asked.known.as_ref() == Some(&stamps) && unread.is_empty() {
+        return Some(Scan { stamps, unread, files: None });
+    }
+    let mut files = Vec::new();
+    for path in paths {
+        let spec = if silent.contains(&path) {
+            Err(NO_ANSWER.to_owned())
+        } else {
+            at(&path)?;
+            rtvirtio_files::load_spec(&path).map_err(|e| e.to_string())
+        };
+        files.push((path, spec));
+    }
+    Some(Scan { stamps, unread, files: Some(files) })
+}
+
+/// Result of a look at files that takes no longer than one file may; `None` where it does.
+pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, answer) = channel();
+    let run = move || {
+        // There is none to hear it after the time.
+        let _ = sender.send(look());
+    };
+    std::thread::Builder::new().name("contracts".to_owned()).spawn(run).ok()?;
+    answer.recv_timeout(PATIENCE).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(vm: &str) -> String {
+        format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\npid = 7\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        )
+    }
+
+    fn read(reader: &mut Reader, asked: &Asked) -> Scan {
+        let mut found = None;
+        rtvirtio_testkit::site::wait_for("the end of a scan", || {
+            found = reader.read(asked);
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    #[test]
+    fn files_that_are_as_before_are_not_read_again() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        fs::write(dir.path().join("a.toml"), spec("plc")).unwrap();
+        let mut asked = Asked { dir: dir.path().to_owned(), ..Asked::default() };
+        let mut reader = Reader::default();
+        let first = read(&mut reader, &asked);
+        assert_eq!((first.stamps.len(), first.files.unwrap().len()), (1, 1));
+        assert_eq!(reader.problem(), None);
+        asked.known = Some(first.stamps);
+        assert!(read(&mut reader, &asked).files.is_none());
+    }
+
+    /// The thread of a scan is held up as by a file that does not answer.
+    #[test]
+    fn a_path_without_an_answer_is_left_out_until_its_thread_is_back() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["a", "b"] {
+            fs::write(at(&format!("{name}.toml")), spec(name)).unwrap();
+        }
+        let asked = Asked { dir: dir.path().to_owned(), ..Asked::default() };
+        let (thread, told) = channel();
+        let since = Instant::now().checked_sub(PATIENCE).unwrap();
+        let under_way = Some(UnderWay { told, at: at("a.toml"), since });
+        let mut reader = Reader { under_way, ..Reader::default() };
+        assert!(reader.problem().unwrap().contains("a.toml"));
+        let scan = read(&mut reader, &asked);
+        let files = scan.files.unwrap();
+        assert!(files[0].1.as_ref().unwrap_err().contains("does not answer"), "{files:?}");
+        assert!(scan.stamps[0].is_silent);
+        // The thread has an answer, and turns to the next file.
+        thread.send(Told::At(at("b.toml"))).unwrap();
+        let asked = Asked { known: Some(scan.stamps), ..asked };
+        rtvirtio_testkit::site::wait_for("its contents", || {
+            let files = reader.read(&asked).and_then(|scan| scan.files);
+            files.is_some_and(|files| files[0].1.is_ok())
+        });
+        assert!(thread.send(Told::At(at("b.toml"))).is_err(), "it ends");
+    }
+}
