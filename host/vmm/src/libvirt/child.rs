@@ -39,7 +39,7 @@ pub(super) fn run(
     let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
         let left = deadline.left().unwrap_or_default();
         from.recv_timeout(left)
-            .map_err(|_| VmmError::Timeout { peer: peer(), operation: operation(), waited: timeout })?
+            .map_err(|_| deadline.passed(&peer(), &operation()))?
             .map_err(failed)
     };
     let out = wait(&stdout)?;
