@@ -8,12 +8,7 @@ static NULL: Value = Value::Null;
 /// Differences between an answer and its description, one line each. `operation` is method, in
 /// small letters, and path.
 #[must_use]
-pub fn differences(
-    description: &Value,
-    operation: (&str, &str),
-    status: u16,
-    answer: &Value,
-) -> Vec<String> {
+pub fn differences(description: &Value, operation: (&str, &str), status: u16, answer: &Value) -> Vec<String> {
     let (method, path) = operation;
     let response = &description["paths"][path][method]["responses"][status.to_string()];
     let schema = &resolved(description, response)["content"]["application/json"]["schema"];

@@ -24,8 +24,9 @@ static SILENT: Mutex<BTreeSet<(PathBuf, u32)>> = Mutex::new(BTreeSet::new());
 
 /// [`super::machine`] within a time.
 pub(super) fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
-    let patience = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
-    within(WaitLimit::left(patience).max(SHORT_PATIENCE), root, pid, move |root| super::machine(root, pid, vmm))
+    let usual = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
+    let patience = WaitLimit::left(usual).max(SHORT_PATIENCE);
+    within(patience, root, pid, move |root| super::machine(root, pid, vmm))
 }
 
 fn within<T: Send + 'static>(
