@@ -268,8 +268,8 @@ impl<'a> Elevators<'a> {
     }
 }
 
-/// Refuses a gentle measurement in place of a whole one, which shows more, and of a file of which it
-/// is not known what it has, as one of a newer version.
+/// Refuses a gentle measurement in place of a whole one, which shows more, and of a file of which
+/// it is not known what it has, as one of a newer version.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) with the file and what it has, or why that is not known.

@@ -22,7 +22,7 @@ pub struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// Ends the waits of this thread this long from now, or at an end that it has already, whichever
+    /// Ends the waits of this thread this long from now, or at an end that it has already where that
     /// is sooner.
     #[must_use]
     pub fn lasting(time: Duration) -> Self {
