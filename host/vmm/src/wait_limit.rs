@@ -22,8 +22,8 @@ pub struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// Ends the waits of this thread this long from now, or at an end that it has already where that
-    /// is sooner.
+    /// Ends the waits of this thread this long from now, or at an end that it has already where
+    /// that is sooner.
     #[must_use]
     pub fn lasting(time: Duration) -> Self {
         let (before, end) = (UNTIL.get(), Instant::now() + time);
