@@ -110,10 +110,12 @@ for file in app.css app.js transport.js; do
 done
 put 755 "$top/packaging/proxmox/rtvirtio-hook.sh" usr/share/rtvirtio/rtvirtio-hook.sh
 install -d "$root/etc/rtvirtio/contracts.d"
-for example in "$top"/examples/*.toml; do put 644 "$example" "usr/share/doc/rtvirtio/examples/$(basename "$example")"; done
-# Help and messages name a page by its place in the sources, such as docs/guide/service.md.
-(cd "$top" && find docs/README.md docs/guide docs/reference docs/explanation -type f | LC_ALL=C sort) >"$work/pages"
-while IFS= read -r page; do put 644 "$top/$page" "usr/share/doc/rtvirtio/$page"; done <"$work/pages"
+# Help, messages and pages name both by their places in the sources, such as docs/guide/service.md.
+(cd "$top" && find docs/README.md docs/guide docs/reference docs/explanation examples -type f | LC_ALL=C sort) >"$work/files"
+while IFS= read -r file; do
+    if [ -x "$top/$file" ]; then mode=755; else mode=644; fi
+    put "$mode" "$top/$file" "usr/share/doc/rtvirtio/$file"
+done <"$work/files"
 finish "passwd" "fio, curl, systemd" "Predictable tail latency for virtual machines" <<'TEXT'
 Virtual machines share disks, networks, cores and memory. rtvirtio takes the
 tail latency that each task must have, measures the host, predicts, plans,

@@ -205,6 +205,30 @@ fn beside(site: &Site, latency: &str, traffic: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Help lists what is accepted; a refusal says why, and what takes the value.
+#[test]
+fn a_regulator_that_holds_no_limit_of_disks_is_not_offered() {
+    let site = Site::new();
+    let refused = |name: &str| {
+        let out = site.output(&["plan", "x.toml", "--traffic", "--actuator", name]);
+        assert_eq!(out.status.code(), Some(64), "{name}: {}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    for (name, why) in [
+        ("tc-htb", "does not limit the requests of disks"),
+        ("resctrl", "does not limit the requests of disks"),
+        ("qemu", "joins neighbouring requests"),
+        ("libvirt", "joins neighbouring requests"),
+    ] {
+        let said = refused(name);
+        assert!(said.contains(why) && said.contains("choose io-max, throttle-v1 or io-domain"), "{said}");
+        assert!(said.contains(&format!("regulator SPEC --actuator {name}")), "{said}");
+    }
+    assert!(refused("other").contains("[possible values: io-domain, io-max, throttle-v1]"));
+    let help = text(&site.output(&["help", "plan"]).stdout);
+    assert!(help.contains("throttle-v1") && !help.contains("tc-htb"), "{help}");
+}
+
 #[test]
 fn a_target_becomes_the_limit_of_its_neighbour() {
     let site = Site::new();

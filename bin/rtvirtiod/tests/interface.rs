@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Rig, answer, contract_of_none, free_address};
+use rtvirtio_testkit::openapi::differences;
 use rtvirtio_testkit::site::{signal, wait_for};
 use rtvirtio_testkit::{HANG, Machine, Need, has};
 use rtvirtio_vmm::{EVENTS_CHARDEV, Qmp};
@@ -80,6 +81,55 @@ fn state_events_and_metrics_are_served() {
     signal(&rig.service.as_ref().unwrap().0, Signal::TERM);
     assert!(rig.service.as_mut().unwrap().0.wait().unwrap().success());
     assert!(!rig.socket().exists());
+}
+
+/// Each answer has what `openapi.json` describes, and nothing else.
+#[test]
+fn answers_are_as_they_are_described() {
+    if !has("answers_are_as_they_are_described", &[Need::Root, Need::QEMU]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    contract_of_none(&rig, "off");
+    fs::write(rig.contracts().join("broken.toml"), "x").unwrap();
+    fs::write(rig.config(), "[plan]\n").unwrap();
+    let machine = Machine::start(rig.site.dir.path(), "plc", &[]);
+    let text = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nqmp = \"{}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
+         block = \"4KiB\"\nrate = \"10/s\"\ntarget = {{ percentile = \"p99\", latency = \"10ms\" }}\n",
+        machine.qmp().display()
+    );
+    fs::write(rig.contracts().join("plc.toml"), text).unwrap();
+    rig.start(&[]);
+    let parsed = |path: &str| -> Value { serde_json::from_str(&ask(&rig, "GET", path).1).unwrap() };
+    wait_for("the VM's process", || parsed("/v1/vms/plc")["processes"][0].is_object());
+    wait_for("its sample", || parsed("/v1/observation")["vms"]["plc"].is_object());
+    assert_eq!(parsed("/v1/status")["faults"].as_array().map(Vec::len), Some(1));
+    let description = parsed("/openapi.json");
+    for (method, path, described) in [
+        ("get", "/v1/status", "/v1/status"),
+        ("get", "/v1/vms/plc", "/v1/vms/{vm}"),
+        ("get", "/v1/vms/off", "/v1/vms/{vm}"),
+        ("get", "/v1/vms/none", "/v1/vms/{vm}"),
+        ("get", "/v1/vms/plc/settings", "/v1/vms/{vm}/settings"),
+        ("get", "/v1/vms/none/settings", "/v1/vms/{vm}/settings"),
+        ("post", "/v1/vms/plc/accept", "/v1/vms/{vm}/accept"),
+        ("get", "/v1/plan", "/v1/plan"),
+        ("post", "/v1/plan/accept", "/v1/plan/accept"),
+        ("post", "/v1/plan/refuse", "/v1/plan/refuse"),
+        ("post", "/v1/compare", "/v1/compare"),
+        ("get", "/v1/arrivals", "/v1/arrivals"),
+        ("delete", "/v1/arrivals?vm=none", "/v1/arrivals"),
+        ("get", "/v1/observation", "/v1/observation"),
+        ("get", "/v1/waits", "/v1/waits"),
+        ("get", "/v1/history", "/v1/history"),
+    ] {
+        let (status, body) = ask(&rig, &method.to_uppercase(), path);
+        let answer: Value =
+            serde_json::from_str(&body).unwrap_or_else(|e| panic!("{method} {path} {status}: {e}: {body}"));
+        let found = differences(&description, (method, described), status, &answer);
+        assert!(found.is_empty(), "{found:#?}");
+    }
 }
 
 #[test]

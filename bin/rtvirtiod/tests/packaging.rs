@@ -324,6 +324,35 @@ test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
 test ! -e /var/lib/rtvirtio
 "#;
 
+/// Pages name examples by their places in the sources, which are those below the package's pages.
+fn carries_the_examples_that_its_pages_name(package: &Path, tree: &Path) {
+    let out = Command::new("dpkg-deb").arg("--extract").args([package, tree]).output().unwrap();
+    assert!(out.status.success(), "{}", output_text(&out));
+    let carried = tree.join("usr/share/doc/rtvirtio");
+    let (mut dirs, mut named) = (vec![carried.join("docs")], 0);
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            // An image is no text, and names none.
+            let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+            for word in text.split(|c: char| !c.is_ascii_alphanumeric() && !"._/-".contains(c)) {
+                let word = word.trim_start_matches("../").trim_start_matches("/usr/share/doc/rtvirtio/");
+                if word.starts_with("examples/") {
+                    named += 1;
+                    let example = carried.join(word.trim_end_matches('.'));
+                    assert!(example.exists(), "{} names {word}, which is not packaged", path.display());
+                }
+            }
+        }
+    }
+    assert!(named > 20, "{named}");
+    assert!(carried.join("examples/fleet/fleet.toml").exists());
+}
+
 #[test]
 fn the_package_installs_upgrades_and_leaves() {
     let test = "the_package_installs_upgrades_and_leaves";
@@ -356,6 +385,7 @@ fn the_package_installs_upgrades_and_leaves() {
     let package = all.iter().find(|p| p.to_string_lossy().contains("/rtvirtio_")).unwrap();
     let out = Command::new("dpkg-deb").arg("--info").arg(package).output().unwrap();
     assert!(output_text(&out).contains("Depends: libc6 (>= "), "{}", output_text(&out));
+    carries_the_examples_that_its_pages_name(package, &dir.path().join("tree"));
     let script = INSTALLED.replace("JOURNAL", rtvirtio_apply::JOURNAL_FILE);
     let out = Command::new("unshare")
         .args(["--mount", "sh", "-c", IN_CHROOT, "sh"])

@@ -22,7 +22,7 @@ use rtvirtio_workflow::apply::{
     PlanWith, Resolved, Room, Wanted, check_replacing, open_session, plan_now, put_back_on, resolve,
 };
 use rtvirtio_workflow::devices::Devices;
-use rtvirtio_workflow::guests::AgentsInTime;
+use rtvirtio_workflow::guests::{AgentsInTime, WaitLimit};
 use rtvirtio_workflow::holders::{self, Holder};
 use rtvirtio_workflow::model_choice::ModelName;
 use rtvirtio_workflow::named::load_host_with_text;
@@ -37,6 +37,7 @@ use room::{RETRY, give_room_back, locked, lower_room, warn_of_room};
 use standing::{ContractState, is_in_part, standing};
 
 /// Time for guests' agents in one action, all together; reading back what was applied has its own.
+/// Like all that follow, at most what is left of [`waiting_time`].
 const AGENTS: Duration = Duration::from_secs(20);
 /// Timeout of the monitor of a VM that Pacemaker reports as started, of a lock that is busy then,
 /// and of guests' agents when the contract is read back.
@@ -80,8 +81,16 @@ struct Fitting<'p> {
     scopes: Scopes<'p>,
 }
 
+/// Time for all waits of a call together: the rest of its timeout is for what it does meanwhile and
+/// after, such as going back. Without a timeout of the cluster, that of the agent's description.
+fn waiting_time(action: &str, p: &Parameters) -> Duration {
+    let usual = Duration::from_secs(if matches!(action, "monitor" | "status") { 30 } else { 60 });
+    p.timeout.unwrap_or(usual) * 2 / 3
+}
+
 /// Runs an action. Warnings go to `progress`.
 pub fn run(action: &str, parameters: &Parameters, progress: &dyn Progress) -> Ocf {
+    let _limit = WaitLimit::lasting(waiting_time(action, parameters));
     // One for the whole action, which has a time limit.
     let guests = AgentsInTime::lasting(AGENTS);
     let done = match action {
@@ -132,7 +141,8 @@ fn bring(
     held: Option<&Scopes<'_>>,
     progress: &dyn Progress,
 ) -> Result<(), PacemakerError> {
-    let (begin, limit) = (Instant::now(), if held.is_some() { REPLACING } else { STARTING });
+    let usual = if held.is_some() { REPLACING } else { STARTING };
+    let (begin, limit) = (Instant::now(), WaitLimit::left(usual));
     loop {
         match apply(p, wish, held, progress) {
             // Another agent holds the lock for a moment.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::{GuestFiles, Guests};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError};
 
+pub use rtvirtio_vmm::WaitLimit;
+
 /// Timeout of an agent's answer: a guest under emulation, busy with I/O, answers slowly.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of each command after the connection.
@@ -113,5 +115,11 @@ mod tests {
             let e = agents.connect(&AgentAddress::Socket(path)).err().unwrap();
             assert!(e.kind() == io::ErrorKind::TimedOut && e.to_string().contains("within 500 ms"), "{e}");
         }
+        // Nor longer where what plans and applies for the call asks them.
+        let _limit = WaitLimit::lasting(Duration::ZERO);
+        let path = dir.path().join("c");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let e = GuestAgents.connect(&AgentAddress::Socket(path)).err().unwrap();
+        assert!(e.kind() == io::ErrorKind::TimedOut && e.to_string().contains("within 500 ms"), "{e}");
     }
 }

@@ -268,16 +268,22 @@ impl<'a> Elevators<'a> {
     }
 }
 
-/// Refuses a gentle measurement in place of a whole one, which shows more.
+/// Refuses a gentle measurement in place of a whole one, which shows more, and of a file of which
+/// it is not known what it has, as one of a newer version.
 ///
 /// # Errors
-/// [`Kind::Guarded`](crate::Kind::Guarded) with the file and what it has.
+/// [`Kind::Guarded`](crate::Kind::Guarded) with the file and what it has, or why that is not known.
 pub fn refuse_lesser(path: &Path, access: Access) -> Result<()> {
     if access != Access::Gentle || !is_there(path)? {
         return Ok(());
     }
-    // One that cannot be read is no measurement that could be lost.
-    let Ok(old) = rtvirtio_measure::profile::load(path) else { return Ok(()) };
+    let old = match rtvirtio_measure::profile::load(path) {
+        Ok(old) => old,
+        Err(e) => bail!(
+            Guarded,
+            "{e}. What it has is not known, and a gentle measurement may show less: save that elsewhere with --out, or --replace the file"
+        ),
+    };
     let has = [
         (!old.write.is_empty(), "writes"),
         (!old.read_bfq.is_empty(), "BFQ"),
@@ -354,5 +360,26 @@ mod tests {
         let path = dir.path().join("gentle.json");
         std::fs::write(&path, rtvirtio_measure::profile::to_json(&gentle, &path).unwrap()).unwrap();
         refuse_lesser(&path, Access::Gentle).unwrap();
+    }
+
+    #[test]
+    fn a_gentle_measurement_does_not_take_the_place_of_what_cannot_be_read() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("there.json");
+        let refused = || {
+            let e = refuse_lesser(&path, Access::Gentle).unwrap_err();
+            let text = e.to_string();
+            assert!(e.kind() == crate::Kind::Guarded && text.contains("there.json"), "{text}");
+            assert!(text.contains("not known") && text.contains("--replace"), "{text}");
+            refuse_lesser(&path, Access::Reads).unwrap();
+        };
+        for text in ["", "{", "{\"schema\": \"rtvirtio.profile.v999\"}"] {
+            std::fs::write(&path, text).unwrap();
+            refused();
+        }
+        // No file that can be read, for root either.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        refused();
     }
 }

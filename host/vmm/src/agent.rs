@@ -173,7 +173,7 @@ impl GuestAgent {
                 }
                 Err(e) if e.is_timeout() && deadline.left().is_some() => pause *= 2,
                 Err(VmmError::Timeout { peer, operation, .. }) => {
-                    return Err(VmmError::Timeout { peer, operation, waited: timeout });
+                    return Err(deadline.passed(&peer, &operation));
                 }
                 Err(e) => return Err(e),
             }

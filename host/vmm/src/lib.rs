@@ -23,6 +23,7 @@ pub mod spawn;
 mod start_port;
 pub mod threads;
 pub mod throttle;
+mod wait_limit;
 mod wire;
 
 pub use address::{AgentAddress, LibvirtAgent};
@@ -34,3 +35,4 @@ pub use qmp::Qmp;
 pub use reconnect::Reconnect;
 pub use start_port::{PortState, StartPort};
 pub use threads::{Role, Thread, VmHandle, Watcher};
+pub use wait_limit::WaitLimit;

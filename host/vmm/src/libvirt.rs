@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::{ProcessId, Root};
 
 use crate::throttle::{Drive, name_shared};
+use crate::wire::Deadline;
 use crate::{AgentAddress, LibvirtAgent, VmmError};
 
 mod child;
@@ -221,7 +222,7 @@ fn list(daemon: &dyn Daemon) -> Result<Vec<(String, String)>, VmmError> {
 
 /// Waits while a VM is being started; returns whether it was.
 fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<bool, VmmError> {
-    let until = Instant::now() + START_TIMEOUT;
+    let deadline = Deadline::after(START_TIMEOUT);
     let mut waited = false;
     loop {
         let args = ["domstate", "--reason", "--domain", uuid];
@@ -230,12 +231,8 @@ fn wait_for_start(daemon: &dyn Daemon, uuid: &str) -> Result<bool, VmmError> {
             return Ok(waited);
         }
         waited = true;
-        if Instant::now() >= until {
-            return Err(VmmError::Timeout {
-                peer: format!("libvirt {}", daemon.uri()),
-                operation: "start of the domain".to_owned(),
-                waited: START_TIMEOUT,
-            });
+        if deadline.left().is_none() {
+            return Err(deadline.passed(&format!("libvirt {}", daemon.uri()), "start of the domain"));
         }
         thread::sleep(START_POLL);
     }

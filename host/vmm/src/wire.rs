@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::VmmError;
+use crate::{VmmError, WaitLimit};
 
 /// Bytes of one read from the socket: enough that a big reply takes few system calls.
 const CHUNK: usize = 64 * 1024;
@@ -25,7 +25,9 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
+    /// Ends after this time, or sooner where this thread's waits have a common end.
     pub(crate) fn after(total: Duration) -> Deadline {
+        let total = WaitLimit::wait(total);
         Deadline { at: Instant::now() + total, total }
     }
 
@@ -90,9 +92,7 @@ impl Wire {
             match rustix::net::connect(&fd, &addr) {
                 Ok(()) => break,
                 Err(Errno::AGAIN) if deadline.left().is_some() => thread::sleep(Duration::from_millis(10)),
-                Err(Errno::AGAIN) => {
-                    return Err(VmmError::Timeout { peer, operation: "connect".into(), waited: timeout });
-                }
+                Err(Errno::AGAIN) => return Err(deadline.passed(&peer, "connect")),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(failed(e)),
             }

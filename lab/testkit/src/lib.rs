@@ -1,6 +1,6 @@
 //! Common parts of the tests of several crates: skipping by name, the programs in directories of
-//! their own, a QEMU without a guest system, a libvirt daemon, files that texts name, and the
-//! removal of leftovers of dead tests.
+//! their own, a QEMU without a guest system, a libvirt daemon, files that texts name, descriptions
+//! of interfaces, and the removal of leftovers of dead tests.
 
 mod child;
 mod help;
@@ -9,6 +9,7 @@ mod loop_device;
 mod machine;
 mod name;
 mod need;
+pub mod openapi;
 mod owner;
 mod reference;
 mod silent_disk;

@@ -1,11 +1,14 @@
 //! `predict` and `plan`.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, Args, Command, ValueEnum};
 use rtvirtio_console::{MarginArg, ModelArg, ModelParser};
-
-use super::ActuatorName;
+use rtvirtio_planner::neighbours::check_actuator;
+use rtvirtio_traffic::Actuator;
 
 /// Common options of `predict` and `plan`.
 #[derive(Args, Debug, Clone)]
@@ -59,9 +62,16 @@ pub struct PlanArgs {
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
     pub curve: Option<PathBuf>,
-    /// Mechanism of the limits, for --traffic: io-max, throttle-v1 or io-domain; others are refused
-    #[arg(long, value_enum, value_name = "NAME", default_value = "io-max", requires = "traffic")]
-    pub actuator: ActuatorName,
+    /// Mechanism of the limits, for --traffic. What else `rtvirtio regulator` knows limits networks
+    /// or memory, or joins requests before it counts them
+    #[arg(
+        long,
+        value_parser = LimiterParser,
+        value_name = "NAME",
+        default_value = "io-max",
+        requires = "traffic"
+    )]
+    pub actuator: LimiterName,
     /// A VM must get so many requests per second, with no longer gap between two than this time,
     /// for --traffic; once for each VM
     #[arg(long = "alpha-delta", value_name = "VM=RATE,TIME", requires = "traffic")]
@@ -80,4 +90,62 @@ pub struct PlanArgs {
     /// Targets against the neighbours' rate.
     #[command(flatten)]
     pub margin: MarginArg,
+}
+
+/// Regulators that hold the limits of `plan --traffic`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LimiterName {
+    /// Caps of the I/O domain
+    IoDomain,
+    /// cgroup v2 io.max
+    IoMax,
+    /// cgroup v1 blkio.throttle
+    ThrottleV1,
+}
+
+impl From<LimiterName> for Actuator {
+    fn from(name: LimiterName) -> Self {
+        match name {
+            LimiterName::IoDomain => Self::IoDomain,
+            LimiterName::IoMax => Self::IoMax,
+            LimiterName::ThrottleV1 => Self::ThrottleV1,
+        }
+    }
+}
+
+/// Parser of [`LimiterName`] that says why the other regulators are refused, and what takes them.
+#[derive(Clone, Debug)]
+pub struct LimiterParser;
+
+impl TypedValueParser for LimiterParser {
+    type Value = LimiterName;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<LimiterName, clap::Error> {
+        let named = Actuator::ALL.into_iter().find(|actuator| value.to_str() == Some(actuator.name()));
+        if let Some(Err(refused)) = named.map(check_actuator) {
+            let name = value.to_string_lossy();
+            let words = format!(
+                "{refused}; `rtvirtio regulator SPEC --actuator {name}` prints what it keeps of the `traffic` in a spec\n"
+            );
+            return Err(clap::Error::raw(ErrorKind::InvalidValue, words).with_cmd(cmd));
+        }
+        EnumValueParser::<LimiterName>::new().parse_ref(cmd, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(LimiterName::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_offered_is_what_is_taken() {
+        for actuator in Actuator::ALL {
+            let offered = LimiterName::value_variants().iter().any(|name| Actuator::from(*name) == actuator);
+            assert_eq!(check_actuator(actuator).is_ok(), offered, "{actuator}");
+        }
+    }
 }

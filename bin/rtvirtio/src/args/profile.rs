@@ -27,7 +27,8 @@ pub struct ProfileArgs {
     /// device does when it is full, BFQ's cost, larger requests and writes are then not known
     #[arg(long, conflicts_with_all = ["destroy_data", "sweep"])]
     pub gentle: bool,
-    /// Let a gentle measurement take the place of a whole one, which shows more
+    /// Let a gentle measurement take the place of a whole one, which shows more, or of a file that
+    /// cannot be read
     #[arg(long, requires = "gentle")]
     pub replace: bool,
     /// Flood the device although VMs use it: they are slowed meanwhile

@@ -4,6 +4,8 @@
 mod answers;
 mod arrivals;
 mod client;
+#[cfg(test)]
+mod described;
 mod metrics;
 mod places;
 mod routes;

@@ -1,6 +1,8 @@
 //! Parameters of the agent's resource.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rtvirtio_workflow::Dirs;
 
@@ -17,6 +19,8 @@ pub struct Parameters {
     pub disk: bool,
     /// State and run directories of the host.
     pub dirs: Dirs,
+    /// Timeout of this call in the cluster; `None` where the caller gives none.
+    pub timeout: Option<Duration>,
 }
 
 impl Parameters {
@@ -39,7 +43,13 @@ impl Parameters {
             Some(other) => return Err(format!("disk is {other:?}: write true or false")),
         };
         let state = given("state_dir").map_or_else(|| dirs.state.clone(), PathBuf::from);
-        Ok(Self { spec: spec.into(), resource, disk, dirs: Dirs { state, run: dirs.run.clone() } })
+        let timeout = match given("CRM_meta_timeout").map(|ms| (ms.parse::<NonZeroU64>(), ms)) {
+            None => None,
+            Some((Ok(ms), _)) => Some(Duration::from_millis(ms.get())),
+            Some((Err(_), ms)) => return Err(format!("CRM_meta_timeout is {ms:?}: write milliseconds")),
+        };
+        let dirs = Dirs { state, run: dirs.run.clone() };
+        Ok(Self { spec: spec.into(), resource, disk, dirs, timeout })
     }
 
     /// Directories with the contract's own journal.

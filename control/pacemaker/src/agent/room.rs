@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::Root;
+use rtvirtio_workflow::guests::WaitLimit;
 use rtvirtio_workflow::scopes::{Scopes, in_force_beside};
 use rtvirtio_workflow::{Kind, Progress, one_line};
 
@@ -30,7 +31,7 @@ pub(super) fn locked<'p>(
     limit: Duration,
     progress: &dyn Progress,
 ) -> Result<Scopes<'p>, PacemakerError> {
-    let begin = Instant::now();
+    let (begin, limit) = (Instant::now(), WaitLimit::left(limit));
     loop {
         match Scopes::lock(&p.dirs) {
             Err(e) if e.kind() == Kind::InForce && begin.elapsed() < limit => progress.pause(RETRY)?,
@@ -52,11 +53,11 @@ pub(super) fn give_room_back(
         taken = locked(p, STOPPING, progress)?;
         &taken
     };
-    let begin = Instant::now();
+    let (begin, limit) = (Instant::now(), WaitLimit::left(ENDING));
     loop {
         match lower_room(p, scopes) {
             // The group of a VM that has just ended keeps its budget until its manager removes it.
-            Err(_) if begin.elapsed() < ENDING => progress.pause(RETRY)?,
+            Err(_) if begin.elapsed() < limit => progress.pause(RETRY)?,
             made => return made,
         }
     }

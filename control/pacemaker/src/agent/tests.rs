@@ -55,7 +55,7 @@ impl Progress for Said {
 
 fn resource(dir: &Path) -> Parameters {
     let dirs = Dirs { state: dir.join("state"), run: dir.join("run") };
-    Parameters { spec: dir.join("plc.toml"), resource: "plc".to_owned(), disk: false, dirs }
+    Parameters { spec: dir.join("plc.toml"), resource: "plc".to_owned(), disk: false, dirs, timeout: None }
 }
 
 /// A contract in force with one setting, a file that stands for one of the kernel.
@@ -358,6 +358,27 @@ fn what_cannot_be_read_is_not_what_was_changed() {
     assert_eq!(of_knobs(vec![irq(), ("/path", changed())]), "differs");
 }
 
+/// Pacemaker gives a call its timeout; without it that of the agent's description counts.
+#[test]
+fn the_waits_of_a_call_end_before_its_timeout() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let usual = resource(dir.path());
+    for action in ["start", "stop", "monitor"] {
+        let metadata = crate::METADATA;
+        let of = |word: &str| metadata.split_once(&format!("<action name=\"{action}\" {word}=\"")).unwrap().1;
+        let seconds = of("timeout").split_once("s\"").unwrap().0.parse().unwrap();
+        assert_eq!(waiting_time(action, &usual), Duration::from_secs(seconds) * 2 / 3, "{action}");
+    }
+    let spec = [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x")];
+    let given = parameters(&[&spec[..], &[("OCF_RESKEY_CRM_meta_timeout", "90000")]].concat()).unwrap();
+    assert_eq!(waiting_time("start", &given), Duration::from_secs(60));
+    // A lock that another agent holds is waited for no longer either.
+    let _limit = WaitLimit::lasting(Duration::ZERO);
+    let _held = Scopes::lock(&usual.dirs).unwrap();
+    let e = locked(&usual, Duration::from_secs(3600), &Said::default()).err().unwrap();
+    assert!(matches!(e, PacemakerError::Step(_)), "{e}");
+}
+
 #[test]
 fn parameters_come_from_the_executors_environment() {
     let p = parameters(&[
@@ -366,7 +387,7 @@ fn parameters_come_from_the_executors_environment() {
         ("OCF_RESKEY_resource", "plc"),
     ])
     .unwrap();
-    assert_eq!((p.resource.as_str(), p.disk), ("plc", false));
+    assert_eq!((p.resource.as_str(), p.disk, p.timeout), ("plc", false, None));
     assert_eq!(p.own().state, PathBuf::from("/var/lib/rtvirtio/contracts/plc"));
     let other = [("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_state_dir", "/s")];
     assert_eq!(parameters(&other).unwrap().own().state, PathBuf::from("/s/contracts/x"));
@@ -376,6 +397,8 @@ fn parameters_come_from_the_executors_environment() {
         &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "../x")],
         &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "vm-100")],
         &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_disk", "perhaps")],
+        &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_CRM_meta_timeout", "60s")],
+        &[("OCF_RESKEY_spec", "/s"), ("OCF_RESOURCE_INSTANCE", "x"), ("OCF_RESKEY_CRM_meta_timeout", "0")],
     ] {
         assert!(parameters(bad).is_err(), "{bad:?}");
     }

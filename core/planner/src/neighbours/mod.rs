@@ -155,6 +155,14 @@ impl Neighbour<'_> {
     }
 }
 
+/// Checks that a regulator can hold the limits that are chosen.
+///
+/// # Errors
+/// [`NeighbourError::Joins`], [`NeighbourError::NotOfDisks`].
+pub fn check_actuator(actuator: Actuator) -> Result<(), NeighbourError> {
+    place(actuator).map(drop)
+}
+
 /// Chooses the limits.
 ///
 /// # Errors
@@ -200,7 +208,8 @@ fn place(actuator: Actuator) -> Result<Place, NeighbourError> {
         Actuator::IoDomain => Ok(Place::IoDomain),
         Actuator::IoMax => Ok(Place::IoMax { cgroup, dev }),
         Actuator::ThrottleV1 => Ok(Place::ThrottleV1 { cgroup, dev }),
-        Actuator::Qemu => Err(NeighbourError::Joins { actuator }),
+        // libvirt sets QEMU's.
+        Actuator::Qemu | Actuator::Libvirt => Err(NeighbourError::Joins { actuator }),
         _ => Err(NeighbourError::NotOfDisks { actuator }),
     }
 }

@@ -62,8 +62,17 @@ fn a_regulator_with_a_larger_burst_gets_a_smaller_rate() {
     assert_eq!(requests(Actuator::IoDomain, 78.4, None).rate, 78, "it keeps any rate");
     let e = plan(&two(1), Actuator::IoMax).unwrap_err();
     assert!(e.is_infeasible() && e.to_string().contains(" 10/s"), "{e}");
-    let e = plan(&spec, Actuator::TcHtb).unwrap_err();
-    assert!(matches!(e, NeighbourError::NotOfDisks { .. }), "{e}");
+    for other in [Actuator::TcHtb, Actuator::Resctrl, Actuator::Qos400] {
+        let e = plan(&spec, other).unwrap_err();
+        assert!(matches!(e, NeighbourError::NotOfDisks { .. }), "{e}");
+    }
+    // libvirt sets QEMU's throttle.
+    for joins in [Actuator::Qemu, Actuator::Libvirt] {
+        let e = plan(&spec, joins).unwrap_err();
+        assert!(matches!(e, NeighbourError::Joins { .. }), "{e}");
+    }
+    let taken: Vec<Actuator> = Actuator::ALL.into_iter().filter(|a| check_actuator(*a).is_ok()).collect();
+    assert_eq!(taken, [Actuator::IoDomain, Actuator::IoMax, Actuator::ThrottleV1]);
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) fn findings(root: &Root, pids: &[u32]) -> Vec<Finding> {
 }
 
 /// ` (database)`, from QEMU's `-name guest=database,debug-threads=on`; nothing without it.
-fn vm_name(root: &Root, pid: u32) -> String {
+pub(super) fn vm_name(root: &Root, pid: u32) -> String {
     let line = fs::read(root.at(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let given = words.find(|word| word == "-name").and_then(|_| words.next());

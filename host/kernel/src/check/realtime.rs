@@ -2,6 +2,7 @@
 //! a group budget that is used up.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -10,7 +11,7 @@ use super::Finding;
 use crate::fair_server::{SERVERS, SINCE, version};
 use crate::mounts::{Mount, mounts};
 use crate::topology::{isolated, tickless};
-use crate::{HostError, Root, process};
+use crate::{HostError, Root, is_gone, process};
 
 /// The kernel's default, 50 ms in 1 s (`fair_server_init()`).
 const DEFAULT_SHARE: f64 = 0.05;
@@ -287,22 +288,22 @@ fn any_below(root: &Root, file: &Path) -> Result<bool, HostError> {
 /// Findings on running VMs: whether their memory is locked, whether a QCOW2 image is among their
 /// disks, whether each has a cgroup of its own, and vCPUs that cannot leave one CPU.
 ///
-/// Processes that have ended meanwhile, and those that may not be inspected, are left out.
+/// Processes that have ended meanwhile are left out; of those that may not be inspected the
+/// findings say that it is not known.
 #[must_use]
 pub fn vms(root: &Root) -> Vec<Finding> {
-    let vmms = match vmms(root) {
-        Ok(vmms) => vmms,
+    let programs = match programs(root) {
+        Ok(programs) => programs,
         Err(e) => {
             return vec![Finding::unknown("vm", &e, "what the VMs have in memory, and on which images")];
         }
     };
     let mut found = Vec::new();
-    for &pid in &vmms {
-        if process::program_or_name(root, pid).is_ok_and(|program| program.is_some_and(|p| is_qemu(&p))) {
-            found.extend(locked(root, pid));
-            found.extend(qcow2(root, pid));
-        }
+    for (pid, _) in programs.iter().filter(|(_, program)| is_qemu(program)) {
+        found.extend(locked(root, *pid));
+        found.extend(qcow2(root, *pid));
     }
+    let vmms: Vec<u32> = programs.iter().map(|(pid, _)| *pid).collect();
     found.extend(super::placement::findings(root, &vmms));
     found.extend(super::cores::vms(root, &vmms));
     found
@@ -310,9 +311,15 @@ pub fn vms(root: &Root) -> Vec<Finding> {
 
 /// Processes of VMMs, by their programs.
 pub(super) fn vmms(root: &Root) -> Result<Vec<u32>, HostError> {
+    Ok(programs(root)?.into_iter().map(|(pid, _)| pid).collect())
+}
+
+/// Processes of VMMs, each with its program.
+fn programs(root: &Root) -> Result<Vec<(u32, String)>, HostError> {
     let mut found = Vec::new();
     for pid in process::pids(root)? {
-        found.extend(process::program_or_name(root, pid)?.filter(|name| is_vmm(name)).map(|_| pid));
+        let program = process::program_or_name(root, pid)?.filter(|name| is_vmm(name));
+        found.extend(program.map(|program| (pid, program)));
     }
     Ok(found)
 }
@@ -328,11 +335,22 @@ fn is_vmm(name: &str) -> bool {
     is_qemu(name) || is_released || name == "firecracker" || name == "crosvm"
 }
 
+/// Finding for a part of a VM that cannot be read; `None` for a VM that has ended.
+fn unseen(root: &Root, id: &str, pid: u32, error: &HostError, why: &str) -> Option<Finding> {
+    (!error.is_gone()).then(|| Finding {
+        what: format!("not known for VM {pid}{}: {error}", super::placement::vm_name(root, pid)),
+        ..Finding::unknown(id, error, why)
+    })
+}
+
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =
         "a page that is not in RAM is fetched while a vCPU waits; memory that is locked is always there";
-    let (locked, resident) = process::locked_memory(root, pid).ok()?;
     let id = format!("vm.memlock.{pid}");
+    let (locked, resident) = match process::locked_memory(root, pid) {
+        Ok(read) => read,
+        Err(e) => return unseen(root, &id, pid, &e, WHY),
+    };
     let mib = |bytes: u64| bytes >> 20;
     Some(if locked >= resident / 2 {
         Finding::ok(&id, format!("{} MiB of VM {pid} are locked", mib(locked)), WHY)
@@ -356,34 +374,53 @@ fn locked(root: &Root, pid: u32) -> Option<Finding> {
 fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str = "a write to a new cluster of a QCOW2 image waits for its tables; the RT hypervisor paper (section 6) met high \
                        latencies with it whatever the priorities";
-    /// Magic bytes of an image (QEMU's docs/interop/qcow2.rst).
-    const MAGIC: [u8; 4] = *b"QFI\xfb";
-    let mut images = Vec::new();
-    for descriptor in process::descriptors(root, pid).ok()? {
-        let path = root.at(descriptor.link());
+    let id = format!("vm.qcow2.{pid}");
+    let descriptors = match process::descriptors(root, pid) {
+        Ok(descriptors) => descriptors,
+        Err(e) => return unseen(root, &id, pid, &e, WHY),
+    };
+    let (mut images, mut unread) = (Vec::new(), None);
+    for descriptor in descriptors {
         // Through the link, so that a file in another mount namespace is found too; only regular
         // files are opened.
-        if !std::fs::metadata(&path).is_ok_and(|m| m.is_file()) {
-            continue;
-        }
-        let mut head = [0; 4];
-        let read =
-            crate::trusted::open_config(&path).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head));
-        if read.is_ok() && head == MAGIC {
-            let name = std::fs::read_link(&path).unwrap_or(path);
-            images.push(root.host_path(&name).display().to_string());
+        let path = root.at(descriptor.link());
+        let target = std::fs::read_link(&path).unwrap_or_else(|_| path.clone());
+        match is_qcow2(&path) {
+            Ok(true) => images.push(root.host_path(&target).display().to_string()),
+            Ok(false) => {}
+            // Closed meanwhile, or a file of the kernel's own, without a place in a directory.
+            Err(e) if is_gone(&e) || !target.is_absolute() => {}
+            Err(source) => {
+                unread.get_or_insert(HostError::Read { path: root.host_path(&target), source });
+            }
         }
     }
     images.sort();
     images.dedup();
-    (!images.is_empty()).then(|| {
-        Finding::warn(
-            &format!("vm.qcow2.{pid}"),
-            format!("VM {pid} has a QCOW2 image open: {}", images.join(", ")),
-            WHY,
-            "convert it: qemu-img convert -O raw IMAGE IMAGE.raw, or preallocate: -o preallocation=full",
-        )
-    })
+    if images.is_empty() {
+        return unread.and_then(|e| unseen(root, &id, pid, &e, WHY));
+    }
+    let more = unread.map_or_else(String::new, |e| format!("; of another file it is not known: {e}"));
+    Some(Finding::warn(
+        &id,
+        format!("VM {pid} has a QCOW2 image open: {}{more}", images.join(", ")),
+        WHY,
+        "convert it: qemu-img convert -O raw IMAGE IMAGE.raw, or preallocate: -o preallocation=full",
+    ))
+}
+
+/// Whether a regular file begins as a QCOW2 image does; no other file is opened.
+fn is_qcow2(path: &Path) -> io::Result<bool> {
+    /// Magic bytes of an image (QEMU's docs/interop/qcow2.rst).
+    const MAGIC: [u8; 4] = *b"QFI\xfb";
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(false);
+    }
+    let mut head = [0; 4];
+    match crate::trusted::open_config(path)?.read_exact(&mut head) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        read => read.map(|()| head == MAGIC),
+    }
 }
 
 #[cfg(test)]

@@ -38,9 +38,7 @@ pub(super) fn run(
     let stderr = read(child.0.stderr.take(), ERROR_LIMIT);
     let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
         let left = deadline.left().unwrap_or_default();
-        from.recv_timeout(left)
-            .map_err(|_| VmmError::Timeout { peer: peer(), operation: operation(), waited: timeout })?
-            .map_err(failed)
+        from.recv_timeout(left).map_err(|_| deadline.passed(&peer(), &operation()))?.map_err(failed)
     };
     let out = wait(&stdout)?;
     if out.len() > limit {

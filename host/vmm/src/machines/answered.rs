@@ -12,6 +12,7 @@ use std::time::Duration;
 use rtvirtio_kernel::{HostError, Root};
 
 use super::{Machine, Vmm};
+use crate::WaitLimit;
 
 /// Attributes that are there come within a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -23,7 +24,8 @@ static SILENT: Mutex<BTreeSet<(PathBuf, u32)>> = Mutex::new(BTreeSet::new());
 
 /// [`super::machine`] within a time.
 pub(super) fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
-    let patience = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
+    let usual = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
+    let patience = WaitLimit::left(usual).max(SHORT_PATIENCE);
     within(patience, root, pid, move |root| super::machine(root, pid, vmm))
 }
 

@@ -179,6 +179,40 @@ fn an_open_qcow2_image_is_reported_and_a_raw_one_is_not() {
     assert!(found[1].what.contains("disk.img") && found[1].remedy.contains("qemu-img convert"));
 }
 
+/// Missing in the list it would look as if its memory were locked, and its images raw.
+#[test]
+fn a_vm_that_cannot_be_read_is_named() {
+    let (dir, root) = host();
+    vm(&root, 102_400);
+    put(&root, "/proc/42/cmdline", "qemu-system-x86_64\0-name\0guest=plc\0");
+    // Neither is as the kernel has it, so that root cannot read it either.
+    fs::remove_file(root.at("/proc/42/status")).unwrap();
+    fs::create_dir(root.at("/proc/42/status")).unwrap();
+    put(&root, "/proc/42/fd", "");
+    let unknown = |found: &[Finding], id: &str, file: &str| {
+        let one = found.iter().find(|f| f.id == id).unwrap_or_else(|| panic!("no {id}: {found:?}"));
+        assert!(one.level == Level::Warn && one.remedy.contains("root"), "{one:?}");
+        assert!(one.what.starts_with("not known for VM 42 (plc): ") && one.what.contains(file), "{one:?}");
+    };
+    let found = vms(&root);
+    unknown(&found, "vm.memlock.42", "/proc/42/status");
+    unknown(&found, "vm.qcow2.42", "/proc/42/fd");
+    assert_eq!(found.len(), 2, "{found:?}");
+    // A link to itself: root cannot open it either.
+    fs::remove_file(root.at("/proc/42/fd")).unwrap();
+    let image = dir.path().join("disk.img");
+    std::os::unix::fs::symlink(&image, &image).unwrap();
+    fs::create_dir_all(root.at("/proc/42/fd")).unwrap();
+    std::os::unix::fs::symlink(&image, root.at("/proc/42/fd/7")).unwrap();
+    unknown(&vms(&root), "vm.qcow2.42", "disk.img");
+    let other = dir.path().join("other.img");
+    fs::write(&other, b"QFI\xfb\0\0\0\x03").unwrap();
+    std::os::unix::fs::symlink(&other, root.at("/proc/42/fd/9")).unwrap();
+    let found = vms(&root);
+    let both = found.iter().find(|f| f.id == "vm.qcow2.42").unwrap();
+    assert!(both.what.contains("other.img; of another file it is not known: "), "{both:?}");
+}
+
 #[test]
 fn what_cannot_be_read_is_not_taken_for_off() {
     let (_d, root) = host();
