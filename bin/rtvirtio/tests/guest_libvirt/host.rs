@@ -82,7 +82,7 @@ impl Host {
         format!(
             "<domain type='qemu'><name>{name}</name><memory unit='MiB'>{mib}</memory>\
              <vcpu current='1'>2</vcpu><iothreads>1</iothreads>\
-             <os><type arch='x86_64' machine='q35'>hvm</type>{boot}</os><cpu mode='maximum'/>\
+             <os><type arch='x86_64' machine='q35'>hvm</type>{boot}</os><features><acpi/></features><cpu mode='maximum'/>\
              <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>\
              <disk type='block' device='disk'><driver name='qemu' type='raw' cache='none' io='native' iothread='1'/>\
              <source dev='{}'/><target dev='vdb' bus='virtio'/><readonly/></disk>\
