@@ -7,9 +7,9 @@ use std::time::Instant;
 use rtvirtio_blame::{DeviceUse, Facts, Faults, Limit as LimitFact, Limiter, Load, Stops, causes};
 use rtvirtio_kernel::cgroup::Cgroups;
 use rtvirtio_kernel::device_io::DeviceIo;
-use rtvirtio_kernel::faults::of_host;
+use rtvirtio_kernel::faults::{HostFaults, of_host};
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::steal::StealWatch;
+use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::workload::{Moment, Place, VmLoad};
@@ -48,8 +48,10 @@ pub(crate) struct Counters {
     device: Option<DeviceIo>,
     /// Times of the host's CPUs.
     cpus: Option<StealWatch>,
+    /// Number of these.
+    online: Option<u32>,
     /// Major page faults of the host.
-    faults: Option<u64>,
+    faults: Option<HostFaults>,
 }
 
 impl Counters {
@@ -80,7 +82,7 @@ impl Counters {
                 ready: ready(root, &pids).ok().flatten(),
                 quota: quota(root, &pids).ok().flatten(),
                 bytes: bytes(site, &vm.name),
-                faults: own_faults(root, pids.iter().copied()).ok().filter(|_| !pids.is_empty()),
+                faults: own_faults(root, pids.iter().copied()).ok(),
             };
             (vm.name.clone(), counters)
         });
@@ -91,8 +93,9 @@ impl Counters {
             Some((group, counters))
         });
         let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
-        let (cpus, faults) = (StealWatch::start(root).ok(), of_host(root).ok());
-        Self { at: Some(Instant::now()), vms, groups, device, cpus, faults, ..Self::default() }
+        let (cpus, online, faults) =
+            (StealWatch::start(root).ok(), cpus_online(root).ok(), of_host(root).ok());
+        Self { at: Some(Instant::now()), vms, groups, device, cpus, online, faults, ..Self::default() }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -262,6 +265,7 @@ fn explain(
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: window.stolen(),
+            cpus: window.cpus(),
             faults: window.faults_of(name),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
@@ -376,10 +380,16 @@ impl<'a> Window<'a> {
         self.before.cpus?.share_until(&self.after.cpus?)
     }
 
+    /// Most CPUs of the host at its begin and end.
+    fn cpus(&self) -> Option<u32> {
+        Some(self.before.online?.max(self.after.online?))
+    }
+
     /// Major page faults of a VM and of the host in the window.
     fn faults_of(&self, vm: &str) -> Option<Faults> {
-        let of = |at: &Counters| (at.vms.get(vm).and_then(|of| of.faults), at.faults);
-        faults_since(of(self.before), of(self.after))
+        let (before, after) = (self.before, self.after);
+        let of = |at: &'a Counters| (at.vms.get(vm).and_then(|of| of.faults.as_ref()), at.faults);
+        faults_since(of(before), of(after))
     }
 
     /// Standstills of the window: its part of those of the run, of which only the sum is known.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rtvirtio_blame::{DeviceUse, Faults, Limit as LimitFact, Limiter, OtherUsers, Stops, VmUse};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::faults::HostFaults;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
@@ -29,8 +30,11 @@ pub(crate) struct VmCounters {
     /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
     pub bytes: Option<f64>,
     /// Major page faults of its processes.
-    pub faults: Option<u64>,
+    pub faults: Option<OwnFaults>,
 }
+
+/// Major page faults of each process of a VM, by its id and start time.
+pub type OwnFaults = BTreeMap<(u32, u64), u64>;
 
 /// Stops by CPU quotas, of each cgroup that a VM's threads are in and of those above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,16 +122,28 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
 ///
 /// # Errors
 /// A process is gone.
-pub fn own_faults(root: &Root, pids: impl IntoIterator<Item = u32>) -> Result<u64, HostError> {
-    pids.into_iter().map(|pid| faults::of_process(root, pid)).sum()
+pub fn own_faults(root: &Root, pids: impl IntoIterator<Item = u32>) -> Result<OwnFaults, HostError> {
+    let of = |pid| faults::of_process(root, pid).map(|of| ((pid, of.start), of.count));
+    pids.into_iter().map(of).collect()
 }
 
 /// Page faults of a VM's processes and of the host between two readings of both; `None` where one
-/// was not read or began anew.
+/// was not read or began anew, where the processes are others, and without one.
 #[must_use]
-pub fn faults_since(then: (Option<u64>, Option<u64>), now: (Option<u64>, Option<u64>)) -> Option<Faults> {
-    let past = |then: Option<u64>, now: Option<u64>| now?.checked_sub(then?);
-    Some(Faults { own: past(then.0, now.0)?, host: past(then.1, now.1)? })
+pub fn faults_since(
+    then: (Option<&OwnFaults>, Option<HostFaults>),
+    now: (Option<&OwnFaults>, Option<HostFaults>),
+) -> Option<Faults> {
+    let (own_then, own_now, host_then, host_now) = (then.0?, now.0?, then.1?, now.1?);
+    if own_now.is_empty() || !own_then.keys().eq(own_now.keys()) {
+        return None;
+    }
+    let own = own_then.values().zip(own_now.values()).map(|(then, now)| now.checked_sub(*then));
+    Some(Faults {
+        own: own.sum::<Option<u64>>()?,
+        host: host_now.count.checked_sub(host_then.count)?,
+        may_be_compressed: host_then.may_be_compressed || host_now.may_be_compressed,
+    })
 }
 
 /// Requests and bytes of a cgroup at a device so far; `None` where nothing counts them.
@@ -161,7 +177,8 @@ pub fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
 }
 
 /// Requests of an operation's directions between readings of a drive, as QEMU counts them, those of
-/// other tasks with them or not; `None` where counters began anew, and without a request.
+/// other tasks with them or not; `None` where counters began anew or are another disk's, and
+/// without a request.
 pub fn below<'a>(
     op: Op,
     is_mixed: bool,
@@ -169,6 +186,10 @@ pub fn below<'a>(
 ) -> Option<VmUse> {
     let (mut requests, mut ns) = (0, 0);
     for (then, now) in readings {
+        // A disk that was plugged in meanwhile has taken the place of one that is gone.
+        if (&then.id, &then.file) != (&now.id, &now.file) {
+            return None;
+        }
         for of in directions(op) {
             requests += of(now).ops.checked_sub(of(then).ops)?;
             ns += of(now).time_ns.checked_sub(of(then).time_ns)?;
@@ -314,6 +335,44 @@ mod tests {
     #[test]
     fn no_process_is_no_reading() {
         assert_eq!(quota(&Root::default(), &[]).ok().flatten(), None);
+    }
+
+    #[test]
+    fn faults_of_other_processes_are_no_facts() {
+        let host = |count| Some(HostFaults { count, may_be_compressed: false });
+        let own = |of: &[(u32, u64, u64)]| -> OwnFaults {
+            of.iter().map(|(pid, start, count)| ((*pid, *start), *count)).collect()
+        };
+        let (then, now) = (own(&[(7, 1, 20)]), own(&[(7, 1, 23)]));
+        let since = |then, now| faults_since((Some(then), host(50)), (Some(now), host(90)));
+        let found = Faults { own: 3, host: 40, may_be_compressed: false };
+        assert_eq!(since(&then, &now), Some(found));
+        // The VM was started anew, under the same id or with one process more, or is gone.
+        for other in [own(&[(7, 9, 600)]), own(&[(7, 1, 23), (8, 9, 600)]), own(&[])] {
+            assert_eq!(since(&then, &other), None, "{other:?}");
+        }
+        assert_eq!(since(&own(&[]), &own(&[])), None);
+        let swapped = Some(HostFaults { count: 90, may_be_compressed: true });
+        let both = faults_since((Some(&then), host(50)), (Some(&now), swapped));
+        assert_eq!(both, Some(Faults { may_be_compressed: true, ..found }));
+        assert_eq!(faults_since((Some(&then), None), (Some(&now), host(90))), None);
+    }
+
+    #[test]
+    fn counters_of_a_disk_that_was_plugged_in_meanwhile_are_no_facts() {
+        let disk = |id: &str, ops| DiskStats {
+            id: id.to_owned(),
+            file: Some("/dev/sdz".to_owned()),
+            format: None,
+            read_only: false,
+            read: Counters { ops, time_ns: ops * 1_000_000, ..Counters::default() },
+            write: Counters::default(),
+            flush: Counters::default(),
+        };
+        let of = |then: &DiskStats, now: &DiskStats| below(Op::Read, false, std::iter::once((then, now)));
+        let found = Some(VmUse { requests: 400.0, waited: 0.4, is_mixed: false });
+        assert_eq!(of(&disk("d0", 100), &disk("d0", 500)), found);
+        assert_eq!(of(&disk("d0", 100), &disk("d1", 500)), None);
     }
 
     #[test]

@@ -30,8 +30,9 @@
 //! - Where nothing else is named, the device and its users are not the cause, no limit holds the
 //!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
 //!   the late requests, its memory is the cause where its processes had a major fault for at least
-//!   [`NAMED`] of these, and the guest where the host had hardly any, and the VMM counts all of the
-//!   task's requests, but at most [`INSIDE`] of the time in which they were late.
+//!   [`NAMED`] of these, none of them of compressed memory, and the guest where the host had hardly
+//!   any, and the VMM counts the task's requests alone, but at most [`INSIDE`] of the time in which
+//!   they were late.
 
 mod inside;
 mod limit;
@@ -220,8 +221,10 @@ pub struct Facts {
     pub quota: Option<Stops>,
     /// Time per second that one of its threads was ready without a CPU, the one with the longest.
     pub ready: Option<f64>,
-    /// Share of CPU time that the hypervisor below this host took.
+    /// Share of the time of all CPUs that the hypervisor below this host took.
     pub stolen: Option<f64>,
+    /// CPUs of this host.
+    pub cpus: Option<u32>,
     /// Stalls of the host.
     pub host: Option<Stops>,
     /// Standstills of the disk, less the host's stalls.
@@ -245,7 +248,7 @@ impl Facts {
             (self.limits.is_some() && !self.has_throttling, "QEMU's throttling"),
             (self.quota.is_none(), "its CPU quota"),
             (self.ready.is_none(), "its wait for CPUs"),
-            (self.stolen.is_none(), "steal"),
+            (self.stolen_of_one().is_none(), "steal"),
             (self.host.is_none(), "stalls of the host"),
             (self.disk.is_none(), "standstills of the disk"),
             (self.device.is_none(), "use of the device"),
@@ -330,7 +333,7 @@ impl Facts {
             // The mean of all tasks says nothing of one whose requests may not wait behind others'.
             let is_known = !below.is_mixed || (in_flight >= MANY && self.depth.is_some() && of >= NAMED);
             // A thread that waits for a CPU delays all that are in flight.
-            let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight.max(1.0);
+            let for_cpus = (self.ready? + self.stolen_of_one()?) * self.seconds * in_flight.max(1.0);
             is_known.then_some((below.requests, below.waited - for_cpus))
         };
         spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {

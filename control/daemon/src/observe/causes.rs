@@ -102,6 +102,7 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         quota: sum_of(facts.iter().map(|one| one.quota)),
         ready: ready(&facts),
         stolen: stolen(&facts),
+        cpus: cpus(&facts),
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
@@ -158,9 +159,19 @@ fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
     stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
 }
 
+/// CPUs of the host, the most of all intervals.
+fn cpus(facts: &[&IntervalFacts]) -> Option<u32> {
+    let all: Option<Vec<u32>> = facts.iter().map(|one| one.cpus).collect();
+    all?.into_iter().max()
+}
+
 fn faults(facts: &[&IntervalFacts]) -> Option<Faults> {
     let all: Option<Vec<Faults>> = facts.iter().map(|one| one.faults).collect();
-    let add = |a: Faults, b: Faults| Faults { own: a.own + b.own, host: a.host + b.host };
+    let add = |a: Faults, b: Faults| Faults {
+        own: a.own + b.own,
+        host: a.host + b.host,
+        may_be_compressed: a.may_be_compressed || b.may_be_compressed,
+    };
     all?.into_iter().reduce(add)
 }
 
