@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuRoom {
-    /// CPUs of the host.
+    /// CPUs of the host that the guests may use.
     pub cpus: u32,
     /// CPUs that the requests need.
     pub needed: f64,
@@ -41,25 +41,34 @@ fn of_one() -> f64 {
 
 impl CpuRoom {
     /// Sum over the guests' tasks with a rate, each at the price that the profile of its device
-    /// has; `None` where no device was measured in a VM, or no guest declares a rate.
+    /// has; `None` where no guest declares a rate, and where some guest's requests have no price,
+    /// unless those of the others need more than is free: its device was not measured in a VM, or
+    /// no CPU time was seen there.
     pub fn sum<'a>(
         parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
         cpus: u32,
         free: f64,
     ) -> Option<Self> {
-        let (mut rate, mut needed, mut guests) = (0.0, 0.0, 0);
+        let (mut rate, mut needed, mut guests, mut is_whole) = (0.0, 0.0, 0, true);
         for (spec, profile) in parts {
-            let Some(guest) = profile.guest.as_ref().filter(|guest| guest.is_of_guest()) else { continue };
+            let guest = profile.guest.as_ref().filter(|guest| guest.is_of_guest());
+            let price = guest.map(|guest| guest.cpu_per_request).filter(|price| *price > 0.0);
             for vm in spec.vms.iter().filter(|vm| is_counted(vm)) {
                 let of_vm: f64 = vm.tasks.iter().filter_map(|task| task.rate).map(|rate| rate.0).sum();
+                let Some(price) = price else {
+                    is_whole &= of_vm <= 0.0;
+                    continue;
+                };
                 rate += of_vm;
-                needed += of_vm * guest.cpu_per_request.max(0.0);
+                needed += of_vm * price;
                 guests += u32::from(of_vm > 0.0);
             }
         }
         let each_ns = Nanos::from_secs_f64(needed / rate);
         let margin = if guests > 1 { OF_SEVERAL } else { OF_ONE };
-        (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns, margin })
+        let room =
+            (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns, margin });
+        room.filter(|room| is_whole || room.is_short())
     }
 
     /// Whether requests wait for CPUs that others use, as long as these do.
@@ -132,6 +141,19 @@ mod tests {
             Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
         let left = sum(&spec, &profile).unwrap();
         assert!((left.rate - 1200.0).abs() < 1e-9, "{left:?}");
+        // Another device was not measured in a VM, or no CPU time was seen there.
+        let unmeasured = Profile { guest: None, ..profile.clone() };
+        let mut unseen = profile.clone();
+        unseen.guest = profile.guest.clone().map(|guest| GuestPoint { cpu_per_request: 0.0, ..guest });
+        let of = |other: &Profile, free| {
+            let parts = [(&spec, &profile), (&spec, other)];
+            CpuRoom::sum(parts.into_iter(), 2, free)
+        };
+        for other in [&unmeasured, &unseen] {
+            assert_eq!(of(other, 1.0), None, "what those need is not in the sum");
+            assert!(of(other, 0.4).is_some_and(|room| room.is_short()), "the others alone need more");
+        }
+        assert!(of(&profile, 2.0).is_some_and(|room| (room.rate - 2400.0).abs() < 1e-9));
         let processes = tests::spec(LabKind::Process, &[tasks()]);
         assert_eq!(sum(&processes, &profile), None);
     }
