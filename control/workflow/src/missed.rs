@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rtvirtio_blame::{DeviceUse, Facts, Faults, Limit as LimitFact, Limiter, Load, Stops, causes};
-use rtvirtio_kernel::cgroup::Cgroups;
+use rtvirtio_kernel::cgroup::{Cgroups, SetLimit};
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::faults::{HostFaults, of_host};
 use rtvirtio_kernel::io_counters::IoCounters;
@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     throttles: BTreeMap<String, Throttles>,
     /// By VM: its only drive on the device, as QEMU counts it.
     drives: BTreeMap<String, DiskStats>,
+    /// By VM: limits of its cgroups for the device; absent where they cannot be read.
+    limits: BTreeMap<String, Vec<SetLimit>>,
     /// By cgroup: those of the VMs and above.
     groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
@@ -92,10 +94,23 @@ impl Counters {
             let counters = group_io(root, site.cgroups(), &group, &site.stack.device.dev)?;
             Some((group, counters))
         });
-        let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
-        let (cpus, online, faults) =
-            (StealWatch::start(root).ok(), cpus_online(root).ok(), of_host(root).ok());
-        Self { at: Some(Instant::now()), vms, groups, device, cpus, online, faults, ..Self::default() }
+        let dev = &site.stack.device.dev;
+        let limits = site.host_vms().filter_map(|vm| {
+            let set = site.cgroups().limits_on_path(root, site.io_group(&vm.name)?, dev).ok()?;
+            Some((vm.name.clone(), set))
+        });
+        let (limits, groups) = (limits.collect(), groups.collect());
+        Self {
+            device: DeviceIo::read(root, &site.stack.device).ok(),
+            cpus: StealWatch::start(root).ok(),
+            online: cpus_online(root).ok(),
+            faults: of_host(root).ok(),
+            at: Some(Instant::now()),
+            vms,
+            limits,
+            groups,
+            ..Self::default()
+        }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -141,14 +156,17 @@ fn is_alone(load: &VmLoad, task: &Task) -> bool {
 }
 
 /// QEMU's limits on those of a VM's drives that are on the device; `None` where they are not known,
-/// or a limit is one of several drives together.
+/// or a limit is one of several drives together or counts requests by their size.
 fn throttles_on(site: &Site, drives: &[Drive]) -> Option<Throttles> {
     let on_it = on_device(site.root(), &site.device_names(), drives);
     let is_limited = |drive: &Drive| drive.limits.iter().any(|limits| !limits.is_none());
-    let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && is_limited(drive);
+    let is_shared = |drive: &Drive| !drive.shared_with.is_empty() && is_limited(drive);
+    let is_by_size = |drive: &Drive| {
+        drive.limits.iter().any(|limits| limits.set().any(|limit| limits.is_by_size(limit.name)))
+    };
     // Images on a file system of the device are on it, and not found by their names.
     let is_elsewhere = on_it.is_empty() && drives.iter().any(is_limited);
-    if is_elsewhere || on_it.iter().any(is_shared) {
+    if is_elsewhere || on_it.iter().any(|drive| is_shared(drive) || is_by_size(drive)) {
         return None;
     }
     let of = |drive: &&Drive| {
@@ -380,6 +398,12 @@ impl<'a> Window<'a> {
         self.before.cpus?.share_until(&self.after.cpus?)
     }
 
+    /// Limits of a VM's cgroups in all of the window; `None` where that is not known.
+    fn limits_of(&self, vm: &str) -> Option<&'a [SetLimit]> {
+        let now = self.after.limits.get(vm)?;
+        (self.before.limits.get(vm)? == now).then_some(now)
+    }
+
     /// Most CPUs of the host at its begin and end.
     fn cpus(&self) -> Option<u32> {
         Some(self.before.online?.max(self.after.online?))
@@ -412,7 +436,7 @@ fn seconds(then: &Counters, now: &Counters) -> f64 {
 }
 
 /// Limits of cgroups and of QEMU that act on a VM, with what was completed of them and is asked
-/// for. `None` where they cannot be read, or a task has no result.
+/// for. `None` where they cannot be read or changed meanwhile, or a task has no result.
 fn limits(
     site: &Site,
     (load, loads): (&VmLoad, &[VmLoad]),
@@ -421,9 +445,7 @@ fn limits(
     window: &Window<'_>,
 ) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
-    let dev = &site.stack.device.dev;
-    let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
-    let of_kernel = set.into_iter().map(|set| {
+    let of_kernel = window.limits_of(&load.vm.name)?.iter().map(|set| {
         let dimension = Dimension::of_limit(set.limit);
         let completed = |load| completed(load, results, dimension);
         let vm = Member { group: cgroup, tasks: &load.vm.tasks, completed: Some(completed(load)?) };
