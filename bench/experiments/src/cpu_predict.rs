@@ -363,6 +363,7 @@ mod tests {
                     margin: 1.2,
                 }),
                 cpu_wait: None,
+                cpu_unknown: None,
                 not_predicted: None,
             },
             verdict,

@@ -8,8 +8,10 @@ use rtvirtio_cpu::turn;
 use rtvirtio_kernel::steal::{IdleWatch, cpus_online};
 use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_kernel::{Cgroups, HostError, Root, process, task, unless_gone};
-use rtvirtio_model::{Profile, is_guest};
-use rtvirtio_planner::{CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_waits, contracts};
+use rtvirtio_model::{GuestPoint, Profile, is_guest};
+use rtvirtio_planner::{
+    CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_unknown, add_cpu_waits, contracts,
+};
 use rtvirtio_spec::{Device, HostSpec, Spec};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
@@ -208,19 +210,22 @@ pub struct CpuTime {
     pub room: Option<CpuRoom>,
     /// Facts that the waits for CPUs follow from.
     pub waits: CpuWaits,
+    /// Reason why it is not known whether the guests have CPU time enough.
+    pub unknown: Option<String>,
 }
 
 impl CpuTime {
     /// CPU time without an observation of the VMs' own threads.
     #[must_use]
     pub fn of_room(room: Option<CpuRoom>) -> Self {
-        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room }
+        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room, unknown: None }
     }
 
     /// Adds what is known to the tasks that it is about.
     pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
         self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));
         add_cpu_waits(tasks, spec, &self.waits);
+        self.unknown.iter().for_each(|why| add_cpu_unknown(tasks, spec, why));
     }
 }
 
@@ -249,8 +254,10 @@ pub fn measure<'a>(
         Ok(found) => found,
         Err(_) if progress.is_cancelled() => return progress.check_cancelled().and_then(|()| none()),
         Err(e) => {
-            progress.warn(&format!("free CPU time is not known: {e:#}"));
-            return none();
+            let why = format!("free CPU time is not known: {e:#}");
+            progress.warn(&why);
+            let is_measured = parts.iter().any(|(_, profile)| is_measured(profile));
+            return Ok(CpuTime { unknown: is_measured.then_some(why), ..CpuTime::default() });
         }
     };
     // Measured on a host with other CPUs.
@@ -261,20 +268,38 @@ pub fn measure<'a>(
     let delays = read().into_iter().filter_map(|(vm, now)| Some((delay(before.get(&vm)?, &now)?, vm)));
     let delays = delays.map(|(delay, vm)| (vm, delay)).collect();
     let room = CpuRoom::sum(parts.iter().copied(), cpus, free);
-    let why_not = match why_not_for_each(&Root::default(), &own, free) {
-        Ok(found) => found,
-        Err(e) => Some(format!("{e:#}")),
-    };
-    if let Some(why) = why_not.as_ref().filter(|_| room.is_some()) {
-        progress.warn(&format!("CPU time that is free for the VMs is not known: {why}"));
+    let unknown = room.as_ref().and_then(|room| why_unknown(room, &parts, &own));
+    if let Some(why) = &unknown {
+        progress.warn(&format!("whether the guests have CPU time enough is not known: {why}"));
     }
-    // What is too little for all of them together is so for each.
-    let room = room.filter(|room| why_not.is_none() || room.is_short());
     if room.is_some_and(|room| room.is_short()) && !unseen.is_empty() {
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room })
+    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room, unknown })
+}
+
+/// Whether a device was measured in a VM.
+fn is_measured(profile: &Profile) -> bool {
+    profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest)
+}
+
+/// Reason why it is not known whether each of the guests has CPU time enough; `None` where it is,
+/// and where all together have too little.
+fn why_unknown(
+    room: &CpuRoom,
+    parts: &[(&Spec, &Profile)],
+    own: &BTreeMap<String, Vec<u32>>,
+) -> Option<String> {
+    if room.is_short() {
+        return None;
+    }
+    let unpriced = CpuRoom::unpriced(parts.iter().copied());
+    if !unpriced.is_empty() {
+        return Some(format!("{}: no CPU time of a request was measured on the device", unpriced.join(", ")));
+    }
+    let why = why_not_for_each(&Root::default(), own, room.free);
+    why.unwrap_or_else(|e| Some(format!("{e:#}")))
 }
 
 fn waits(room: Option<&CpuRoom>, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
