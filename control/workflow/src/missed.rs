@@ -26,8 +26,8 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
 use crate::vm_counters::{
-    self, Dimension, VmCounters, below, bytes_of, faults_since, group_io, own_faults, past, quota, ready,
-    waited,
+    self, Dimension, VmCounters, below, bytes_of, cpu_time, cpus_used, faults_since, group_io, own_faults,
+    past, quota, ready, waited,
 };
 
 /// Throttling by QEMU of the drives on the device.
@@ -84,6 +84,7 @@ impl Counters {
                 ready: ready(root, &pids).ok().flatten(),
                 quota: quota(root, &pids).ok().flatten(),
                 bytes: bytes(site, &vm.name),
+                used: cpu_time(root, &pids).ok().flatten(),
                 faults: own_faults(root, pids.iter().copied()).ok(),
             };
             (vm.name.clone(), counters)
@@ -284,6 +285,7 @@ fn explain(
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: window.stolen(),
             cpus: window.cpus(),
+            own_cpus: cpus_used(then, now, seconds),
             faults: window.faults_of(name),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),

@@ -12,7 +12,7 @@ use rtvirtio_kernel::faults::HostFaults;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
-use rtvirtio_kernel::{Hierarchy, HostError, Root, faults, task};
+use rtvirtio_kernel::{Hierarchy, HostError, Root, faults, process, task};
 use rtvirtio_spec::{Op, Task};
 use rtvirtio_units::{Nanos, blk_throttle};
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats};
@@ -29,6 +29,8 @@ pub(crate) struct VmCounters {
     pub quota: Option<QuotaCounters>,
     /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
     pub bytes: Option<f64>,
+    /// CPU time that its processes used.
+    pub used: Option<Duration>,
     /// Major page faults of its processes.
     pub faults: Option<OwnFaults>,
 }
@@ -116,6 +118,23 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
         counters.insert(group, one);
     }
     Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
+}
+
+/// CPU time that these processes have used so far; `None` without one.
+pub(crate) fn cpu_time(root: &Root, pids: &[u32]) -> Result<Option<Duration>, HostError> {
+    let all = pids.iter().map(|pid| process::cpu_time(root, *pid));
+    let sum = all.sum::<Result<Duration, HostError>>()?;
+    Ok((!pids.is_empty()).then_some(sum))
+}
+
+/// CPUs that a VM used between two readings, so many seconds apart.
+pub(crate) fn cpus_used(
+    before: Option<&VmCounters>,
+    after: Option<&VmCounters>,
+    seconds: f64,
+) -> Option<f64> {
+    let used = after?.used?.checked_sub(before?.used?)?;
+    Some(used.as_secs_f64() / seconds.max(f64::MIN_POSITIVE))
 }
 
 /// Major page faults of these processes so far.
@@ -333,7 +352,18 @@ mod tests {
     }
 
     #[test]
+    fn cpus_used_need_two_readings_of_the_same_processes() {
+        let of = |ms| VmCounters { used: Some(Duration::from_millis(ms)), ..VmCounters::default() };
+        assert_eq!(cpus_used(Some(&of(500)), Some(&of(3_500)), 2.0), Some(1.5));
+        assert_eq!(cpus_used(Some(&of(500)), Some(&of(100)), 2.0), None, "it was started anew");
+        assert_eq!(cpus_used(Some(&VmCounters::default()), Some(&of(100)), 2.0), None);
+        assert!(cpu_time(&Root::default(), &[std::process::id()]).unwrap().is_some());
+        assert!(cpu_time(&Root::default(), &[u32::MAX]).is_err());
+    }
+
+    #[test]
     fn no_process_is_no_reading() {
+        assert_eq!(cpu_time(&Root::default(), &[]).unwrap(), None);
         assert_eq!(quota(&Root::default(), &[]).ok().flatten(), None);
     }
 

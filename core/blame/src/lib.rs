@@ -16,7 +16,8 @@
 //!   its share, as in `rtvirtio-measure`'s `late`.
 //! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests
 //!   of the device, of whatever VM, spent less than half of that in the block layer, the device and
-//!   its users are not the cause, and waiting for CPUs may be named.
+//!   its users are not the cause, and waiting for CPUs may be named, where the VM itself does not
+//!   use most of them.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, or of the time that a task with so many requests at once has for
 //!   each at its rate, the device is where they wait. So it is where nothing else is named, and the
@@ -34,6 +35,7 @@
 //!   any, and the VMM counts the task's requests alone, but at most [`INSIDE`] of the time in which
 //!   they were late.
 
+mod cpu;
 mod inside;
 mod limit;
 mod words;
@@ -225,6 +227,8 @@ pub struct Facts {
     pub stolen: Option<f64>,
     /// CPUs of this host.
     pub cpus: Option<u32>,
+    /// CPUs that the VM's own threads used, in the mean.
+    pub own_cpus: Option<f64>,
     /// Stalls of the host.
     pub host: Option<Stops>,
     /// Standstills of the disk, less the host's stalls.
@@ -247,7 +251,7 @@ impl Facts {
             (self.is_limit_unclear(), "what others ask of its limit"),
             (self.limits.is_some() && !self.has_throttling, "QEMU's throttling"),
             (self.quota.is_none(), "its CPU quota"),
-            (self.ready.is_none(), "its wait for CPUs"),
+            (self.ready.is_none() || self.own_cpus.is_none(), "its wait for CPUs"),
             (self.stolen_of_one().is_none(), "steal"),
             (self.host.is_none(), "stalls of the host"),
             (self.disk.is_none(), "standstills of the disk"),
@@ -388,24 +392,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
     if is_outside && !may_be_limited && facts.limits.is_some() && facts.has_throttling {
-        let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
-        if let Some(stolen) = stolen {
-            let evidence =
-                format!("the hypervisor below this host took {} of the host's CPU time", percent(stolen));
-            name(CauseKind::CpuSteal, None, evidence, "give this host its CPUs");
-        }
-        let ready = facts.ready.filter(|ready| *ready >= WAITED && by_quota.is_none() && stolen.is_none());
-        // A quota that was not read may be what its threads waited for.
-        if let Some(ready) = ready.filter(|_| facts.quota.is_some()) {
-            let evidence = format!(
-                "a thread of it was ready without a CPU for {ready:.2} s of each second: others use the CPUs"
-            );
-            name(
-                CauseKind::CpuOthers,
-                None,
-                evidence,
-                "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)",
-            );
+        if let Some(of) = facts.waits_for_cpus(by_quota.is_some()) {
+            name(of.kind, of.share, of.evidence, &of.remedy);
         }
     }
     if let Some(share) = facts.delayed_by(facts.host, 1) {

@@ -19,6 +19,7 @@ fn facts() -> Facts {
         ready: Some(0.01),
         stolen: Some(0.0),
         cpus: Some(2),
+        own_cpus: Some(0.5),
         host: Some(Stops { count: 3, total: Nanos::from_millis(15) }),
         disk: Some(Stops { count: 0, total: Nanos(0) }),
         device: Some(DeviceUse {
@@ -286,6 +287,10 @@ fn cpus_are_named_only_where_the_device_cannot_be_it() {
     assert_eq!(kinds(&Facts { ready: Some(0.9), device: None, ..facts() }), [], "the device is not known");
     assert_eq!(kinds(&Facts { ready: Some(0.9), quota: None, ..facts() }), [], "nor is a quota");
     assert_eq!(kinds(&Facts { ready: Some(0.9), limits: None, ..facts() }), [], "nor are its limits");
+    let own = |own_cpus| Facts { ready: Some(0.9), own_cpus, ..facts() };
+    assert_eq!(kinds(&own(Some(1.7))), [], "its own threads have the CPUs");
+    assert_eq!((kinds(&own(None)), own(None).unread()), (vec![], vec!["its wait for CPUs".to_owned()]));
+    assert_eq!(kinds(&Facts { cpus: Some(4), ..own(Some(1.7)) }), [CauseKind::CpuOthers]);
     assert_eq!(kinds(&Facts { ready: Some(0.1), ..facts() }), []);
     assert_eq!(kinds(&waiting_at_device(None)), [], "requests wait at the device");
 }

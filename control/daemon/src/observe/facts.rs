@@ -41,6 +41,8 @@ pub(super) struct IntervalFacts {
     pub stolen: Option<f64>,
     /// CPUs of the host.
     pub cpus: Option<u32>,
+    /// CPUs that the VM's threads used.
+    pub own_cpus: Option<f64>,
     /// Major page faults.
     pub faults: Option<Faults>,
     pub limits: Option<Vec<IntervalLimit>>,

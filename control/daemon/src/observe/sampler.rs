@@ -233,8 +233,17 @@ impl Sampler {
         let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         let seconds = seen.at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
-        let threads =
-            IntervalFacts { seconds, ready, quota, stolen, cpus, faults, ..IntervalFacts::default() };
+        let own_cpus = out.cpu_used;
+        let threads = IntervalFacts {
+            seconds,
+            ready,
+            quota,
+            stolen,
+            cpus,
+            own_cpus,
+            faults,
+            ..IntervalFacts::default()
+        };
         // Of requests that a cache answers, QEMU counts some that no limit of the kernel saw.
         let is_covered = on_device.device.is_some();
         let of_disks = facts::limits(&out.limiters)

@@ -69,6 +69,7 @@ fn calm() -> IntervalFacts {
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         stolen: Some(0.0),
         cpus: Some(2),
+        own_cpus: Some(0.5),
         faults: Some(Faults { own: 0, host: 0, may_be_compressed: false }),
         limits: Some(Vec::new()),
         device: Some(Arc::new(device(io, BTreeMap::from([("plc".to_owned(), Some(0.0))])))),
