@@ -42,8 +42,12 @@ pub type OwnFaults = BTreeMap<(u32, u64), u64>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaCounters {
     groups: BTreeMap<PathBuf, Throttled>,
-    /// Number of threads that can be stopped at the same time.
+    /// Groups above the VM's own, where threads of others are stopped too.
+    above: BTreeSet<PathBuf>,
+    /// Number of the VM's threads that can be stopped at the same time.
     parts: u32,
+    /// Number of CPUs on which threads can be.
+    cpus: u32,
 }
 
 impl QuotaCounters {
@@ -51,25 +55,34 @@ impl QuotaCounters {
     /// has moved to another group, or counters began anew.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Throttled> {
-        let mut longest = Throttled::default();
-        for (group, now) in &self.groups {
+        let all = self.each_since(earlier)?.into_iter().map(|(_, of)| of);
+        Some(all.max_by_key(|of| (of.time, of.periods)).unwrap_or_default())
+    }
+
+    /// Stops since an earlier reading, of the group with the longest; `None` as of
+    /// [`QuotaCounters::since`]. The kernel adds their time up over CPUs, so that a part for each
+    /// thread is what they last at least, and for each CPU where others' threads are in the group.
+    #[must_use]
+    pub fn stops_since(&self, earlier: &Self) -> Option<Stops> {
+        let stops = |(group, of): (&PathBuf, Throttled)| {
+            let parts = if self.above.contains(group) { self.cpus } else { self.parts };
+            let total = (of.time / parts.max(1)).as_nanos();
+            Stops { count: of.periods, total: Nanos(u64::try_from(total).unwrap_or(u64::MAX)) }
+        };
+        let all = self.each_since(earlier)?.into_iter().map(stops);
+        let none = Stops { count: 0, total: Nanos(0) };
+        Some(all.max_by_key(|stops| (stops.total, stops.count)).unwrap_or(none))
+    }
+
+    /// Throttling of each group since an earlier reading; `None` as of [`QuotaCounters::since`].
+    fn each_since<'a>(&'a self, earlier: &Self) -> Option<Vec<(&'a PathBuf, Throttled)>> {
+        let of = |(group, now): (&'a PathBuf, &'a Throttled)| {
             let then = earlier.groups.get(group)?;
             let periods = now.periods.checked_sub(then.periods)?;
             let time = now.time.checked_sub(then.time)?;
-            if (time, periods) > (longest.time, longest.periods) {
-                longest = Throttled { periods, time };
-            }
-        }
-        Some(longest)
-    }
-
-    /// Stops since an earlier reading, as [`QuotaCounters::since`]. The kernel adds their time up
-    /// over CPUs, so that a part for each thread is what they last at least.
-    #[must_use]
-    pub fn stops_since(&self, earlier: &Self) -> Option<Stops> {
-        let of = self.since(earlier)?;
-        let total = (of.time / self.parts.max(1)).as_nanos();
-        Some(Stops { count: of.periods, total: Nanos(u64::try_from(total).unwrap_or(u64::MAX)) })
+            Some((group, Throttled { periods, time }))
+        };
+        self.groups.iter().map(of).collect()
     }
 }
 
@@ -98,11 +111,15 @@ pub(crate) fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Du
 /// A process is gone, or a file cannot be read.
 pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostError> {
     let cgroups = Cgroups::detect_cpu(root)?;
-    let (mut groups, mut threads) = (BTreeSet::new(), 0);
+    let (mut groups, mut above, mut threads) = (BTreeSet::new(), BTreeSet::new(), 0);
     for pid in pids {
         for tid in task::tids(root, *pid)? {
             match cgroups.of_pid(root, tid) {
-                Ok(group) => groups.extend(cgroups.path_of(&group)),
+                Ok(group) => {
+                    let (path, unit) = (cgroups.path_of(&group), Cgroups::unit_of(&group));
+                    above.extend(path.iter().filter(|of| **of != unit && unit.starts_with(of)).cloned());
+                    groups.extend(path);
+                }
                 Err(e) if e.is_gone() => continue,
                 Err(e) => return Err(e),
             }
@@ -117,7 +134,8 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
         let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
         counters.insert(group, one);
     }
-    Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
+    let cpus = cpus_online(root)?.max(1);
+    Ok(Some(QuotaCounters { groups: counters, above, parts: threads.min(cpus), cpus }))
 }
 
 /// CPU time that these processes have used so far; `None` without one.
@@ -338,7 +356,9 @@ mod tests {
                     (PathBuf::from(group), Throttled { periods: *periods, time: Duration::from_millis(*ms) })
                 })
                 .collect(),
+            above: BTreeSet::from([PathBuf::from("/s")]),
             parts: 2,
+            cpus: 16,
         };
         // The slice was stopped long ago, the VM's own group is now.
         let (then, now) =
@@ -346,6 +366,10 @@ mod tests {
         let stops = Throttled { periods: 4, time: Duration::from_millis(80) };
         assert_eq!(now.since(&then), Some(stops));
         assert_eq!(now.stops_since(&then), Some(Stops { count: 4, total: Nanos::from_millis(40) }));
+        // The slice's is of threads of all VMs in it, on any of the CPUs.
+        let others = at(&[("/s", 99, 10_600), ("/s/vm", 5, 90)]);
+        assert_eq!(others.since(&then), Some(Throttled { periods: 9, time: Duration::from_millis(1_600) }));
+        assert_eq!(others.stops_since(&then), Some(Stops { count: 9, total: Nanos::from_millis(100) }));
         assert_eq!(then.since(&now), None, "the counters began anew");
         assert_eq!(now.since(&at(&[("/s", 90, 9_000)])), None, "a thread has moved");
         assert_eq!(now.since(&now), Some(Throttled::default()));

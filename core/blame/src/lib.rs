@@ -219,7 +219,8 @@ pub struct Facts {
     pub limits: Option<Vec<Limit>>,
     /// Whether the limits have those of QEMU, where QEMU has the requests.
     pub has_throttling: bool,
-    /// Stops by the VM's own CPU quota; the sum of their lengths is a lower bound.
+    /// Stops by CPU quotas of the VM's cgroup and those above; the sum of their lengths is a lower
+    /// bound.
     pub quota: Option<Stops>,
     /// Time per second that one of its threads was ready without a CPU, the one with the longest.
     pub ready: Option<f64>,
@@ -380,7 +381,9 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     if let Some(share) = by_quota {
         let stops = facts.quota.map_or(0, |stops| stops.count);
         let time = of_time(facts.quota);
-        let evidence = format!("its own CPU quota stopped it {stops} times, for at least {time} of the time");
+        let evidence = format!(
+            "the CPU quota of its cgroup or of one above stopped threads {stops} times, for at least {time} of the time"
+        );
         name(
             CauseKind::CpuQuota,
             Some(share),
