@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_cpu::turn;
 use rtvirtio_kernel::steal::{IdleWatch, cpus_online};
 use rtvirtio_kernel::text::cpu_list;
-use rtvirtio_kernel::{Cgroups, HostError, Root, process, task, unless_gone};
+use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, process, task, unless_gone};
 use rtvirtio_model::{GuestPoint, Profile, is_guest};
 use rtvirtio_planner::{
     CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_unknown, add_cpu_waits, contracts,
@@ -81,7 +81,7 @@ pub struct CpuWatch {
     /// CPUs that the processes may use.
     idle: IdleWatch,
     /// Each process with its CPU time at the begin.
-    own: Vec<(u32, Duration)>,
+    own: Vec<(ProcessId, Duration)>,
 }
 
 impl CpuWatch {
@@ -92,23 +92,34 @@ impl CpuWatch {
     pub fn start(own: &[u32]) -> Result<Self> {
         let root = Root::default();
         let idle = IdleWatch::start(&root, cpus_of(&root, own)?.as_ref())?;
-        let own = own.iter().map(|pid| Ok((*pid, used(&root, *pid)?)));
-        let own = own.collect::<Result<_, HostError>>()?;
-        Ok(Self { begin: Instant::now(), idle, own })
+        let mut watched = Vec::new();
+        for pid in own {
+            let Some(process) = ProcessId::find(*pid)? else { continue };
+            let time = unless_gone(process::cpu_time(&root, *pid))?;
+            watched.extend(time.map(|time| (process, time)));
+        }
+        Ok(Self { begin: Instant::now(), idle, own: watched })
     }
 
     /// Mean use since the begin, of the CPUs that are online still.
     ///
     /// # Errors
-    /// Those of [`CpuWatch::start`], and counters of a CPU that went back.
+    /// Those of [`CpuWatch::start`], counters of a CPU that went back, and a process that has ended
+    /// meanwhile: how much of the time it used is not known.
     pub fn so_far(&self) -> Result<CpuUse> {
         let root = Root::default();
         let passed = self.begin.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        let mut more = Duration::ZERO;
+        for (process, then) in &self.own {
+            let time = process::cpu_time(&root, process.pid);
+            if !process.is_alive() {
+                bail!(System, "process {} has ended meanwhile: what it used is not known", process.pid);
+            }
+            more += time?.saturating_sub(*then);
+        }
         let Some((cpus, idle)) = self.idle.idle(&root)? else {
             bail!(System, "the idle time of a CPU did not rise, as of one that goes offline");
         };
-        let more = self.own.iter().map(|(pid, then)| Ok(used(&root, *pid)?.saturating_sub(*then)));
-        let more = more.sum::<Result<Duration, HostError>>()?;
         let used = more.as_secs_f64() / passed;
         Ok(CpuUse { cpus, used, free: idle + used })
     }
@@ -169,14 +180,6 @@ fn why_not_for_each(root: &Root, own: &BTreeMap<String, Vec<u32>>, free: f64) ->
         }
     }
     Ok(None)
-}
-
-/// CPU time of a process; none of one that has ended.
-fn used(root: &Root, pid: u32) -> Result<Duration, HostError> {
-    match process::cpu_time(root, pid) {
-        Err(e) if e.is_gone() => Ok(Duration::ZERO),
-        time => time,
-    }
 }
 
 /// Waits of threads for CPUs, with the number of times that each got one; none of a thread whose
@@ -345,10 +348,22 @@ mod tests {
         let said = CpuUse { cpus: 2, used: 1.03, free: 1.4 };
         assert_eq!(said.to_string(), "VMs need 1.03 of 2 CPUs for what they do now, 1.40 of these are free");
         assert!(!said.is_short() && CpuUse { free: 1.1, ..said }.is_short());
-        // One that has ended uses nothing, and is no error.
+        // One that ended before uses nothing, and is no error.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         super::free(&[child.id()], &Quiet::default()).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_used_that_has_ended_is_not_known() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let watch = CpuWatch::start(&[child.id(), std::process::id()]).unwrap();
+        assert_eq!(watch.own.len(), 2);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = format!("{:#}", watch.so_far().unwrap_err());
+        assert!(said.contains("has ended meanwhile"), "{said}");
+        assert_eq!(CpuWatch::start(&[child.id()]).unwrap().own.len(), 0);
     }
 
     /// A host with two VMs, 7 and 8, each of one thread that may use these CPUs.
