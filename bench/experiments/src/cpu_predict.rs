@@ -84,7 +84,8 @@ pub struct CpuPredictRun {
 impl CpuPredictRun {
     /// Whether the prediction says *holds*, with the CPU's term or without it.
     fn holds(&self, with_cpu: bool) -> bool {
-        let without = || TaskOutlook { cpu: None, cpu_wait: None, ..self.predicted.clone() };
+        let without =
+            || TaskOutlook { cpu: None, cpu_wait: None, cpu_unknown: None, ..self.predicted.clone() };
         if with_cpu { self.predicted.holds() } else { without().holds() }
     }
 }
@@ -363,6 +364,7 @@ mod tests {
                     margin: 1.2,
                 }),
                 cpu_wait: None,
+                cpu_unknown: None,
                 not_predicted: None,
             },
             verdict,

@@ -67,6 +67,12 @@ pub(crate) fn waits_of_tasks(tasks: &[TaskOutlook]) -> Vec<(String, bool)> {
     all
 }
 
+/// Sentence about CPU time of which it is not known whether it suffices.
+pub(crate) fn unknown_of_tasks(tasks: &[TaskOutlook]) -> Option<String> {
+    let why = tasks.iter().find_map(|task| task.cpu_unknown.as_ref())?;
+    Some(format!("CPU: whether the guests have CPU time enough is not known: {why}"))
+}
+
 /// With a first letter that begins a sentence.
 fn capital(text: &str) -> String {
     let mut letters = text.chars();

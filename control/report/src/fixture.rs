@@ -186,6 +186,7 @@ pub(crate) fn plan() -> Plan {
                 margin_ns: Some((t.2 * 1_000_000) as i64 - (t.6 * 1_000) as i64),
                 cpu: None,
                 cpu_wait: None,
+                cpu_unknown: None,
                 not_predicted: None,
             })
             .collect(),

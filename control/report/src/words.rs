@@ -18,6 +18,7 @@ pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
         Some(_) if !t.keeps_rate() => ("rate not kept", Some(Paint::Bad)),
         Some(_) if t.exceeds_cpus() => ("does not hold: CPU", Some(Paint::Bad)),
         Some(_) if t.lacks_cpu() => ("may not hold: CPU", Some(Paint::Open)),
+        Some(_) if t.cpu_unknown.is_some() => ("not known: CPU", Some(Paint::Open)),
         Some(_) if t.target_ns.is_some_and(but_for_host) => ("holds but for the host", Some(Paint::Open)),
         Some(_) => ("holds", Some(Paint::Good)),
     }
@@ -228,6 +229,9 @@ mod tests {
         assert_eq!(with(15, 5), "holds");
         assert_eq!(with(15, 6), "holds but for the host");
         assert_eq!(with(21, 0), "misses");
+        let cpu_unknown = Some("CPUs differ".to_owned());
+        let unknown = TaskOutlook { cpu_unknown, margin_ns: Some(1), ..t.clone() };
+        assert_eq!(outlook(&unknown).0, "not known: CPU");
         t.not_predicted = Some("io.cost divides the device".to_owned());
         for margin in [-1, 1] {
             t.margin_ns = Some(margin);

@@ -5,16 +5,19 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use rtvirtio_cpu::turn;
-use rtvirtio_kernel::steal::{StealWatch, cpus_online};
-use rtvirtio_kernel::{HostError, Root, process, task};
-use rtvirtio_model::{Profile, is_guest};
-use rtvirtio_planner::{CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_waits, contracts};
+use rtvirtio_kernel::steal::{IdleWatch, cpus_online};
+use rtvirtio_kernel::text::cpu_list;
+use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, process, task, unless_gone};
+use rtvirtio_model::{GuestPoint, Profile, is_guest};
+use rtvirtio_planner::{
+    CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_unknown, add_cpu_waits, contracts,
+};
 use rtvirtio_spec::{Device, HostSpec, Spec};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 
 use crate::dirs::Dirs;
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::find;
 use crate::progress::Progress;
 use crate::started::StartedVm;
@@ -29,16 +32,16 @@ const FULL: f64 = 0.05;
 /// CPU time that VMs take of a host, over a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CpuUse {
-    /// CPUs of the host.
+    /// CPUs of the host that some thread of the VMs may use.
     pub cpus: u32,
     /// CPUs that the VMs used.
     pub used: f64,
-    /// CPUs that were free; what these VMs used counts as free.
+    /// Part of these CPUs that was free; what these VMs used counts as free.
     pub free: f64,
 }
 
 impl CpuUse {
-    /// Whether the host's CPUs were used up, so that those who need more wait.
+    /// Whether their CPUs were used up, so that those who need more wait.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.free - self.used < FULL * f64::from(self.cpus)
@@ -48,15 +51,15 @@ impl CpuUse {
 impl fmt::Display for CpuUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cpus, used, free } = self;
-        write!(f, "VMs need {used:.2} of {cpus} CPUs for what they do now, {free:.2} are free on the host")
+        write!(f, "VMs need {used:.2} of {cpus} CPUs for what they do now, {free:.2} of these are free")
     }
 }
 
-/// CPUs of the host, and how many of them are free for a second from now on. What these processes
-/// use counts as free.
+/// CPUs of the host that some of these processes may use, all without one, and how many of them are
+/// free for a second from now on. What these processes use counts as free.
 ///
 /// # Errors
-/// When `/proc/stat` cannot be read, and cancellation.
+/// When `/proc/stat` or the state of a process cannot be read, and cancellation.
 pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
     cpu_use(own, progress).map(|of| (of.cpus, of.free))
 }
@@ -75,10 +78,10 @@ pub fn cpu_use(own: &[u32], progress: &dyn Progress) -> Result<CpuUse> {
 #[derive(Debug)]
 pub struct CpuWatch {
     begin: Instant,
-    cpus: u32,
-    idle: StealWatch,
+    /// CPUs that the processes may use.
+    idle: IdleWatch,
     /// Each process with its CPU time at the begin.
-    own: Vec<(u32, Duration)>,
+    own: Vec<(ProcessId, Duration)>,
 }
 
 impl CpuWatch {
@@ -88,33 +91,95 @@ impl CpuWatch {
     /// When `/proc/stat` or the state of a process cannot be read; one that has ended is no error.
     pub fn start(own: &[u32]) -> Result<Self> {
         let root = Root::default();
-        let (cpus, idle) = (cpus_online(&root)?, StealWatch::start(&root)?);
-        let own = own.iter().map(|pid| Ok((*pid, used(&root, *pid)?)));
-        let own = own.collect::<Result<_, HostError>>()?;
-        Ok(Self { begin: Instant::now(), cpus, idle, own })
+        let idle = IdleWatch::start(&root, cpus_of(&root, own)?.as_ref())?;
+        let mut watched = Vec::new();
+        for pid in own {
+            let Some(process) = ProcessId::find(*pid)? else { continue };
+            let time = unless_gone(process::cpu_time(&root, *pid))?;
+            watched.extend(time.map(|time| (process, time)));
+        }
+        Ok(Self { begin: Instant::now(), idle, own: watched })
     }
 
-    /// Mean use since the begin.
+    /// Mean use since the begin, of the CPUs that are online still.
     ///
     /// # Errors
-    /// Those of [`CpuWatch::start`].
+    /// Those of [`CpuWatch::start`], counters of a CPU that went back, and a process that has ended
+    /// meanwhile: how much of the time it used is not known.
     pub fn so_far(&self) -> Result<CpuUse> {
         let root = Root::default();
         let passed = self.begin.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
-        let idle = self.idle.idle(&root)?.unwrap_or(0.0) * f64::from(self.cpus);
-        let more = self.own.iter().map(|(pid, then)| Ok(used(&root, *pid)?.saturating_sub(*then)));
-        let more = more.sum::<Result<Duration, HostError>>()?;
+        let mut more = Duration::ZERO;
+        for (process, then) in &self.own {
+            let time = process::cpu_time(&root, process.pid);
+            if !process.is_alive() {
+                bail!(System, "process {} has ended meanwhile: what it used is not known", process.pid);
+            }
+            more += time?.saturating_sub(*then);
+        }
+        let Some((cpus, idle)) = self.idle.idle(&root)? else {
+            bail!(System, "the idle time of a CPU did not rise, as of one that goes offline");
+        };
         let used = more.as_secs_f64() / passed;
-        Ok(CpuUse { cpus: self.cpus, used, free: idle + used })
+        Ok(CpuUse { cpus, used, free: idle + used })
     }
 }
 
-/// CPU time of a process; none of one that has ended.
-fn used(root: &Root, pid: u32) -> Result<Duration, HostError> {
-    match process::cpu_time(root, pid) {
-        Err(e) if e.is_gone() => Ok(Duration::ZERO),
-        time => time,
+/// CPUs that some thread of these processes may use; `None` without a thread.
+fn cpus_of(root: &Root, own: &[u32]) -> Result<Option<BTreeSet<u32>>, HostError> {
+    let mut all: Option<BTreeSet<u32>> = None;
+    for pid in own {
+        for tid in unless_gone(task::tids(root, *pid))?.unwrap_or_default() {
+            let Some(text) = unless_gone(task::affinity(root, *pid, tid))? else { continue };
+            let path = format!("/proc/{pid}/task/{tid}/status").into();
+            let list = cpu_list(&text);
+            let list = list.ok_or(HostError::Form { path, text, expected: "a list of CPUs" })?;
+            all.get_or_insert_with(BTreeSet::new).extend(list);
+        }
     }
+    Ok(all)
+}
+
+/// Smallest quota of CPU time that acts on a thread of these processes, in CPUs; `None` without
+/// one, as on a host without a CPU controller.
+fn quota_of(root: &Root, own: &[u32]) -> Result<Option<f64>, HostError> {
+    let cgroups = match Cgroups::detect_cpu(root) {
+        Err(HostError::NoCpuController { .. }) => return Ok(None),
+        found => found?,
+    };
+    let mut groups = BTreeSet::new();
+    for pid in own {
+        for tid in unless_gone(task::tids(root, *pid))?.unwrap_or_default() {
+            groups.extend(unless_gone(cgroups.of_pid(root, tid))?);
+        }
+    }
+    let mut least: Option<f64> = None;
+    for group in groups {
+        for limit in cgroups.cpu_limits_on_path(root, &group)? {
+            least = Some(least.map_or(limit.cpus(), |least| least.min(limit.cpus())));
+        }
+    }
+    Ok(least)
+}
+
+/// Reason why what is free in sum is not free for each of the VMs with these processes; `None`
+/// without one.
+fn why_not_for_each(root: &Root, own: &BTreeMap<String, Vec<u32>>, free: f64) -> Result<Option<String>> {
+    let mut first: Option<(&str, BTreeSet<u32>)> = None;
+    for (vm, pids) in own {
+        let Some(cpus) = cpus_of(root, pids)? else { continue };
+        match &first {
+            Some((other, of_other)) if *of_other != cpus => {
+                return Ok(Some(format!("{other} and {vm} may use different CPUs")));
+            }
+            Some(_) => {}
+            None => first = Some((vm.as_str(), cpus)),
+        }
+        if let Some(quota) = quota_of(root, pids)?.filter(|quota| *quota < free) {
+            return Ok(Some(format!("a quota gives {vm} no more than {quota:.2} CPUs")));
+        }
+    }
+    Ok(None)
 }
 
 /// Waits of threads for CPUs, with the number of times that each got one; none of a thread whose
@@ -148,19 +213,22 @@ pub struct CpuTime {
     pub room: Option<CpuRoom>,
     /// Facts that the waits for CPUs follow from.
     pub waits: CpuWaits,
+    /// Reason why it is not known whether the guests have CPU time enough.
+    pub unknown: Option<String>,
 }
 
 impl CpuTime {
     /// CPU time without an observation of the VMs' own threads.
     #[must_use]
     pub fn of_room(room: Option<CpuRoom>) -> Self {
-        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room }
+        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room, unknown: None }
     }
 
     /// Adds what is known to the tasks that it is about.
     pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
         self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));
         add_cpu_waits(tasks, spec, &self.waits);
+        self.unknown.iter().for_each(|why| add_cpu_unknown(tasks, spec, why));
     }
 }
 
@@ -189,26 +257,58 @@ pub fn measure<'a>(
         Ok(found) => found,
         Err(_) if progress.is_cancelled() => return progress.check_cancelled().and_then(|()| none()),
         Err(e) => {
-            progress.warn(&format!("free CPU time is not known: {e:#}"));
-            return none();
+            let why = format!("free CPU time is not known: {e:#}");
+            progress.warn(&why);
+            let is_measured = parts.iter().any(|(_, profile)| is_measured(profile));
+            return Ok(CpuTime { unknown: is_measured.then_some(why), ..CpuTime::default() });
         }
     };
     // Measured on a host with other CPUs.
-    if parts.iter().any(|(_, profile)| profile.guest.is_some() && profile.cpus > cpus) {
+    let online = cpus_online(&Root::default())?;
+    if parts.iter().any(|(_, profile)| profile.guest.is_some() && profile.cpus > online) {
         return none();
     }
     let delays = read().into_iter().filter_map(|(vm, now)| Some((delay(before.get(&vm)?, &now)?, vm)));
     let delays = delays.map(|(delay, vm)| (vm, delay)).collect();
     let room = CpuRoom::sum(parts.iter().copied(), cpus, free);
+    let unknown = room.as_ref().and_then(|room| why_unknown(room, &parts, &own));
+    if let Some(why) = &unknown {
+        progress.warn(&format!("whether the guests have CPU time enough is not known: {why}"));
+    }
     if room.is_some_and(|room| room.is_short()) && !unseen.is_empty() {
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room })
+    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room, unknown })
+}
+
+/// Whether a device was measured in a VM.
+fn is_measured(profile: &Profile) -> bool {
+    profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest)
+}
+
+/// Reason why it is not known whether each of the guests has CPU time enough; `None` where it is,
+/// and where all together have too little.
+fn why_unknown(
+    room: &CpuRoom,
+    parts: &[(&Spec, &Profile)],
+    own: &BTreeMap<String, Vec<u32>>,
+) -> Option<String> {
+    if room.is_short() {
+        return None;
+    }
+    let unpriced = CpuRoom::unpriced(parts.iter().copied());
+    if !unpriced.is_empty() {
+        return Some(format!("{}: no CPU time of a request was measured on the device", unpriced.join(", ")));
+    }
+    let why = why_not_for_each(&Root::default(), own, room.free);
+    why.unwrap_or_else(|e| Some(format!("{e:#}")))
 }
 
 fn waits(room: Option<&CpuRoom>, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
-    let turn = room.map(|room| turn(&Root::default(), room.cpus)).unwrap_or_default();
+    let root = Root::default();
+    // Turns are as long as all CPUs of the host make them.
+    let turn = room.map(|room| turn(&root, cpus_online(&root).unwrap_or(room.cpus))).unwrap_or_default();
     CpuWaits { tick: rtvirtio_cpu::tick(), turn, contracts, delays }
 }
 
@@ -246,15 +346,61 @@ mod tests {
         let of = cpu_use(&[std::process::id()], &Quiet::default()).unwrap();
         assert!(of.used >= 0.0 && of.free >= of.used && of.cpus > 0, "{of}");
         let said = CpuUse { cpus: 2, used: 1.03, free: 1.4 };
-        assert_eq!(
-            said.to_string(),
-            "VMs need 1.03 of 2 CPUs for what they do now, 1.40 are free on the host"
-        );
+        assert_eq!(said.to_string(), "VMs need 1.03 of 2 CPUs for what they do now, 1.40 of these are free");
         assert!(!said.is_short() && CpuUse { free: 1.1, ..said }.is_short());
-        // One that has ended uses nothing, and is no error.
+        // One that ended before uses nothing, and is no error.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         super::free(&[child.id()], &Quiet::default()).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_used_that_has_ended_is_not_known() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let watch = CpuWatch::start(&[child.id(), std::process::id()]).unwrap();
+        assert_eq!(watch.own.len(), 2);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = format!("{:#}", watch.so_far().unwrap_err());
+        assert!(said.contains("has ended meanwhile"), "{said}");
+        assert_eq!(CpuWatch::start(&[child.id()]).unwrap().own.len(), 0);
+    }
+
+    /// A host with two VMs, 7 and 8, each of one thread that may use these CPUs.
+    fn host(cpus: [&str; 2]) -> (tempfile::TempDir, Root) {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: String, text: String| {
+            let path = root.at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("/proc/self/mountinfo".to_owned(), "30 1 0:26 / /cg rw - cgroup2 cgroup2 rw\n".to_owned());
+        put("/cg/cgroup.controllers".to_owned(), "cpu io\n".to_owned());
+        for (pid, cpus) in [7, 8].into_iter().zip(cpus) {
+            put(format!("/proc/{pid}/task/{pid}/status"), format!("Name:\tq\nCpus_allowed_list:\t{cpus}\n"));
+            put(format!("/proc/{pid}/cgroup"), format!("0::/s/vm{pid}\n"));
+            put(format!("/cg/s/vm{pid}/cpu.max"), "max 100000\n".to_owned());
+        }
+        (dir, root)
+    }
+
+    #[test]
+    fn what_is_free_for_some_vms_only_is_said() {
+        let own: BTreeMap<String, Vec<u32>> = [("a".to_owned(), vec![7]), ("b".to_owned(), vec![8])].into();
+        let (_dir, alike) = host(["0-1", "0-1"]);
+        let why = |root: &Root| why_not_for_each(root, &own, 1.5).unwrap();
+        assert_eq!(cpus_of(&alike, &[7, 8]).unwrap(), Some([0, 1].into()));
+        assert_eq!(cpus_of(&alike, &[9]).unwrap(), None, "it has ended");
+        assert_eq!(why(&alike), None);
+        std::fs::write(alike.at("/cg/s/cpu.max"), "160000 100000\n").unwrap();
+        assert_eq!((why(&alike), quota_of(&alike, &[8]).unwrap()), (None, Some(1.6)), "more than is free");
+        std::fs::write(alike.at("/cg/s/vm8/cpu.max"), "50000 100000\n").unwrap();
+        assert_eq!(why(&alike).unwrap(), "a quota gives b no more than 0.50 CPUs");
+        let (_dir, apart) = host(["0", "1-3"]);
+        assert_eq!(why(&apart).unwrap(), "a and b may use different CPUs");
+        std::fs::write(apart.at("/proc/8/task/8/status"), "Cpus_allowed_list:\tx\n").unwrap();
+        assert!(why_not_for_each(&apart, &own, 1.5).is_err(), "what cannot be read is no absence");
     }
 
     #[test]

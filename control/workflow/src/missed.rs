@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rtvirtio_blame::{DeviceUse, Facts, Faults, Limit as LimitFact, Limiter, Load, Stops, causes};
-use rtvirtio_kernel::cgroup::Cgroups;
+use rtvirtio_kernel::cgroup::{Cgroups, SetLimit};
 use rtvirtio_kernel::device_io::DeviceIo;
-use rtvirtio_kernel::faults::of_host;
+use rtvirtio_kernel::faults::{HostFaults, of_host};
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::steal::StealWatch;
+use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::workload::{Moment, Place, VmLoad};
@@ -26,8 +26,8 @@ use crate::progress::Progress;
 use crate::site::Site;
 use crate::uncovered::UncoveredKind;
 use crate::vm_counters::{
-    self, Dimension, VmCounters, below, bytes_of, faults_since, group_io, own_faults, past, quota, ready,
-    waited,
+    self, Dimension, VmCounters, below, bytes_of, cpu_time, cpus_used, faults_since, group_io, own_faults,
+    past, quota, ready, waited,
 };
 
 /// Throttling by QEMU of the drives on the device.
@@ -43,13 +43,17 @@ pub(crate) struct Counters {
     throttles: BTreeMap<String, Throttles>,
     /// By VM: its only drive on the device, as QEMU counts it.
     drives: BTreeMap<String, DiskStats>,
+    /// By VM: limits of its cgroups for the device; absent where they cannot be read.
+    limits: BTreeMap<String, Vec<SetLimit>>,
     /// By cgroup: those of the VMs and above.
     groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
     /// Times of the host's CPUs.
     cpus: Option<StealWatch>,
+    /// Number of these.
+    online: Option<u32>,
     /// Major page faults of the host.
-    faults: Option<u64>,
+    faults: Option<HostFaults>,
 }
 
 impl Counters {
@@ -80,7 +84,8 @@ impl Counters {
                 ready: ready(root, &pids).ok().flatten(),
                 quota: quota(root, &pids).ok().flatten(),
                 bytes: bytes(site, &vm.name),
-                faults: own_faults(root, pids.iter().copied()).ok().filter(|_| !pids.is_empty()),
+                used: cpu_time(root, &pids).ok().flatten(),
+                faults: own_faults(root, pids.iter().copied()).ok(),
             };
             (vm.name.clone(), counters)
         });
@@ -90,9 +95,23 @@ impl Counters {
             let counters = group_io(root, site.cgroups(), &group, &site.stack.device.dev)?;
             Some((group, counters))
         });
-        let (groups, device) = (groups.collect(), DeviceIo::read(root, &site.stack.device).ok());
-        let (cpus, faults) = (StealWatch::start(root).ok(), of_host(root).ok());
-        Self { at: Some(Instant::now()), vms, groups, device, cpus, faults, ..Self::default() }
+        let dev = &site.stack.device.dev;
+        let limits = site.host_vms().filter_map(|vm| {
+            let set = site.cgroups().limits_on_path(root, site.io_group(&vm.name)?, dev).ok()?;
+            Some((vm.name.clone(), set))
+        });
+        let (limits, groups) = (limits.collect(), groups.collect());
+        Self {
+            device: DeviceIo::read(root, &site.stack.device).ok(),
+            cpus: StealWatch::start(root).ok(),
+            online: cpus_online(root).ok(),
+            faults: of_host(root).ok(),
+            at: Some(Instant::now()),
+            vms,
+            limits,
+            groups,
+            ..Self::default()
+        }
     }
 
     fn bytes_since(&self, then: &Self, vm: &str) -> Option<f64> {
@@ -138,14 +157,17 @@ fn is_alone(load: &VmLoad, task: &Task) -> bool {
 }
 
 /// QEMU's limits on those of a VM's drives that are on the device; `None` where they are not known,
-/// or a limit is one of several drives together.
+/// or a limit is one of several drives together or counts requests by their size.
 fn throttles_on(site: &Site, drives: &[Drive]) -> Option<Throttles> {
     let on_it = on_device(site.root(), &site.device_names(), drives);
     let is_limited = |drive: &Drive| drive.limits.iter().any(|limits| !limits.is_none());
-    let is_shared = |drive: &&Drive| !drive.shared_with.is_empty() && is_limited(drive);
+    let is_shared = |drive: &Drive| !drive.shared_with.is_empty() && is_limited(drive);
+    let is_by_size = |drive: &Drive| {
+        drive.limits.iter().any(|limits| limits.set().any(|limit| limits.is_by_size(limit.name)))
+    };
     // Images on a file system of the device are on it, and not found by their names.
     let is_elsewhere = on_it.is_empty() && drives.iter().any(is_limited);
-    if is_elsewhere || on_it.iter().any(is_shared) {
+    if is_elsewhere || on_it.iter().any(|drive| is_shared(drive) || is_by_size(drive)) {
         return None;
     }
     let of = |drive: &&Drive| {
@@ -262,6 +284,8 @@ fn explain(
             quota: stopped(then, now),
             ready: ready.map(|time| time.as_secs_f64() / seconds.max(f64::MIN_POSITIVE)),
             stolen: window.stolen(),
+            cpus: window.cpus(),
+            own_cpus: cpus_used(then, now, seconds),
             faults: window.faults_of(name),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
@@ -376,10 +400,22 @@ impl<'a> Window<'a> {
         self.before.cpus?.share_until(&self.after.cpus?)
     }
 
+    /// Limits of a VM's cgroups in all of the window; `None` where that is not known.
+    fn limits_of(&self, vm: &str) -> Option<&'a [SetLimit]> {
+        let now = self.after.limits.get(vm)?;
+        (self.before.limits.get(vm)? == now).then_some(now)
+    }
+
+    /// Most CPUs of the host at its begin and end.
+    fn cpus(&self) -> Option<u32> {
+        Some(self.before.online?.max(self.after.online?))
+    }
+
     /// Major page faults of a VM and of the host in the window.
     fn faults_of(&self, vm: &str) -> Option<Faults> {
-        let of = |at: &Counters| (at.vms.get(vm).and_then(|of| of.faults), at.faults);
-        faults_since(of(self.before), of(self.after))
+        let (before, after) = (self.before, self.after);
+        let of = |at: &'a Counters| (at.vms.get(vm).and_then(|of| of.faults.as_ref()), at.faults);
+        faults_since(of(before), of(after))
     }
 
     /// Standstills of the window: its part of those of the run, of which only the sum is known.
@@ -402,7 +438,7 @@ fn seconds(then: &Counters, now: &Counters) -> f64 {
 }
 
 /// Limits of cgroups and of QEMU that act on a VM, with what was completed of them and is asked
-/// for. `None` where they cannot be read, or a task has no result.
+/// for. `None` where they cannot be read or changed meanwhile, or a task has no result.
 fn limits(
     site: &Site,
     (load, loads): (&VmLoad, &[VmLoad]),
@@ -411,9 +447,7 @@ fn limits(
     window: &Window<'_>,
 ) -> Option<Vec<(Dimension, LimitFact)>> {
     let cgroup = site.io_group(&load.vm.name)?;
-    let dev = &site.stack.device.dev;
-    let set = site.cgroups().limits_on_path(site.root(), cgroup, dev).ok()?;
-    let of_kernel = set.into_iter().map(|set| {
+    let of_kernel = window.limits_of(&load.vm.name)?.iter().map(|set| {
         let dimension = Dimension::of_limit(set.limit);
         let completed = |load| completed(load, results, dimension);
         let vm = Member { group: cgroup, tasks: &load.vm.tasks, completed: Some(completed(load)?) };

@@ -8,10 +8,11 @@ use std::time::Duration;
 use rtvirtio_blame::{DeviceUse, Faults, Limit as LimitFact, Limiter, OtherUsers, Stops, VmUse};
 use rtvirtio_kernel::cgroup::{Cgroups, Limit};
 use rtvirtio_kernel::device_io::DeviceIo;
+use rtvirtio_kernel::faults::HostFaults;
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::pressure::{Throttled, throttled};
 use rtvirtio_kernel::steal::cpus_online;
-use rtvirtio_kernel::{Hierarchy, HostError, Root, faults, task};
+use rtvirtio_kernel::{Hierarchy, HostError, Root, faults, process, task};
 use rtvirtio_spec::{Op, Task};
 use rtvirtio_units::{Nanos, blk_throttle};
 use rtvirtio_vmm::disk_stats::{Counters, DiskStats};
@@ -28,16 +29,25 @@ pub(crate) struct VmCounters {
     pub quota: Option<QuotaCounters>,
     /// Bytes at the device; `None` where the kernel does not count them for this VM alone.
     pub bytes: Option<f64>,
+    /// CPU time that its processes used.
+    pub used: Option<Duration>,
     /// Major page faults of its processes.
-    pub faults: Option<u64>,
+    pub faults: Option<OwnFaults>,
 }
+
+/// Major page faults of each process of a VM, by its id and start time.
+pub type OwnFaults = BTreeMap<(u32, u64), u64>;
 
 /// Stops by CPU quotas, of each cgroup that a VM's threads are in and of those above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaCounters {
     groups: BTreeMap<PathBuf, Throttled>,
-    /// Number of threads that can be stopped at the same time.
+    /// Groups above the VM's own, where threads of others are stopped too.
+    above: BTreeSet<PathBuf>,
+    /// Number of the VM's threads that can be stopped at the same time.
     parts: u32,
+    /// Number of CPUs on which threads can be.
+    cpus: u32,
 }
 
 impl QuotaCounters {
@@ -45,25 +55,34 @@ impl QuotaCounters {
     /// has moved to another group, or counters began anew.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Option<Throttled> {
-        let mut longest = Throttled::default();
-        for (group, now) in &self.groups {
+        let all = self.each_since(earlier)?.into_iter().map(|(_, of)| of);
+        Some(all.max_by_key(|of| (of.time, of.periods)).unwrap_or_default())
+    }
+
+    /// Stops since an earlier reading, of the group with the longest; `None` as of
+    /// [`QuotaCounters::since`]. The kernel adds their time up over CPUs, so that a part for each
+    /// thread is what they last at least, and for each CPU where others' threads are in the group.
+    #[must_use]
+    pub fn stops_since(&self, earlier: &Self) -> Option<Stops> {
+        let stops = |(group, of): (&PathBuf, Throttled)| {
+            let parts = if self.above.contains(group) { self.cpus } else { self.parts };
+            let total = (of.time / parts.max(1)).as_nanos();
+            Stops { count: of.periods, total: Nanos(u64::try_from(total).unwrap_or(u64::MAX)) }
+        };
+        let all = self.each_since(earlier)?.into_iter().map(stops);
+        let none = Stops { count: 0, total: Nanos(0) };
+        Some(all.max_by_key(|stops| (stops.total, stops.count)).unwrap_or(none))
+    }
+
+    /// Throttling of each group since an earlier reading; `None` as of [`QuotaCounters::since`].
+    fn each_since<'a>(&'a self, earlier: &Self) -> Option<Vec<(&'a PathBuf, Throttled)>> {
+        let of = |(group, now): (&'a PathBuf, &'a Throttled)| {
             let then = earlier.groups.get(group)?;
             let periods = now.periods.checked_sub(then.periods)?;
             let time = now.time.checked_sub(then.time)?;
-            if (time, periods) > (longest.time, longest.periods) {
-                longest = Throttled { periods, time };
-            }
-        }
-        Some(longest)
-    }
-
-    /// Stops since an earlier reading, as [`QuotaCounters::since`]. The kernel adds their time up
-    /// over CPUs, so that a part for each thread is what they last at least.
-    #[must_use]
-    pub fn stops_since(&self, earlier: &Self) -> Option<Stops> {
-        let of = self.since(earlier)?;
-        let total = (of.time / self.parts.max(1)).as_nanos();
-        Some(Stops { count: of.periods, total: Nanos(u64::try_from(total).unwrap_or(u64::MAX)) })
+            Some((group, Throttled { periods, time }))
+        };
+        self.groups.iter().map(of).collect()
     }
 }
 
@@ -92,11 +111,15 @@ pub(crate) fn ready(root: &Root, pids: &[u32]) -> Result<Option<BTreeMap<u32, Du
 /// A process is gone, or a file cannot be read.
 pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostError> {
     let cgroups = Cgroups::detect_cpu(root)?;
-    let (mut groups, mut threads) = (BTreeSet::new(), 0);
+    let (mut groups, mut above, mut threads) = (BTreeSet::new(), BTreeSet::new(), 0);
     for pid in pids {
         for tid in task::tids(root, *pid)? {
             match cgroups.of_pid(root, tid) {
-                Ok(group) => groups.extend(cgroups.path_of(&group)),
+                Ok(group) => {
+                    let (path, unit) = (cgroups.path_of(&group), Cgroups::unit_of(&group));
+                    above.extend(path.iter().filter(|of| **of != unit && unit.starts_with(of)).cloned());
+                    groups.extend(path);
+                }
                 Err(e) if e.is_gone() => continue,
                 Err(e) => return Err(e),
             }
@@ -111,23 +134,53 @@ pub fn quota(root: &Root, pids: &[u32]) -> Result<Option<QuotaCounters>, HostErr
         let Some(one) = throttled(root, &cgroups.dir(&group)?)? else { return Ok(None) };
         counters.insert(group, one);
     }
-    Ok(Some(QuotaCounters { groups: counters, parts: threads.min(cpus_online(root)?).max(1) }))
+    let cpus = cpus_online(root)?.max(1);
+    Ok(Some(QuotaCounters { groups: counters, above, parts: threads.min(cpus), cpus }))
+}
+
+/// CPU time that these processes have used so far; `None` without one.
+pub(crate) fn cpu_time(root: &Root, pids: &[u32]) -> Result<Option<Duration>, HostError> {
+    let all = pids.iter().map(|pid| process::cpu_time(root, *pid));
+    let sum = all.sum::<Result<Duration, HostError>>()?;
+    Ok((!pids.is_empty()).then_some(sum))
+}
+
+/// CPUs that a VM used between two readings, so many seconds apart.
+pub(crate) fn cpus_used(
+    before: Option<&VmCounters>,
+    after: Option<&VmCounters>,
+    seconds: f64,
+) -> Option<f64> {
+    let used = after?.used?.checked_sub(before?.used?)?;
+    Some(used.as_secs_f64() / seconds.max(f64::MIN_POSITIVE))
 }
 
 /// Major page faults of these processes so far.
 ///
 /// # Errors
 /// A process is gone.
-pub fn own_faults(root: &Root, pids: impl IntoIterator<Item = u32>) -> Result<u64, HostError> {
-    pids.into_iter().map(|pid| faults::of_process(root, pid)).sum()
+pub fn own_faults(root: &Root, pids: impl IntoIterator<Item = u32>) -> Result<OwnFaults, HostError> {
+    let of = |pid| faults::of_process(root, pid).map(|of| ((pid, of.start), of.count));
+    pids.into_iter().map(of).collect()
 }
 
 /// Page faults of a VM's processes and of the host between two readings of both; `None` where one
-/// was not read or began anew.
+/// was not read or began anew, where the processes are others, and without one.
 #[must_use]
-pub fn faults_since(then: (Option<u64>, Option<u64>), now: (Option<u64>, Option<u64>)) -> Option<Faults> {
-    let past = |then: Option<u64>, now: Option<u64>| now?.checked_sub(then?);
-    Some(Faults { own: past(then.0, now.0)?, host: past(then.1, now.1)? })
+pub fn faults_since(
+    then: (Option<&OwnFaults>, Option<HostFaults>),
+    now: (Option<&OwnFaults>, Option<HostFaults>),
+) -> Option<Faults> {
+    let (own_then, own_now, host_then, host_now) = (then.0?, now.0?, then.1?, now.1?);
+    if own_now.is_empty() || !own_then.keys().eq(own_now.keys()) {
+        return None;
+    }
+    let own = own_then.values().zip(own_now.values()).map(|(then, now)| now.checked_sub(*then));
+    Some(Faults {
+        own: own.sum::<Option<u64>>()?,
+        host: host_now.count.checked_sub(host_then.count)?,
+        may_be_compressed: host_then.may_be_compressed || host_now.may_be_compressed,
+    })
 }
 
 /// Requests and bytes of a cgroup at a device so far; `None` where nothing counts them.
@@ -161,7 +214,8 @@ pub fn directions(op: Op) -> &'static [fn(&DiskStats) -> &Counters] {
 }
 
 /// Requests of an operation's directions between readings of a drive, as QEMU counts them, those of
-/// other tasks with them or not; `None` where counters began anew, and without a request.
+/// other tasks with them or not; `None` where counters began anew or are another disk's, and
+/// without a request.
 pub fn below<'a>(
     op: Op,
     is_mixed: bool,
@@ -169,6 +223,10 @@ pub fn below<'a>(
 ) -> Option<VmUse> {
     let (mut requests, mut ns) = (0, 0);
     for (then, now) in readings {
+        // A disk that was plugged in meanwhile has taken the place of one that is gone.
+        if (&then.id, &then.file) != (&now.id, &now.file) {
+            return None;
+        }
         for of in directions(op) {
             requests += of(now).ops.checked_sub(of(then).ops)?;
             ns += of(now).time_ns.checked_sub(of(then).time_ns)?;
@@ -298,7 +356,9 @@ mod tests {
                     (PathBuf::from(group), Throttled { periods: *periods, time: Duration::from_millis(*ms) })
                 })
                 .collect(),
+            above: BTreeSet::from([PathBuf::from("/s")]),
             parts: 2,
+            cpus: 16,
         };
         // The slice was stopped long ago, the VM's own group is now.
         let (then, now) =
@@ -306,14 +366,67 @@ mod tests {
         let stops = Throttled { periods: 4, time: Duration::from_millis(80) };
         assert_eq!(now.since(&then), Some(stops));
         assert_eq!(now.stops_since(&then), Some(Stops { count: 4, total: Nanos::from_millis(40) }));
+        // The slice's is of threads of all VMs in it, on any of the CPUs.
+        let others = at(&[("/s", 99, 10_600), ("/s/vm", 5, 90)]);
+        assert_eq!(others.since(&then), Some(Throttled { periods: 9, time: Duration::from_millis(1_600) }));
+        assert_eq!(others.stops_since(&then), Some(Stops { count: 9, total: Nanos::from_millis(100) }));
         assert_eq!(then.since(&now), None, "the counters began anew");
         assert_eq!(now.since(&at(&[("/s", 90, 9_000)])), None, "a thread has moved");
         assert_eq!(now.since(&now), Some(Throttled::default()));
     }
 
     #[test]
+    fn cpus_used_need_two_readings_of_the_same_processes() {
+        let of = |ms| VmCounters { used: Some(Duration::from_millis(ms)), ..VmCounters::default() };
+        assert_eq!(cpus_used(Some(&of(500)), Some(&of(3_500)), 2.0), Some(1.5));
+        assert_eq!(cpus_used(Some(&of(500)), Some(&of(100)), 2.0), None, "it was started anew");
+        assert_eq!(cpus_used(Some(&VmCounters::default()), Some(&of(100)), 2.0), None);
+        assert!(cpu_time(&Root::default(), &[std::process::id()]).unwrap().is_some());
+        assert!(cpu_time(&Root::default(), &[u32::MAX]).is_err());
+    }
+
+    #[test]
     fn no_process_is_no_reading() {
+        assert_eq!(cpu_time(&Root::default(), &[]).unwrap(), None);
         assert_eq!(quota(&Root::default(), &[]).ok().flatten(), None);
+    }
+
+    #[test]
+    fn faults_of_other_processes_are_no_facts() {
+        let host = |count| Some(HostFaults { count, may_be_compressed: false });
+        let own = |of: &[(u32, u64, u64)]| -> OwnFaults {
+            of.iter().map(|(pid, start, count)| ((*pid, *start), *count)).collect()
+        };
+        let (then, now) = (own(&[(7, 1, 20)]), own(&[(7, 1, 23)]));
+        let since = |then, now| faults_since((Some(then), host(50)), (Some(now), host(90)));
+        let found = Faults { own: 3, host: 40, may_be_compressed: false };
+        assert_eq!(since(&then, &now), Some(found));
+        // The VM was started anew, under the same id or with one process more, or is gone.
+        for other in [own(&[(7, 9, 600)]), own(&[(7, 1, 23), (8, 9, 600)]), own(&[])] {
+            assert_eq!(since(&then, &other), None, "{other:?}");
+        }
+        assert_eq!(since(&own(&[]), &own(&[])), None);
+        let swapped = Some(HostFaults { count: 90, may_be_compressed: true });
+        let both = faults_since((Some(&then), host(50)), (Some(&now), swapped));
+        assert_eq!(both, Some(Faults { may_be_compressed: true, ..found }));
+        assert_eq!(faults_since((Some(&then), None), (Some(&now), host(90))), None);
+    }
+
+    #[test]
+    fn counters_of_a_disk_that_was_plugged_in_meanwhile_are_no_facts() {
+        let disk = |id: &str, ops| DiskStats {
+            id: id.to_owned(),
+            file: Some("/dev/sdz".to_owned()),
+            format: None,
+            read_only: false,
+            read: Counters { ops, time_ns: ops * 1_000_000, ..Counters::default() },
+            write: Counters::default(),
+            flush: Counters::default(),
+        };
+        let of = |then: &DiskStats, now: &DiskStats| below(Op::Read, false, std::iter::once((then, now)));
+        let found = Some(VmUse { requests: 400.0, waited: 0.4, is_mixed: false });
+        assert_eq!(of(&disk("d0", 100), &disk("d0", 500)), found);
+        assert_eq!(of(&disk("d0", 100), &disk("d1", 500)), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use rtvirtio_units::Nanos;
 
-use crate::{Cause, CauseKind, Facts, NAMED, QUOTA_ERROR, Stops};
+use crate::{Cause, CauseKind, Facts, NAMED, Stops};
 
 /// Largest part of the late requests that may have another cause where the guest or its memory is
 /// named.
@@ -11,6 +11,9 @@ pub const LITTLE: f64 = 0.15;
 pub const INSIDE: f64 = 0.25;
 /// Part of a task's requests that its VMM must have counted where the guest is named.
 const COUNTED: f64 = 0.9;
+/// Longest period of a CPU quota, in seconds (`max_cfs_quota_period` in `kernel/sched/fair.c`): no
+/// stop by it is counted for longer. The sum of the stops' lengths is known as a lower bound only.
+const QUOTA_PERIOD: f64 = 1.0;
 
 /// Requests of the VM in the task's directions, as its VMM counts them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,30 +33,47 @@ pub struct Faults {
     pub own: u64,
     /// Of all of the host, those included that the kernel has for a VM.
     pub host: u64,
+    /// Some may have been of memory that the host keeps compressed: these need no disk.
+    pub may_be_compressed: bool,
 }
 
 impl Facts {
+    /// Largest share of a CPU's time that the hypervisor below the host may have taken: the mean of
+    /// all CPUs may have been that of the VM's alone.
+    pub(crate) fn stolen_of_one(&self) -> Option<f64> {
+        Some((self.stolen? * f64::from(self.cpus?)).min(1.0))
+    }
+
+    /// Longest time for which the VM's own quota may have stopped it, in seconds.
+    fn stopped_by_quota(&self) -> Option<f64> {
+        let Stops { count, total } = self.quota?;
+        Some((count as f64 * QUOTA_PERIOD).max(total.0 as f64 / 1e9).min(self.seconds))
+    }
+
     /// Whether waits for CPUs, quotas, and stops of host and disk delayed few of the late requests;
     /// not where one of them is not known.
     fn is_hardly_stopped(&self) -> bool {
         let stopped = || {
-            let cpus = (self.ready? + self.stolen?) * self.seconds;
+            let cpus = (self.ready? + self.stolen_of_one()?) * self.seconds;
             let seconds = |stops: Stops| stops.total.0 as f64 / 1e9;
             self.disk?;
             let disk = self.standstills().map_or(0.0, seconds);
-            Some(cpus + seconds(self.quota?) * QUOTA_ERROR as f64 + seconds(self.host?) + disk)
+            Some(cpus + self.stopped_by_quota()? + seconds(self.host?) + disk)
         };
         stopped().is_some_and(|time| self.rate * time <= LITTLE * self.late as f64)
     }
 
-    /// Whether the VMM had the requests for a small part of the time in which they were late.
+    /// Whether the VMM had the requests for a small part of the time in which they were late; not
+    /// where it counts others with them: how many are the task's is not known then.
     fn is_above_vmm(&self) -> bool {
         let lost = self.late as f64 * self.target.0 as f64 / 1e9;
         // Requests due at once while the task was late: a stop of an earlier one delays them all.
         let taken = self.depth.filter(|_| self.rate > 0.0);
         let taken = taken.map_or(lost, |depth| f64::from(depth) * self.late as f64 / self.rate);
         self.below.is_some_and(|below| {
-            below.requests >= COUNTED * self.n as f64 && below.waited <= INSIDE * lost.min(taken)
+            !below.is_mixed
+                && below.requests >= COUNTED * self.n as f64
+                && below.waited <= INSIDE * lost.min(taken)
         })
     }
 
@@ -61,7 +81,7 @@ impl Facts {
     pub(crate) fn inside(&self) -> Option<Cause> {
         let faults = self.faults.filter(|_| self.late > 0 && self.is_hardly_stopped())?;
         if faults.own as f64 >= NAMED * self.late as f64 {
-            return Some(Cause {
+            return (!faults.may_be_compressed).then(|| Cause {
                 kind: CauseKind::Paging,
                 share: None,
                 evidence: format!("its memory had to be read back from a disk {} times", faults.own),
@@ -75,7 +95,7 @@ impl Facts {
             kind: CauseKind::Guest,
             share: None,
             evidence: format!(
-                "its VMM answered a request in {each} on average, and its threads waited for no CPU: the rest passed in the guest"
+                "its VMM answered a request in {each} on average, and its threads hardly waited for CPUs: the rest passed in the guest"
             ),
             remedy: "look in the guest: its elevator and I/O limits, busy CPUs, other programs".to_owned(),
         })

@@ -16,7 +16,8 @@
 //!   its share, as in `rtvirtio-measure`'s `late`.
 //! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests
 //!   of the device, of whatever VM, spent less than half of that in the block layer, the device and
-//!   its users are not the cause, and waiting for CPUs may be named.
+//!   its users are not the cause, and waiting for CPUs may be named, where the VM itself does not
+//!   use most of them.
 //! - Where half of the requests are late, and the mean request spends at least half of the median's
 //!   latency in the block layer, or of the time that a task with so many requests at once has for
 //!   each at its rate, the device is where they wait. So it is where nothing else is named, and the
@@ -30,9 +31,11 @@
 //! - Where nothing else is named, the device and its users are not the cause, no limit holds the
 //!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
 //!   the late requests, its memory is the cause where its processes had a major fault for at least
-//!   [`NAMED`] of these, and the guest where the host had hardly any, and the VMM counts all of the
-//!   task's requests, but at most [`INSIDE`] of the time in which they were late.
+//!   [`NAMED`] of these, none of them of compressed memory, and the guest where the host had hardly
+//!   any, and the VMM counts the task's requests alone, but at most [`INSIDE`] of the time in which
+//!   they were late.
 
+mod cpu;
 mod inside;
 mod limit;
 mod words;
@@ -216,12 +219,17 @@ pub struct Facts {
     pub limits: Option<Vec<Limit>>,
     /// Whether the limits have those of QEMU, where QEMU has the requests.
     pub has_throttling: bool,
-    /// Stops by the VM's own CPU quota; the sum of their lengths is a lower bound.
+    /// Stops by CPU quotas of the VM's cgroup and those above; the sum of their lengths is a lower
+    /// bound.
     pub quota: Option<Stops>,
     /// Time per second that one of its threads was ready without a CPU, the one with the longest.
     pub ready: Option<f64>,
-    /// Share of CPU time that the hypervisor below this host took.
+    /// Share of the time of all CPUs that the hypervisor below this host took.
     pub stolen: Option<f64>,
+    /// CPUs of this host.
+    pub cpus: Option<u32>,
+    /// CPUs that the VM's own threads used, in the mean.
+    pub own_cpus: Option<f64>,
     /// Stalls of the host.
     pub host: Option<Stops>,
     /// Standstills of the disk, less the host's stalls.
@@ -244,8 +252,8 @@ impl Facts {
             (self.is_limit_unclear(), "what others ask of its limit"),
             (self.limits.is_some() && !self.has_throttling, "QEMU's throttling"),
             (self.quota.is_none(), "its CPU quota"),
-            (self.ready.is_none(), "its wait for CPUs"),
-            (self.stolen.is_none(), "steal"),
+            (self.ready.is_none() || self.own_cpus.is_none(), "its wait for CPUs"),
+            (self.stolen_of_one().is_none(), "steal"),
             (self.host.is_none(), "stalls of the host"),
             (self.disk.is_none(), "standstills of the disk"),
             (self.device.is_none(), "use of the device"),
@@ -330,7 +338,7 @@ impl Facts {
             // The mean of all tasks says nothing of one whose requests may not wait behind others'.
             let is_known = !below.is_mixed || (in_flight >= MANY && self.depth.is_some() && of >= NAMED);
             // A thread that waits for a CPU delays all that are in flight.
-            let for_cpus = (self.ready? + self.stolen?) * self.seconds * in_flight.max(1.0);
+            let for_cpus = (self.ready? + self.stolen_of_one()?) * self.seconds * in_flight.max(1.0);
             is_known.then_some((below.requests, below.waited - for_cpus))
         };
         spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {
@@ -373,7 +381,9 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     if let Some(share) = by_quota {
         let stops = facts.quota.map_or(0, |stops| stops.count);
         let time = of_time(facts.quota);
-        let evidence = format!("its own CPU quota stopped it {stops} times, for at least {time} of the time");
+        let evidence = format!(
+            "the CPU quota of its cgroup or of one above stopped threads {stops} times, for at least {time} of the time"
+        );
         name(
             CauseKind::CpuQuota,
             Some(share),
@@ -385,24 +395,8 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     // A limit holds requests before the block layer counts them, and a stopped thread counts as
     // ready on some kernels: neither waits for a CPU that others use.
     if is_outside && !may_be_limited && facts.limits.is_some() && facts.has_throttling {
-        let stolen = facts.stolen.filter(|stolen| *stolen >= WAITED);
-        if let Some(stolen) = stolen {
-            let evidence =
-                format!("the hypervisor below this host took {} of the host's CPU time", percent(stolen));
-            name(CauseKind::CpuSteal, None, evidence, "give this host its CPUs");
-        }
-        let ready = facts.ready.filter(|ready| *ready >= WAITED && by_quota.is_none() && stolen.is_none());
-        // A quota that was not read may be what its threads waited for.
-        if let Some(ready) = ready.filter(|_| facts.quota.is_some()) {
-            let evidence = format!(
-                "a thread of it was ready without a CPU for {ready:.2} s of each second: others use the CPUs"
-            );
-            name(
-                CauseKind::CpuOthers,
-                None,
-                evidence,
-                "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)",
-            );
+        if let Some(of) = facts.waits_for_cpus(by_quota.is_some()) {
+            name(of.kind, of.share, of.evidence, &of.remedy);
         }
     }
     if let Some(share) = facts.delayed_by(facts.host, 1) {

@@ -18,6 +18,8 @@ fn facts() -> Facts {
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         ready: Some(0.01),
         stolen: Some(0.0),
+        cpus: Some(2),
+        own_cpus: Some(0.5),
         host: Some(Stops { count: 3, total: Nanos::from_millis(15) }),
         disk: Some(Stops { count: 0, total: Nanos(0) }),
         device: Some(DeviceUse {
@@ -26,7 +28,7 @@ fn facts() -> Facts {
             shares: Some(vec![("plc".to_owned(), 1.0), ("bulk".to_owned(), 0.0)]),
         }),
         // No fault of the VM, but as many of the host as may be its own.
-        faults: Some(Faults { own: 0, host: 3000 }),
+        faults: Some(Faults { own: 0, host: 3000, may_be_compressed: false }),
     }
 }
 
@@ -285,6 +287,10 @@ fn cpus_are_named_only_where_the_device_cannot_be_it() {
     assert_eq!(kinds(&Facts { ready: Some(0.9), device: None, ..facts() }), [], "the device is not known");
     assert_eq!(kinds(&Facts { ready: Some(0.9), quota: None, ..facts() }), [], "nor is a quota");
     assert_eq!(kinds(&Facts { ready: Some(0.9), limits: None, ..facts() }), [], "nor are its limits");
+    let own = |own_cpus| Facts { ready: Some(0.9), own_cpus, ..facts() };
+    assert_eq!(kinds(&own(Some(1.7))), [], "its own threads have the CPUs");
+    assert_eq!((kinds(&own(None)), own(None).unread()), (vec![], vec!["its wait for CPUs".to_owned()]));
+    assert_eq!(kinds(&Facts { cpus: Some(4), ..own(Some(1.7)) }), [CauseKind::CpuOthers]);
     assert_eq!(kinds(&Facts { ready: Some(0.1), ..facts() }), []);
     assert_eq!(kinds(&waiting_at_device(None)), [], "requests wait at the device");
 }
@@ -406,7 +412,7 @@ fn a_load_above_the_declaration_is_named_next_to_others_by_what_it_moves() {
 
 /// Facts of [`facts()`], where VM and host had so many page faults.
 fn with_faults(own: u64, host: u64) -> Facts {
-    Facts { faults: Some(Faults { own, host }), ..facts() }
+    Facts { faults: Some(Faults { own, host, may_be_compressed: false }), ..facts() }
 }
 
 #[test]
@@ -429,16 +435,21 @@ fn the_guest_is_named_where_all_below_it_was_quick() {
 fn the_guest_is_not_named_where_something_else_may_be_the_cause() {
     let guest = || with_faults(0, 3);
     let few = Some(VmUse { requests: 2_600.0, waited: 0.6, is_mixed: false });
+    let mixed = Some(VmUse { requests: 9_000.0, waited: 0.6, is_mixed: true });
     for (facts, why) in [
         (Facts { below: None, ..guest() }, "its VMM counts nothing"),
         (Facts { below: few, ..guest() }, "its VMM did not count all"),
+        (Facts { below: mixed, ..guest() }, "its VMM counts others' requests for some that are not there"),
         (Facts { faults: None, ..guest() }, "faults"),
         (with_faults(0, 400), "faults of the host that may be the VM's"),
         (Facts { ready: None, ..guest() }, "waits for CPUs"),
         (Facts { ready: Some(0.2), ..guest() }, "6 s without a CPU, in which 600 of 2000 came"),
         (Facts { stolen: Some(0.2), ..guest() }, "steal"),
+        (Facts { stolen: Some(0.04), cpus: Some(8), ..guest() }, "a third of one CPU"),
+        (Facts { cpus: None, ..guest() }, "of how many CPUs the steal is"),
         (Facts { quota: None, ..guest() }, "quota"),
-        (Facts { quota: stops(100, 3_000), ..guest() }, "3 to 6 s by the quota"),
+        (Facts { quota: stops(100, 3_000), ..guest() }, "3 s and more by the quota"),
+        (Facts { quota: stops(4, 100), ..guest() }, "one thread's stops count for one CPU of many"),
         (Facts { host: None, ..guest() }, "stalls"),
         (Facts { host: stops(1_000, 4_000), ..guest() }, "4 s of stalls too short to make one late"),
         (Facts { disk: None, ..guest() }, "standstills"),
@@ -449,6 +460,8 @@ fn the_guest_is_not_named_where_something_else_may_be_the_cause() {
     ] {
         assert_eq!(kinds(&facts), [], "{why}");
     }
+    let little = Facts { stolen: Some(0.03), quota: stops(1, 25), ready: Some(0.0), ..guest() };
+    assert_eq!(kinds(&little), [CauseKind::Guest], "1.8 s of steal and a stop of a second at most");
     // Where latencies are those below the guest, that is where they passed.
     let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
     assert_eq!(kinds(&Facts { below, ..guest() }), []);
@@ -461,6 +474,9 @@ fn paging_is_named_where_the_vm_had_its_faults_itself() {
     assert_eq!((found.len(), found[0].kind), (1, CauseKind::Paging));
     assert!(found[0].evidence.contains("600 times"), "{found:?}");
     assert_eq!(kinds(&with_faults(599, 700)), [], "too few, and too many to name the guest");
+    let may_be_compressed = true;
+    let compressed = Facts { faults: Some(Faults { own: 600, host: 600, may_be_compressed }), ..facts() };
+    assert_eq!(kinds(&compressed), [], "memory that the host keeps compressed is back at once");
     // Where a thread of the VMM waits for its memory, requests are below the guest.
     let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
     assert_eq!(kinds(&Facts { below, ..paged.clone() }), [CauseKind::Paging]);

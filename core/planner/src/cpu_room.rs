@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuRoom {
-    /// CPUs of the host.
+    /// CPUs of the host that the guests may use.
     pub cpus: u32,
     /// CPUs that the requests need.
     pub needed: f64,
@@ -41,7 +41,7 @@ fn of_one() -> f64 {
 
 impl CpuRoom {
     /// Sum over the guests' tasks with a rate, each at the price that the profile of its device
-    /// has; `None` where no device was measured in a VM, or no guest declares a rate.
+    /// has, without those of [`CpuRoom::unpriced`]; `None` where no task is left.
     pub fn sum<'a>(
         parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
         cpus: u32,
@@ -49,17 +49,24 @@ impl CpuRoom {
     ) -> Option<Self> {
         let (mut rate, mut needed, mut guests) = (0.0, 0.0, 0);
         for (spec, profile) in parts {
-            let Some(guest) = profile.guest.as_ref().filter(|guest| guest.is_of_guest()) else { continue };
+            let Some(price) = price(profile) else { continue };
             for vm in spec.vms.iter().filter(|vm| is_counted(vm)) {
-                let of_vm: f64 = vm.tasks.iter().filter_map(|task| task.rate).map(|rate| rate.0).sum();
-                rate += of_vm;
-                needed += of_vm * guest.cpu_per_request.max(0.0);
-                guests += u32::from(of_vm > 0.0);
+                rate += rate_of(vm);
+                needed += rate_of(vm) * price;
+                guests += u32::from(rate_of(vm) > 0.0);
             }
         }
         let each_ns = Nanos::from_secs_f64(needed / rate);
         let margin = if guests > 1 { OF_SEVERAL } else { OF_ONE };
         (rate > 0.0).then_some(Self { cpus, needed, free: free.max(0.0), rate, each_ns, margin })
+    }
+
+    /// Names of the guests whose requests have no price: their device was not measured in a VM, or
+    /// no CPU time was seen there.
+    pub fn unpriced<'a>(parts: impl Iterator<Item = (&'a Spec, &'a Profile)>) -> Vec<String> {
+        let without = parts.filter(|(_, profile)| price(profile).is_none());
+        let vms = without.flat_map(|(spec, _)| &spec.vms);
+        vms.filter(|vm| is_counted(vm) && rate_of(vm) > 0.0).map(|vm| vm.name.clone()).collect()
     }
 
     /// Whether requests wait for CPUs that others use, as long as these do.
@@ -94,6 +101,17 @@ impl CpuRoom {
     pub fn most(&self) -> f64 {
         if self.needed > 0.0 { self.rate * self.free / self.needed } else { self.rate }
     }
+}
+
+/// CPU time of one request, in seconds, as measured in a VM on the device; `None` without one.
+fn price(profile: &Profile) -> Option<f64> {
+    let guest = profile.guest.as_ref().filter(|guest| guest.is_of_guest())?;
+    Some(guest.cpu_per_request).filter(|price| *price > 0.0)
+}
+
+/// Sum of the rates that a VM's tasks declare, 1/s.
+fn rate_of(vm: &Vm) -> f64 {
+    vm.tasks.iter().filter_map(|task| task.rate).map(|rate| rate.0).sum()
 }
 
 /// Whether a VM's requests compete for the CPUs with other programs.
@@ -132,6 +150,17 @@ mod tests {
             Some(CpuNeed::Contract { budget: Nanos::from_millis(10), period: Nanos::from_millis(20) });
         let left = sum(&spec, &profile).unwrap();
         assert!((left.rate - 1200.0).abs() < 1e-9, "{left:?}");
+        // Another device was not measured in a VM, or no CPU time was seen there.
+        let unmeasured = Profile { guest: None, ..profile.clone() };
+        let mut unseen = profile.clone();
+        unseen.guest = profile.guest.clone().map(|guest| GuestPoint { cpu_per_request: 0.0, ..guest });
+        let names: Vec<String> = spec.vms[1..].iter().map(|vm| vm.name.clone()).collect();
+        for other in [&unmeasured, &unseen] {
+            let parts = [(&spec, &profile), (&spec, other)];
+            assert_eq!(CpuRoom::unpriced(parts.into_iter()), names, "what those need is not in the sum");
+            assert_eq!(sum(&spec, other), None);
+        }
+        assert!(CpuRoom::unpriced([(&spec, &profile)].into_iter()).is_empty());
         let processes = tests::spec(LabKind::Process, &[tasks()]);
         assert_eq!(sum(&processes, &profile), None);
     }

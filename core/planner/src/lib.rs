@@ -32,7 +32,7 @@ pub use error::PlanError;
 pub use io_cost::{io_cost_plan, io_cost_targets, io_cost_weights};
 pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};
-pub use plan::{Quality, add_cpu_room, mark_not_predicted, outlook, plan, quality};
+pub use plan::{Quality, add_cpu_room, add_cpu_unknown, mark_not_predicted, outlook, plan, quality};
 pub use rtvirtio_units::Enforcement;
 pub use scheme::{scheme_name, scheme_of};
 pub use throttled::{Throttled, throttled};

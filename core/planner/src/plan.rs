@@ -102,6 +102,7 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
                 forecast,
                 cpu: None,
                 cpu_wait: None,
+                cpu_unknown: None,
                 not_predicted: None,
             }
         })
@@ -119,6 +120,13 @@ pub fn mark_not_predicted(tasks: &mut [TaskOutlook], placements: &Placements) {
 pub fn add_cpu_room(tasks: &mut [TaskOutlook], spec: &Spec, room: &CpuRoom) {
     let is_counted = |name: &str| spec.vms.iter().any(|vm| vm.name == name && is_counted(vm));
     tasks.iter_mut().filter(|task| is_counted(&task.vm)).for_each(|task| task.cpu = Some(*room));
+}
+
+/// Says of tasks whose requests compete for CPUs that it is not known whether these suffice.
+pub fn add_cpu_unknown(tasks: &mut [TaskOutlook], spec: &Spec, why: &str) {
+    let is_counted = |name: &str| spec.vms.iter().any(|vm| vm.name == name && is_counted(vm));
+    let of_guests = tasks.iter_mut().filter(|task| is_counted(&task.vm));
+    of_guests.for_each(|task| task.cpu_unknown = Some(why.to_owned()));
 }
 
 #[cfg(test)]
@@ -142,5 +150,9 @@ mod tests {
             CpuRoom { cpus: 2, needed: 0.3, free: 0.2, rate: 600.0, each_ns: Nanos(500_000), margin: 1.2 };
         add_cpu_room(&mut tasks, &spec, &room);
         assert_eq!(tasks.iter().map(TaskOutlook::lacks_cpu).collect::<Vec<_>>(), [true, false]);
+        add_cpu_room(&mut tasks, &spec, &CpuRoom { free: 1.0, ..room });
+        assert!(tasks.iter().all(TaskOutlook::holds));
+        add_cpu_unknown(&mut tasks, &spec, "they may use different CPUs");
+        assert_eq!(tasks.iter().map(TaskOutlook::holds).collect::<Vec<_>>(), [false, true]);
     }
 }

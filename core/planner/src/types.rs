@@ -199,6 +199,10 @@ pub struct TaskOutlook {
     /// Estimated wait for a CPU, which is not in the prediction; `None` where nothing tells of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_wait: Option<CpuWait>,
+    /// Reason why it is not known whether the requests have CPU time enough; `None` where it is,
+    /// and where it was not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_unknown: Option<String>,
     /// Reason why the forecast is none of the device as it is now; `None` where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_predicted: Option<String>,
@@ -206,11 +210,11 @@ pub struct TaskOutlook {
 
 impl TaskOutlook {
     /// Whether the task has a target that is predicted to be met at the declared rate, and CPU time
-    /// is not short where it was looked at.
+    /// is known and not short where it was looked at.
     #[must_use]
     pub fn holds(&self) -> bool {
         let is_predicted = self.margin_ns.is_some() && self.not_predicted.is_none();
-        is_predicted && !self.misses() && !self.lacks_cpu()
+        is_predicted && !self.misses() && !self.lacks_cpu() && self.cpu_unknown.is_none()
     }
 
     /// Whether the target is predicted to be missed, or the declared rate not to be kept.

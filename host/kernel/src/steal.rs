@@ -1,6 +1,7 @@
 //! Time in which this machine, itself a guest, had work for a CPU and its hypervisor ran something
 //! else (proc_stat(5), `steal`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +13,9 @@ const STEAL: usize = 7;
 
 /// Places of the time in which a CPU had nothing to do, or only waited for I/O.
 const IDLE: [usize; 2] = [3, 4];
+
+/// Part of the time that passed by which counters may have gone back, as rounding does.
+const BACK: f64 = 0.05;
 
 /// Name of the line of all CPUs together.
 const ALL: &str = "cpu";
@@ -53,42 +57,89 @@ impl StealWatch {
         Ok(Self { before: times(root, ALL)? })
     }
 
-    /// Share of all CPUs' time that was stolen since the start, 0 to 1; `None` without any time.
+    /// Share of all CPUs' time that was stolen since the start, 0 to 1; `None` without any time,
+    /// and where counters went back, as those of a CPU that goes offline do.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
-        self.share_of(root, &[STEAL])
+        Ok(share_of_time(&self.before, &times(root, ALL)?, &[STEAL]))
     }
 
-    /// Share of the time of all CPUs since then in which they had nothing to do, 0 to 1; `None`
-    /// when no time has passed.
+    /// Share of all CPUs' time that was stolen between the two starts, 0 to 1; `None` as of
+    /// [`Self::share`].
+    #[must_use]
+    pub fn share_until(&self, later: &Self) -> Option<f64> {
+        share_of_time(&self.before, &later.before, &[STEAL])
+    }
+}
+
+/// Idle time of some CPUs, from a moment on.
+#[derive(Clone, Debug)]
+pub struct IdleWatch {
+    before: BTreeMap<u32, [u64; STEAL + 1]>,
+}
+
+impl IdleWatch {
+    /// Starts now, for those of these CPUs that are online, or for all that are.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read, or has another form.
+    pub fn start(root: &Root, cpus: Option<&BTreeSet<u32>>) -> Result<Self, HostError> {
+        let mut before = times_of_each(root)?;
+        before.retain(|cpu, _| cpus.is_none_or(|cpus| cpus.contains(cpu)));
+        Ok(Self { before })
+    }
+
+    /// Number of these CPUs that are online still, and how many of them had nothing to do in the
+    /// mean; `None` where no time passed on one of them, or its counters went back.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub fn idle(&self, root: &Root) -> Result<Option<f64>, HostError> {
-        self.share_of(root, &IDLE)
+    pub fn idle(&self, root: &Root) -> Result<Option<(u32, f64)>, HostError> {
+        let now = times_of_each(root)?;
+        let both = self.before.iter().filter_map(|(cpu, then)| Some((then, now.get(cpu)?)));
+        let shares: Option<Vec<f64>> = both.map(|(then, now)| share_of_time(then, now, &IDLE)).collect();
+        let sum = |all: Vec<f64>| (u32::try_from(all.len()).unwrap_or(u32::MAX), all.iter().sum::<f64>());
+        Ok(shares.filter(|all| !all.is_empty()).map(sum))
     }
+}
 
-    /// Share of all CPUs' time that was stolen between the two starts, 0 to 1; `None` where no time
-    /// lies between them.
-    #[must_use]
-    pub fn share_until(&self, later: &Self) -> Option<f64> {
-        self.share_between(&later.before, &[STEAL])
-    }
+/// Share of the time between two readings of a line that was spent in these places.
+fn share_of_time(then: &[u64; STEAL + 1], now: &[u64; STEAL + 1], places: &[usize]) -> Option<f64> {
+    // The kernel counts idle time as waits for I/O or not by what is pending when it is read: only
+    // their sum never goes back (proc_stat(5)).
+    let merged = |of: &[u64; STEAL + 1]| {
+        let [idle, waits] = IDLE;
+        let mut of = *of;
+        of[idle] = of[idle].saturating_add(std::mem::take(&mut of[waits]));
+        of
+    };
+    let (then, now) = (merged(then), merged(now));
+    let passed: Vec<u64> = now.iter().zip(then).map(|(now, then)| now.saturating_sub(then)).collect();
+    let back: u64 = now.iter().zip(then).map(|(now, then)| then.saturating_sub(*now)).sum();
+    let all: u64 = passed.iter().sum();
+    let sum: u64 = places.iter().map(|place| passed[*place]).sum();
+    (all > 0 && back as f64 <= BACK * all as f64).then(|| sum as f64 / all as f64)
+}
 
-    fn share_of(&self, root: &Root, places: &[usize]) -> Result<Option<f64>, HostError> {
-        Ok(self.share_between(&times(root, ALL)?, places))
-    }
-
-    fn share_between(&self, now: &[u64; STEAL + 1], places: &[usize]) -> Option<f64> {
-        // A CPU that goes offline takes its times out of the sum.
-        let passed: Vec<u64> =
-            now.iter().zip(self.before).map(|(now, then)| now.saturating_sub(then)).collect();
-        let all: u64 = passed.iter().sum();
-        let sum: u64 = places.iter().map(|place| passed[*place]).sum();
-        (all > 0).then(|| sum as f64 / all as f64)
-    }
+/// Times of each CPU that is online, as of [`times`].
+fn times_of_each(root: &Root) -> Result<BTreeMap<u32, [u64; STEAL + 1]>, HostError> {
+    let path = PathBuf::from("/proc/stat");
+    let text = root.read(&path)?;
+    let numbered = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(ALL)?;
+        Some((line, rest.split(' ').next()?.parse::<u32>().ok()?, rest))
+    });
+    let one = |(line, cpu, rest): (&str, u32, &str)| -> Result<(u32, [u64; STEAL + 1]), HostError> {
+        let times: Option<Vec<u64>> =
+            rest.split_ascii_whitespace().skip(1).take(STEAL + 1).map(|t| t.parse().ok()).collect();
+        let times = times.and_then(|times| times.try_into().ok());
+        let expected = "a line for each CPU";
+        let form = || HostError::Form { path: path.clone(), text: line.to_owned(), expected };
+        Ok((cpu, times.ok_or_else(form)?))
+    };
+    numbered.map(one).collect()
 }
 
 /// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are
@@ -115,11 +166,48 @@ mod tests {
         let root = Root::new(dir.path());
         std::fs::create_dir(dir.path().join("proc")).unwrap();
         let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
-        put("cpu 10 0 10 100 5 0 0 1\n");
-        let watch = StealWatch::start(&root).unwrap();
+        put("cpu0 10 0 10 100 5 0 0 1\n");
+        let watch = IdleWatch::start(&root, None).unwrap();
         assert_eq!(watch.idle(&root).unwrap(), None);
-        put("cpu 30 0 20 150 15 5 0 6\n");
-        assert_eq!(watch.idle(&root).unwrap(), Some(0.6), "60 of 100 steps");
+        put("cpu0 30 0 20 150 15 5 0 6\n");
+        assert_eq!(watch.idle(&root).unwrap(), Some((1, 0.6)), "60 of 100 steps");
+    }
+
+    #[test]
+    fn counters_that_went_back_are_no_share() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        put("cpu 100 0 100 9000 50 0 0 10\n");
+        let watch = StealWatch::start(&root).unwrap();
+        // A CPU has gone offline: what others lost is not all that passed.
+        put("cpu 100 0 100 4600 20 0 0 15\n");
+        assert_eq!(watch.share(&root).unwrap(), None);
+        // The time of waits for I/O goes back, as idle time.
+        put("cpu 140 0 140 9050 10 0 0 20\n");
+        assert_eq!(watch.share(&root).unwrap(), Some(0.1));
+    }
+
+    #[test]
+    fn idle_time_is_of_the_cpus_that_are_asked_for_and_online() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let put = |lines: &str| std::fs::write(root.at("/proc/stat"), lines).unwrap();
+        let at_rest = "cpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n";
+        put(&format!("cpu  0 0 0 0 0 0 0 0\n{at_rest}intr 5\n"));
+        let of = |cpus: &[u32]| IdleWatch::start(&root, Some(&cpus.iter().copied().collect())).unwrap();
+        let (all, two, other) = (IdleWatch::start(&root, None).unwrap(), of(&[0, 1]), of(&[7]));
+        assert_eq!(all.idle(&root).unwrap(), None, "no time passed");
+        put("cpu0 75 0 0 25 0 0 0 0\ncpu1 50 0 0 50 0 0 0 0\ncpu2 0 0 0 100 0 0 0 0\n");
+        assert_eq!(all.idle(&root).unwrap(), Some((3, 1.75)));
+        assert_eq!((two.idle(&root).unwrap(), other.idle(&root).unwrap()), (Some((2, 0.75)), None));
+        // The second and the third went offline.
+        put("cpu0 75 0 0 25 0 0 0 0\n");
+        assert_eq!((all.idle(&root).unwrap(), two.idle(&root).unwrap()), (Some((1, 0.25)), Some((1, 0.25))));
+        put("cpu0 1 2\n");
+        assert!(all.idle(&root).is_err() && IdleWatch::start(&Root::default(), None).is_ok());
     }
 
     #[test]

@@ -65,6 +65,10 @@ pub struct ThrottleLimits {
     /// Length of a burst of `bps_wr`, in seconds.
     #[serde(default, alias = "bps-write-max-length")]
     pub bps_wr_max_length: u64,
+    /// Bytes up to which a request counts as one, and a larger one as its part of them more; 0
+    /// where each counts as one.
+    #[serde(default, alias = "iops-size")]
+    pub iops_size: u64,
 }
 
 /// Limit of [`ThrottleLimits`] with its burst.
@@ -112,6 +116,13 @@ impl ThrottleLimits {
             of("bps-read", self.bps_rd, self.bps_rd_max, self.bps_rd_max_length),
             of("bps-write", self.bps_wr, self.bps_wr_max, self.bps_wr_max_length),
         ]
+    }
+
+    /// Whether the limit of this name counts a request by its size: what it lets through is no
+    /// number of requests.
+    #[must_use]
+    pub fn is_by_size(&self, name: &str) -> bool {
+        self.iops_size > 0 && name.starts_with("iops")
     }
 
     /// Limits that are set.
@@ -193,7 +204,11 @@ mod tests {
             serde_json::from_str(r#"{"iops-total": 70, "bps-write": 9, "iops-total-max": 3}"#).unwrap();
         assert_eq!((group.iops, group.bps_wr, group.is_none()), (70, 9, false));
         assert_eq!(group.to_string(), "iops-total=70 iops-total-max=3 bps-write=9");
-        assert!(ThrottleLimits::default().is_none());
+        for text in [r#"{"iops": 50, "iops_size": 4096}"#, r#"{"iops-total": 50, "iops-size": 4096}"#] {
+            let sized: ThrottleLimits = serde_json::from_str(text).unwrap();
+            assert!(sized.is_by_size("iops-total") && !sized.is_by_size("bps-total"), "{text}");
+        }
+        assert!(!block.is_by_size("iops-total") && ThrottleLimits::default().is_none());
         let lengths: ThrottleLimits = serde_json::from_str(r#"{"iops-read-max-length": 1}"#).unwrap();
         assert!(lengths.is_none(), "a throttle-group without limits has lengths of 1");
     }

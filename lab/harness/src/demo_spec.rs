@@ -1,6 +1,8 @@
 //! The demo's spec, adapted to the CPU time that this machine has free, and to what the length of
 //! a run can prove.
 
+use std::collections::BTreeSet;
+
 use rtvirtio_measure::Run;
 use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_planner::CpuRoom;
@@ -54,12 +56,23 @@ fn lowered(rate: f64, factor: f64) -> f64 {
     if exact >= 1.0 { exact.floor() } else { exact.max(LEAST_RATE.min(rate)) }
 }
 
-/// Part of the declared rates that a run kept, all tasks together; 1 without a declared rate.
+/// Part of the declared rates that a run kept, all tasks of disks together; 1 without a declared
+/// rate.
 #[must_use]
 pub fn rates_kept(run: &Run) -> f64 {
-    let declared: f64 = run.tasks.iter().filter_map(|task| task.declared_rate).map(|rate| rate.0).sum();
-    let kept = run.tasks.iter().filter(|task| task.declared_rate.is_some()).map(|task| task.achieved_rate.0);
-    if declared > 0.0 { kept.sum::<f64>() / declared } else { 1.0 }
+    // A task has an entry for each of its targets.
+    let mut seen = BTreeSet::new();
+    let tasks = run.tasks.iter().filter(|task| task.flow.is_none() && seen.insert((&task.vm, &task.task)));
+    kept(tasks.filter_map(|task| Some((task.declared_rate?.0, task.achieved_rate.0))))
+}
+
+/// Part kept of declared rates, each with the achieved one: more of one task is nothing of another.
+fn kept(rates: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let add = |sum: (f64, f64), (declared, achieved): (f64, f64)| {
+        (sum.0 + declared, sum.1 + achieved.min(declared))
+    };
+    let (declared, kept) = rates.fold((0.0, 0.0), add);
+    if declared > 0.0 { kept / declared } else { 1.0 }
 }
 
 /// Lowers the percentile of each target that a run of `seconds` cannot prove, to the highest one
@@ -120,6 +133,13 @@ mod tests {
         assert_eq!(rates(&scaled.spec), [10.0, 50.0, 10.0, 50.0, 10.0, 50.0]);
         // No rate rises.
         assert_eq!([lowered(0.5, 0.4), lowered(0.02, 0.1), lowered(7.0, 0.5)], [0.2, LEAST_RATE, 3.0]);
+    }
+
+    #[test]
+    fn what_one_task_sends_more_is_nothing_of_another() {
+        assert_eq!(kept([(100.0, 150.0), (100.0, 50.0)].into_iter()), 0.75);
+        assert_eq!(kept([(20.0, 20.0)].into_iter()), 1.0);
+        assert_eq!(kept(std::iter::empty()), 1.0);
     }
 
     #[test]

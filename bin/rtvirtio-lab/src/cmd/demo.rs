@@ -190,7 +190,8 @@ impl Stage<'_> {
 
         let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
         let mut plan = plan(spec, &profile, &options)?;
-        CpuTime::of_room(room).add_to(&mut plan.tasks, spec);
+        let unknown = free.is_none().then(|| "free CPU time could not be read".to_owned());
+        CpuTime { unknown, ..CpuTime::of_room(room) }.add_to(&mut plan.tasks, spec);
         print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));

@@ -101,7 +101,9 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         has_throttling: true,
         quota: sum_of(facts.iter().map(|one| one.quota)),
         ready: ready(&facts),
-        stolen: stolen(&facts),
+        stolen: mean(&facts, |one| one.stolen),
+        cpus: cpus(&facts),
+        own_cpus: mean(&facts, |one| one.own_cpus),
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
@@ -152,15 +154,26 @@ fn ready(facts: &[&IntervalFacts]) -> Option<f64> {
     Some(longest as f64 / 1e9 / seconds.max(f64::MIN_POSITIVE))
 }
 
-fn stolen(facts: &[&IntervalFacts]) -> Option<f64> {
+/// Mean of a fact over the time of all intervals; `None` where it is not known of one.
+fn mean(facts: &[&IntervalFacts], of: impl Fn(&IntervalFacts) -> Option<f64>) -> Option<f64> {
     let seconds: f64 = facts.iter().map(|one| one.seconds).sum();
-    let stolen: Option<f64> = facts.iter().map(|one| Some(one.stolen? * one.seconds)).sum();
-    stolen.filter(|_| seconds > 0.0).map(|stolen| stolen / seconds)
+    let sum: Option<f64> = facts.iter().map(|one| Some(of(one)? * one.seconds)).sum();
+    sum.filter(|_| seconds > 0.0).map(|sum| sum / seconds)
+}
+
+/// CPUs of the host, the most of all intervals.
+fn cpus(facts: &[&IntervalFacts]) -> Option<u32> {
+    let all: Option<Vec<u32>> = facts.iter().map(|one| one.cpus).collect();
+    all?.into_iter().max()
 }
 
 fn faults(facts: &[&IntervalFacts]) -> Option<Faults> {
     let all: Option<Vec<Faults>> = facts.iter().map(|one| one.faults).collect();
-    let add = |a: Faults, b: Faults| Faults { own: a.own + b.own, host: a.host + b.host };
+    let add = |a: Faults, b: Faults| Faults {
+        own: a.own + b.own,
+        host: a.host + b.host,
+        may_be_compressed: a.may_be_compressed || b.may_be_compressed,
+    };
     all?.into_iter().reduce(add)
 }
 

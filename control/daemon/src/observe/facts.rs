@@ -39,6 +39,10 @@ pub(super) struct IntervalFacts {
     pub quota: Option<Stops>,
     /// Share of CPU time that the hypervisor below the host took.
     pub stolen: Option<f64>,
+    /// CPUs of the host.
+    pub cpus: Option<u32>,
+    /// CPUs that the VM's threads used.
+    pub own_cpus: Option<f64>,
     /// Major page faults.
     pub faults: Option<Faults>,
     pub limits: Option<Vec<IntervalLimit>>,

@@ -52,8 +52,8 @@ pub struct LimiterObservation {
     pub hits_per_s: Option<f64>,
     /// Reason why hits are not counted.
     pub unseen: Option<String>,
-    /// Part of I/O that it counts; `None` where that is not known or it counts that of several
-    /// drives, and for others than disks.
+    /// Part of I/O that it counts; `None` where that is not known, it counts requests by their size
+    /// or those of several drives, and for others than disks.
     #[serde(skip)]
     pub dimension: Option<Dimension>,
     /// Cgroup whose requests it counts, of blk-throttle.
@@ -216,6 +216,7 @@ impl LimiterCounters {
             // What the other drives of a throttle group use of its limits is not counted here.
             let is_shared = !drive.shared_with.is_empty();
             for limits in &drive.limits {
+                let is_counted = |name: &str| !is_shared && !limits.is_by_size(name);
                 for (name, limit, of) in each(limits) {
                     let done = now.zip(before).and_then(|(now, then)| of(now).checked_sub(of(then)));
                     let used = done.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
@@ -226,7 +227,7 @@ impl LimiterCounters {
                         used,
                         hits_per_s: None,
                         unseen: Some(WHY.to_owned()),
-                        dimension: (!is_shared).then(|| Dimension::of_throttle(name)),
+                        dimension: is_counted(name).then(|| Dimension::of_throttle(name)),
                         cgroup: None,
                     });
                 }

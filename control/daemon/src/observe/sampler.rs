@@ -8,16 +8,16 @@ use std::time::Instant;
 use rtvirtio_blame::{Faults, Limiter, Stops};
 use rtvirtio_cpu::Backend;
 use rtvirtio_domain_protocol::histograms::DiskHistograms;
-use rtvirtio_kernel::faults::of_host;
+use rtvirtio_kernel::faults::{HostFaults, of_host};
 use rtvirtio_kernel::pressure::pressure;
-use rtvirtio_kernel::steal::StealWatch;
+use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_kernel::{HostError, ProcessId, Root, task, unless_gone};
 use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
 use rtvirtio_workflow::Dirs;
 use rtvirtio_workflow::device_windows::DeviceWindows;
-use rtvirtio_workflow::vm_counters::{QuotaCounters, faults_since, own_faults, quota};
+use rtvirtio_workflow::vm_counters::{OwnFaults, QuotaCounters, faults_since, own_faults, quota};
 
 use super::coverage::Coverage;
 use super::facts::{self, DeviceFacts, DeviceInterval, IntervalFacts, ThreadKey, devices, only_device};
@@ -56,7 +56,7 @@ struct VmSample {
     /// Stops by CPU quotas so far.
     quota: Option<QuotaCounters>,
     /// Major page faults so far, of the VM and of the host.
-    faults: (Option<u64>, Option<u64>),
+    faults: (Option<OwnFaults>, Option<HostFaults>),
 }
 
 /// Inputs that all VMs of one sample share.
@@ -65,8 +65,10 @@ struct Surroundings<'a> {
     of_domain: &'a Result<Vec<DiskHistograms>, String>,
     stalls: &'a Stalls,
     stolen: Option<f64>,
+    /// CPUs of the host.
+    cpus: Option<u32>,
     /// Major page faults of the host so far.
-    faults: Option<u64>,
+    faults: Option<HostFaults>,
 }
 
 /// Use of a VM's device; nothing where its requests are not counted there.
@@ -132,6 +134,7 @@ impl Sampler {
         let mut observed = BTreeMap::new();
         let mut of_monitors = self.monitors.sample(vms);
         let (stalls, faults) = (self.stalls.take(), of_host(&self.root).ok());
+        let cpus = cpus_online(&self.root).ok();
         // The reason of a failure is reported among `waits`.
         let of_domain = match domain::control(&self.dirs) {
             Ok(Some(control)) => domain::disks(&control),
@@ -143,7 +146,8 @@ impl Sampler {
             let not_asked = || (Instant::now(), Err("its monitor was not asked".to_owned()));
             let disks = of_monitors.remove(name).unwrap_or_else(not_asked);
             let on_device = self.on_device(vm, vms);
-            let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen: host.stolen, faults };
+            let stolen = host.stolen;
+            let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen, cpus, faults };
             observed.insert(name.clone(), self.sample_vm(vm, disks, &shared, on_device));
         }
         host.standstills =
@@ -201,7 +205,7 @@ impl Sampler {
         shared: &Surroundings<'_>,
         on_device: OnDevice,
     ) -> VmObservation {
-        let Surroundings { of_domain, stalls, stolen, faults } = *shared;
+        let Surroundings { of_domain, stalls, stolen, cpus, faults } = *shared;
         let spec = &vm.contract.vm;
         let seen = self.seen.entry(spec.name.clone()).or_insert_with(|| VmSample::new(&vm.processes));
         if seen.processes != vm.processes {
@@ -229,7 +233,17 @@ impl Sampler {
         let looked = LimiterInput { vm, drives: &drives, disks: &disks, domain: &of_domain };
         out.limiters = seen.limiters.sample(&looked, &out, &self.root, now);
         let seconds = seen.at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
-        let threads = IntervalFacts { seconds, ready, quota, stolen, faults, ..IntervalFacts::default() };
+        let own_cpus = out.cpu_used;
+        let threads = IntervalFacts {
+            seconds,
+            ready,
+            quota,
+            stolen,
+            cpus,
+            own_cpus,
+            faults,
+            ..IntervalFacts::default()
+        };
         // Of requests that a cache answers, QEMU counts some that no limit of the kernel saw.
         let is_covered = on_device.device.is_some();
         let of_disks = facts::limits(&out.limiters)
@@ -391,10 +405,10 @@ impl VmSample {
     }
 
     /// Major page faults of the VM and of the host, whose count is given, since the last sample.
-    fn faults(&mut self, root: &Root, of_host: Option<u64>) -> Option<Faults> {
+    fn faults(&mut self, root: &Root, of_host: Option<HostFaults>) -> Option<Faults> {
         let own = own_faults(root, self.processes.iter().map(|process| process.pid)).ok();
         let before = std::mem::replace(&mut self.faults, (own, of_host));
-        faults_since(before, self.faults)
+        faults_since((before.0.as_ref(), before.1), (self.faults.0.as_ref(), of_host))
     }
 
     /// Throttling by CPU quotas since the last sample.

@@ -15,6 +15,11 @@ const ROWS: usize = 24;
 pub(super) fn settings(plan: &Plan) -> String {
     let verdict = if !plan.is_predicted() {
         not_predicted(plan)
+    } else if plan.tasks.iter().all(|task| task.target_ns.is_none()) {
+        "<p>No task has a target, so <span class=\"open\">nothing is promised</span>.</p>\n".to_owned()
+    } else if plan.feasible && plan.tasks.iter().any(needs_cpus) {
+        "<p>Every target is <span class=\"open\">predicted to be met where CPU time is not short</span>.</p>\n"
+            .to_owned()
     } else if plan.feasible {
         "<p>Every target is <span class=\"good\">predicted to be met</span>.</p>\n".to_owned()
     } else {
@@ -58,6 +63,11 @@ pub(super) fn settings(plan: &Plan) -> String {
     }
     body.push_str(&outlook(plan));
     section("plan", "The plan", &body)
+}
+
+/// Whether a target depends on CPU time that is short, or not known to suffice.
+fn needs_cpus(task: &TaskOutlook) -> bool {
+    task.target_ns.is_some() && (task.lacks_cpu() || task.cpu_unknown.is_some())
 }
 
 /// Verdict on a plan that no model covers.

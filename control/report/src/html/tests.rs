@@ -93,6 +93,18 @@ fn what_is_not_predicted_is_said_so() {
 }
 
 #[test]
+fn a_target_that_depends_on_cpu_time_is_said_to_do_so() {
+    let (r, mut p) = (fixture::result(), fixture::plan());
+    let text = |p: &Plan| check(&html(&report(&r, Some(p), None)));
+    let depends = "predicted to be met where CPU time is not short";
+    assert!(!text(&p).contains(depends));
+    p.tasks[0].cpu_unknown = Some("they may use different CPUs".into());
+    assert!(text(&p).contains(depends));
+    p.tasks.iter_mut().for_each(|task| (task.target_ns, task.margin_ns) = (None, None));
+    assert!(text(&p).contains("nothing is promised") && !text(&p).contains("to be met"));
+}
+
+#[test]
 fn all_plots_have_text_alternatives() {
     let (r, p, d) = (fixture::result(), fixture::plan(), fixture::profile());
     let page = html(&report(&r, Some(&p), Some(&d)));

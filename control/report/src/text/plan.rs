@@ -53,6 +53,11 @@ pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String 
             "every target is predicted to be met where CPU time is not short, as it is now",
             Paint::Open,
         )
+    } else if plan.feasible && plan.tasks.iter().any(|t| t.target_ns.is_some() && t.cpu_unknown.is_some()) {
+        style.paint(
+            "every target is predicted to be met where CPU time is not short, which is not known",
+            Paint::Open,
+        )
     } else if plan.feasible {
         style.paint("every target is predicted to be met", Paint::Good)
     } else {
@@ -157,7 +162,8 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 /// CPU time of the guests' requests, where it was looked at.
 pub(super) fn cpu_note(tasks: &[TaskOutlook], style: &Style) -> String {
     let room = cpu_time::of_tasks(tasks).map(|room| (cpu_time::cpu_room(room), room.is_short()));
-    let notes = room.into_iter().chain(cpu_time::waits_of_tasks(tasks));
+    let unknown = cpu_time::unknown_of_tasks(tasks).map(|said| (said, false));
+    let notes = room.into_iter().chain(unknown).chain(cpu_time::waits_of_tasks(tasks));
     let one = |(said, is_bad): (String, bool)| {
         let text = style.wrap(&said, 0);
         if is_bad { style.paint(&text, Paint::Bad) } else { text }

@@ -41,6 +41,28 @@ fn counters_of_the_measured_part_count_and_those_of_the_warm_up_where_a_load_is_
 }
 
 #[test]
+fn limits_that_changed_in_the_window_are_not_known() {
+    let at = |value: &[u64]| {
+        let limit = |value: &u64| SetLimit {
+            cgroup: "/s/plc".into(),
+            file: "io.max",
+            limit: rtvirtio_kernel::cgroup::Limit::ReadIops,
+            value: *value,
+        };
+        let limits = BTreeMap::from([("plc".to_owned(), value.iter().map(limit).collect::<Vec<_>>())]);
+        Counters { limits, ..Counters::default() }
+    };
+    let of = |then: &Counters, now: &Counters| {
+        Window::new(then, None, None, now).limits_of("plc").map(<[SetLimit]>::len)
+    };
+    assert_eq!((of(&at(&[50]), &at(&[50])), of(&at(&[]), &at(&[]))), (Some(1), Some(0)));
+    // Set anew, taken away, or not read before.
+    for (then, now) in [(at(&[50]), at(&[70])), (at(&[50]), at(&[])), (Counters::default(), at(&[50]))] {
+        assert_eq!(of(&then, &now), None);
+    }
+}
+
+#[test]
 fn stalls_count_only_where_load_does_not_delay_the_probes() {
     let noise =
         Noise { stalls: 2, stalled_ns: Nanos::from_millis(30), stood_still: Some(0.001), ..Noise::default() };

@@ -327,6 +327,7 @@ fn limits_of(limit: impl Fn(&str) -> u64) -> ThrottleLimits {
         bps_max_length: limit("total_bytes_sec_max_length"),
         bps_rd_max_length: limit("read_bytes_sec_max_length"),
         bps_wr_max_length: limit("write_bytes_sec_max_length"),
+        iops_size: limit("size_iops_sec"),
     }
 }
 

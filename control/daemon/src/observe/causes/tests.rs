@@ -68,7 +68,9 @@ fn calm() -> IntervalFacts {
         ready: Some(BTreeMap::from([((7, 1), 5 * MS)])),
         quota: Some(Stops { count: 0, total: Nanos(0) }),
         stolen: Some(0.0),
-        faults: Some(Faults { own: 0, host: 0 }),
+        cpus: Some(2),
+        own_cpus: Some(0.5),
+        faults: Some(Faults { own: 0, host: 0, may_be_compressed: false }),
         limits: Some(Vec::new()),
         device: Some(Arc::new(device(io, BTreeMap::from([("plc".to_owned(), Some(0.0))])))),
         has_shares: true,
@@ -107,9 +109,12 @@ fn a_target_that_is_met_has_no_causes_and_a_missed_one_without_evidence_none_see
     let missed = judged(&[(500, 500, calm())]);
     assert_eq!((missed.verdict, missed.causes.as_deref()), (Verdict::Missed, Some(&[][..])));
     assert!(missed.causes_unread.is_empty(), "{missed:?}");
-    let faults = Some(Faults { own: 200, host: 200 });
+    let faults = Some(Faults { own: 200, host: 200, may_be_compressed: false });
     let paged = judged(&[(500, 500, IntervalFacts { faults, ..calm() })]);
     assert_eq!(kinds(&paged), [CauseKind::Paging]);
+    // A thirtieth of the time of 32 CPUs may be all of the one that the VM needs.
+    let stolen = judged(&[(500, 500, IntervalFacts { faults, stolen: Some(0.03), cpus: Some(32), ..calm() })]);
+    assert_eq!(kinds(&stolen), []);
 }
 
 #[test]

@@ -127,14 +127,32 @@ fn what_a_known_load_used_of_blk_throttle_and_qemus_throttling() {
     drop(group);
 }
 
-#[test]
-fn limits_that_cannot_be_looked_at_are_said() {
+/// A VM whose disk does not exist.
+fn vm() -> RunningVm {
     let text = "[device]\npath = \"/dev/no-such-disk\"\n[[vm]]\nname = \"plc\"\npid = 7\n\
                 [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
     let spec = HostSpec::parse("test", text).unwrap();
     let contract = Contract::of_spec(&spec, Path::new("x.toml")).remove(0);
     let processes = vec![ProcessId { pid: 7, start_time: 1 }];
-    let vm = RunningVm { contract, processes, named: Named::default(), cpu: None };
+    RunningVm { contract, processes, named: Named::default(), cpu: None }
+}
+
+#[test]
+fn what_a_limit_by_size_counts_is_not_known() {
+    let vm = vm();
+    let of = |iops_size| {
+        let limits = ThrottleLimits { iops: 100, bps: 5_000_000, iops_size, ..ThrottleLimits::default() };
+        let drives = [Drive { name: "d".to_owned(), limits: vec![limits], ..Drive::default() }];
+        let looked = LimiterInput { vm: &vm, drives: &drives, disks: &[], domain: &[] };
+        let all = LimiterCounters::default().drives(&looked, Some(1.0));
+        all.iter().map(|one| one.dimension.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!((of(0), of(4096)), (vec![true, true], vec![false, true]));
+}
+
+#[test]
+fn limits_that_cannot_be_looked_at_are_said() {
+    let vm = vm();
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let put = |path: &str, text: &str| {
