@@ -398,7 +398,8 @@ mod tests {
             of.iter().map(|(pid, start, count)| ((*pid, *start), *count)).collect()
         };
         let (then, now) = (own(&[(7, 1, 20)]), own(&[(7, 1, 23)]));
-        let since = |then, now| faults_since((Some(then), host(50)), (Some(now), host(90)));
+        let since =
+            |then: &OwnFaults, now: &OwnFaults| faults_since((Some(then), host(50)), (Some(now), host(90)));
         let found = Faults { own: 3, host: 40, may_be_compressed: false };
         assert_eq!(since(&then, &now), Some(found));
         // The VM was started anew, under the same id or with one process more, or is gone.

@@ -19,7 +19,9 @@ impl Facts {
             return Some(Cause {
                 kind: CauseKind::CpuSteal,
                 share: None,
-                evidence: format!("the hypervisor below this host took {percent:.0} % of the host's CPU time"),
+                evidence: format!(
+                    "the hypervisor below this host took {percent:.0} % of the host's CPU time"
+                ),
                 remedy: "give this host its CPUs".to_owned(),
             });
         }
@@ -32,7 +34,8 @@ impl Facts {
             evidence: format!(
                 "a thread of it was ready without a CPU for {ready:.2} s of each second: others use the CPUs"
             ),
-            remedy: "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)".to_owned(),
+            remedy: "end other programs, lower the rates, or give the VM a CPU contract (`cpu` in the spec)"
+                .to_owned(),
         })
     }
 }

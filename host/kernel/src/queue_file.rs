@@ -27,13 +27,15 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 const SHORT: Duration = Duration::from_micros(200);
 
-/// Time for which a disk that was found hung is not watched again, unless it has completed a request
-/// since: a plan has several settings for each disk. After that it is watched for [`LEAST`].
+/// Time for which a disk that was found hung is not watched again, unless it has completed a
+/// request since: a plan has several settings for each disk. After that it is watched for
+/// [`LEAST`].
 const KNOWN: Duration = Duration::from_secs(10);
 /// Longest time in [`WINDOW`] that this process waits in vain for all disks together.
 const SUM: Duration = Duration::from_secs(6);
 const WINDOW: Duration = Duration::from_secs(60);
-/// Shortest watch of a disk, once the time for all is over: one at work completes requests within it.
+/// Shortest watch of a disk, once the time for all is over: one at work completes requests within
+/// it.
 const LEAST: Duration = Duration::from_millis(100);
 /// Addition to the error of a disk that was watched for less than [`LOOK`].
 const NOT_LONGER: &str = "; other disks hang too, so it was not watched for longer";

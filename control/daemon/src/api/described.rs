@@ -78,6 +78,7 @@ fn plan() -> PlanSnapshot {
         reason: some(),
         since: some(),
         given_up: texts(),
+        warnings: texts(),
         predictions: vec![prediction],
         drift: vec![drift()],
         yielded: texts(),

@@ -113,7 +113,8 @@ fn a_target_that_is_met_has_no_causes_and_a_missed_one_without_evidence_none_see
     let paged = judged(&[(500, 500, IntervalFacts { faults, ..calm() })]);
     assert_eq!(kinds(&paged), [CauseKind::Paging]);
     // A thirtieth of the time of 32 CPUs may be all of the one that the VM needs.
-    let stolen = judged(&[(500, 500, IntervalFacts { faults, stolen: Some(0.03), cpus: Some(32), ..calm() })]);
+    let stolen =
+        judged(&[(500, 500, IntervalFacts { faults, stolen: Some(0.03), cpus: Some(32), ..calm() })]);
     assert_eq!(kinds(&stolen), []);
 }
 
