@@ -32,39 +32,56 @@ pub fn cpu_room(room: &CpuRoom) -> String {
     )
 }
 
-/// Sentence about the estimated waits of a task for CPUs.
-fn cpu_wait(vm: &str, of: &CpuWait) -> String {
-    let from = of.mean_ns.zip(of.n).map_or_else(
+/// Facts that the estimated waits of some tasks follow from; `None` where no wait is estimated.
+fn source(of: &CpuWait) -> Option<String> {
+    of.wait_ns?;
+    Some(of.mean_ns.zip(of.n).map_or_else(
         || "from the use of the CPUs by others and by guests".to_owned(),
         |(mean, n)| format!("from {n} waits of a thread in a second, {} in the mean", num::latency(mean, "")),
-    );
-    match of.wait_ns {
-        Some(wait) => {
-            let wait = num::latency(wait, "");
-            format!("CPU of {vm}: an estimate: requests wait {wait} at this percentile, {from}")
-        }
-        None => {
-            format!(
-                "CPU of {vm}: its requests may need more CPU time than others leave, or than one CPU of the guest has, so no \
+    ))
+}
+
+/// Estimated waits for CPUs that follow from the same facts.
+struct Waits {
+    source: Option<String>,
+    vms: Vec<String>,
+    /// Each with its percentile.
+    waits: Vec<String>,
+    /// Whether a target may be missed for them.
+    are_too_long: bool,
+}
+
+impl Waits {
+    fn sentence(&self) -> String {
+        let (vms, waits) = (self.vms.join(", "), self.waits.join(", "));
+        match &self.source {
+            Some(source) => format!("CPU of {vms}: an estimate: requests wait {waits}, {source}"),
+            None => format!(
+                "CPU of {vms}: requests may need more CPU time than others leave, or than one CPU of the guest has, so no \
                  wait is estimated"
-            )
+            ),
         }
     }
 }
 
-/// Sentences about the waits of the tasks, the same one once, with whether a target may be missed
-/// for it.
+/// Sentences about the waits of the tasks, one for all that follow from the same facts, with
+/// whether a target may be missed for them.
 pub(crate) fn waits_of_tasks(tasks: &[TaskOutlook]) -> Vec<(String, bool)> {
-    let mut all: Vec<(String, bool)> = Vec::new();
+    let mut all: Vec<Waits> = Vec::new();
     for task in tasks.iter().filter(|task| task.target_ns.is_some()) {
         let Some(wait) = &task.cpu_wait else { continue };
-        let said = cpu_wait(&task.vm, wait);
-        match all.iter_mut().find(|(of, _)| *of == said) {
-            Some((_, too_long)) => *too_long |= task.waits_too_long(),
-            None => all.push((said, task.waits_too_long())),
-        }
+        let (source, vms, waits) = (source(wait), Vec::new(), Vec::new());
+        let at = all.iter().position(|of| of.source == source).unwrap_or_else(|| {
+            all.push(Waits { source, vms, waits, are_too_long: false });
+            all.len() - 1
+        });
+        let of = &mut all[at];
+        of.are_too_long |= task.waits_too_long();
+        let estimated = wait.wait_ns.map(|ns| format!("{} ({})", num::latency(ns, ""), task.percentile));
+        of.waits.extend(estimated.filter(|said| !of.waits.contains(said)));
+        of.vms.extend(Some(&task.vm).filter(|vm| !of.vms.contains(vm)).cloned());
     }
-    all
+    all.iter().map(|of| (of.sentence(), of.are_too_long)).collect()
 }
 
 /// Sentence about CPU time of which it is not known whether it suffices.
@@ -91,23 +108,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_estimate_says_so() {
+    fn an_estimate_says_so_once_for_all_that_follow_from_the_same_facts() {
         let ms = |of| Some(Nanos::from_millis(of));
-        let wait = CpuWait { wait_ns: ms(9), mean_ns: ms(1), n: Some(812) };
-        let said = cpu_wait("plc", &wait);
-        assert!(said.contains("an estimate: requests wait 9ms at this percentile, from 812 waits"), "{said}");
-        let wait = CpuWait { mean_ns: None, n: None, ..wait };
-        let said = cpu_wait("plc", &wait);
-        assert!(
-            said.ends_with("wait 9ms at this percentile, from the use of the CPUs by others and by guests")
+        let mut tasks = crate::fixture::plan().tasks;
+        tasks.truncate(4);
+        let (vms, percentile) = (["plc", "plc", "hmi", "hist"], tasks[0].percentile);
+        let by_use = |wait_ns| CpuWait { wait_ns, mean_ns: None, n: None };
+        let waits = [
+            by_use(ms(9)),
+            by_use(ms(12)),
+            by_use(ms(9)),
+            CpuWait { wait_ns: ms(3), mean_ns: ms(1), n: Some(812) },
+        ];
+        for ((task, vm), wait) in tasks.iter_mut().zip(vms).zip(waits) {
+            (task.vm, task.cpu_wait) = (vm.to_owned(), Some(wait));
+        }
+        let said = waits_of_tasks(&tasks).into_iter().map(|(said, _)| said).collect::<Vec<_>>();
+        let want = format!(
+            "CPU of plc, hmi: an estimate: requests wait 9ms ({percentile}), 12ms ({percentile}), from the use of the CPUs by \
+             others and by guests"
         );
-        let said = cpu_wait("plc", &CpuWait { wait_ns: None, ..wait });
+        assert_eq!((said.len(), &said[0]), (2, &want));
+        assert!(said[1].ends_with(" from 812 waits of a thread in a second, 1ms in the mean"), "{said:?}");
+        tasks[0].cpu_wait = Some(by_use(None));
+        let said = waits_of_tasks(&tasks);
         assert!(
-            said.contains(
-                "its requests may need more CPU time than others leave, or than one CPU of the guest has"
+            said[0].0.starts_with(
+                "CPU of plc: requests may need more CPU time than others leave, or than one CPU of the guest has"
             ),
-            "{said}"
+            "{said:?}"
         );
+        assert_eq!(said.len(), 3);
     }
 
     #[test]
