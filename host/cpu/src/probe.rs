@@ -207,13 +207,17 @@ fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> 
 }
 
 fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> ProbeResult {
-    if global.is_some_and(|g| g <= 0.0) {
-        return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
-    }
     // Without a limit the kernel admits everything, and missed deadlines go unnoticed; plans still
     // stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
     let fair_server = Ratio(rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0));
+    // Linux 7 takes no limit below the fair server's share, so its least one leaves nothing.
+    if limit.0 <= fair_server.0 {
+        let beside = if limit.0 > 0.0 { " beside the fair server" } else { "" };
+        return Ok(Err(format!(
+            "sched_rt_runtime_us leaves reservations nothing{beside}; sysctl kernel.sched_rt_runtime_us=950000"
+        )));
+    }
     Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)? }))
 }
 

@@ -135,6 +135,23 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     assert_eq!(old.chosen(true), None);
 }
 
+/// Linux 7 refuses a limit below the share of the fair server.
+#[test]
+fn a_limit_that_leaves_nothing_beside_the_fair_server_makes_a_cap_of_a_contract() {
+    for (release, limit, said) in [
+        ("6.1.0\n", "0\n", "leaves reservations nothing; sysctl"),
+        ("7.2.13\n", "50000\n", "leaves reservations nothing beside the fair server; sysctl"),
+    ] {
+        let host = Host::new(V2, release);
+        host.put("/proc/sys/kernel/sched_rt_runtime_us", limit);
+        assert_eq!(host.chosen(false), Some(Backend::CpuMax), "{release}");
+        let why = why(&host.probe(), Backend::Deadline);
+        assert!(why.contains(said), "{why}");
+        host.put("/proc/sys/kernel/sched_rt_runtime_us", "60000\n");
+        assert_eq!(host.chosen(false), Some(Backend::Deadline), "{release}");
+    }
+}
+
 /// `sched_rt_runtime_us` stops FIFO threads before Linux 6.12, and from then on only with
 /// CONFIG_RT_GROUP_SCHED: what is granted next to ordinary threads is what is kept from them.
 #[test]

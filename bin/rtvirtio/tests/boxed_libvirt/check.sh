@@ -151,7 +151,7 @@ snapshot >before
 
 # No deadlines are admitted, so the contract is a cap of the scope, which systemd is told.
 granted=$(cat /proc/sys/kernel/sched_rt_runtime_us)
-echo 0 >/proc/sys/kernel/sched_rt_runtime_us || echo 110000 >/proc/sys/kernel/sched_rt_runtime_us
+echo 0 >/proc/sys/kernel/sched_rt_runtime_us || echo 50000 >/proc/sys/kernel/sched_rt_runtime_us
 ends 0 rtvirtio apply limit.plan --spec plant.toml
 shows 'cpu.max (cap)'
 capped() {

@@ -4,8 +4,8 @@ export RTVIRTIO_STATE_DIR=/root/state NO_COLOR=1
 slice=/sys/fs/cgroup/machine.slice scope=/sys/fs/cgroup/machine.slice/plc.scope
 dev=$(cat /sys/block/nullb0/dev)
 # No deadlines are admitted, so the contract of a VM is a cap.
-# Linux 7 keeps a part for the servers of ordinary threads, and refuses less.
-echo 0 >/proc/sys/kernel/sched_rt_runtime_us || echo 110000 >/proc/sys/kernel/sched_rt_runtime_us
+# Linux 7 refuses less than the share of the fair server.
+echo 0 >/proc/sys/kernel/sched_rt_runtime_us || echo 50000 >/proc/sys/kernel/sched_rt_runtime_us
 # A neighbour with a weight of its own: systemd enables the cpu controller for the slice.
 systemd-run --quiet --scope --unit=neighbour --slice=machine.slice -p CPUWeight=100 sleep 100000 &
 systemd-run --quiet --scope --unit=plc --slice=machine.slice taskset 1 qemu-system-x86_64 -S -accel tcg -m 32 -nodefaults \
