@@ -19,7 +19,7 @@ properties() {
 snapshot() {
     cat /sys/block/nullb0/queue/scheduler
     for f in /sys/fs/cgroup/cgroup.subtree_control $slice/cgroup.subtree_control $scope/cpu.* $scope/io.*; do
-        case $f in *.stat | *.pressure) continue ;; esac
+        case $f in *.stat | *.stat.* | *.pressure) continue ;; esac
         echo "== $f"
         cat "$f"
     done
