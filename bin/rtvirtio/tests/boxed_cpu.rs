@@ -103,8 +103,8 @@ fn apply_on(cpus: u64, plc: &Plc, spec: &str, backend: Backend) {
             let line = sched.lines().find_map(|l| l.strip_prefix(name))?;
             line.trim_start().strip_prefix(':')?.trim().parse::<u64>().ok()
         };
-        // The kernel's thread stays in the kernel's cgroup, and so off a partition; Linux 7 leaves it
-        // all CPUs, and so takes its reservation.
+        // The kernel's thread stays in the kernel's cgroup, and so off a partition. Linux 7 leaves
+        // it all CPUs, and so takes its reservation.
         let off = cpus == 1 && role == "kvm_pit" && t["affinity"] != "0-1";
         let (policy, priority) = if off { (0, 0) } else { expected(backend, role) };
         // The kernel's prio of a real-time thread is 99 less its priority.
