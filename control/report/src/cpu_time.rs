@@ -7,10 +7,14 @@ use crate::num;
 /// Sentences about the CPU time of guests' requests, with what would help where it is too little.
 #[must_use]
 pub fn cpu_room(room: &CpuRoom) -> String {
+    room_sentence("CPU", room)
+}
+
+fn room_sentence(subject: &str, room: &CpuRoom) -> String {
     let CpuRoom { cpus, needed, free, rate, each_ns, .. } = room;
     let each = num::latency(*each_ns, "");
     let sum = format!(
-        "CPU: requests of guests need {needed:.2} of {cpus} CPUs at the declared rates ({rate:.0}/s, {each} each, as measured in a VM), \
+        "{subject}: requests of guests need {needed:.2} of {cpus} CPUs at the declared rates ({rate:.0}/s, {each} each, as measured in a VM), \
          {free:.2} are free now"
     );
     if !room.is_short() {
@@ -96,9 +100,22 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// That of the tasks, which have the same one where they have any.
-pub(crate) fn of_tasks(tasks: &[TaskOutlook]) -> Option<&CpuRoom> {
-    tasks.iter().find_map(|task| task.cpu.as_ref())
+/// Sentences about the CPU time for the tasks' requests, with whether it is too little; with the
+/// names of its VMs where these share no CPU with the others.
+pub(crate) fn rooms_of_tasks(tasks: &[TaskOutlook]) -> Vec<(String, bool)> {
+    let mut all: Vec<(&CpuRoom, Vec<&str>)> = Vec::new();
+    for task in tasks {
+        let Some(room) = &task.cpu else { continue };
+        let at = all.iter().position(|(of, _)| *of == room).unwrap_or_else(|| {
+            all.push((room, Vec::new()));
+            all.len() - 1
+        });
+        let vms = &mut all[at].1;
+        vms.extend(Some(task.vm.as_str()).filter(|vm| !vms.contains(vm)));
+    }
+    let is_one = all.len() == 1;
+    let subject = |vms: &[&str]| if is_one { "CPU".to_owned() } else { format!("CPU of {}", vms.join(", ")) };
+    all.iter().map(|(room, vms)| (room_sentence(&subject(vms), room), room.is_short())).collect()
 }
 
 #[cfg(test)]
@@ -139,6 +156,22 @@ mod tests {
             "{said:?}"
         );
         assert_eq!(said.len(), 3);
+    }
+
+    #[test]
+    fn cpus_that_vms_do_not_share_are_said_apart() {
+        let room =
+            CpuRoom { cpus: 1, needed: 0.3, free: 0.9, rate: 500.0, each_ns: Nanos(600_000), margin: 1.2 };
+        let mut tasks = crate::fixture::plan().tasks;
+        tasks.truncate(3);
+        for (task, vm) in tasks.iter_mut().zip(["plc", "hmi", "hist"]) {
+            (task.vm, task.cpu) = (vm.to_owned(), Some(room));
+        }
+        assert_eq!(rooms_of_tasks(&tasks), [(cpu_room(&room), false)]);
+        tasks[2].cpu = Some(CpuRoom { free: 0.1, ..room });
+        let said = rooms_of_tasks(&tasks);
+        assert!(said[0].0.starts_with("CPU of plc, hmi: requests of guests need 0.30 of 1 CPUs"), "{said:?}");
+        assert!(said[1].0.starts_with("CPU of hist: ") && said[1].1, "{said:?}");
     }
 
     #[test]

@@ -205,31 +205,86 @@ fn delay(then: &BTreeMap<u32, (Duration, u64)>, now: &BTreeMap<u32, (Duration, u
     now.iter().filter_map(of).max_by_key(|delay| delay.mean_ns)
 }
 
+/// CPU time for guests that share CPUs with each other alone.
+#[derive(Clone, Debug)]
+pub struct SharedRoom {
+    /// Names of these guests; `None` for all of the host.
+    pub vms: Option<BTreeSet<String>>,
+    /// Sum of what their requests need, against what is free.
+    pub room: CpuRoom,
+}
+
 /// CPU time for the requests of a host's guests.
 #[derive(Clone, Debug, Default)]
 pub struct CpuTime {
-    /// Sum for the guests without a contract; `None` where none of them declares a rate, or none of
+    /// Sums for the guests without a contract; none where none of them declares a rate, or none of
     /// their devices was measured in a VM.
-    pub room: Option<CpuRoom>,
-    /// Facts that the waits for CPUs follow from.
-    pub waits: CpuWaits,
+    pub rooms: Vec<SharedRoom>,
     /// Reason why it is not known whether the guests have CPU time enough.
     pub unknown: Option<String>,
+    /// Facts that the waits for CPUs follow from.
+    pub waits: CpuWaits,
 }
 
 impl CpuTime {
     /// CPU time without an observation of the VMs' own threads.
     #[must_use]
     pub fn of_room(room: Option<CpuRoom>) -> Self {
-        Self { waits: waits(room.as_ref(), 0, BTreeMap::new()), room, unknown: None }
+        let waits = waits(room.is_some(), 0, BTreeMap::new());
+        Self {
+            waits,
+            rooms: room.map(|room| SharedRoom { vms: None, room }).into_iter().collect(),
+            unknown: None,
+        }
     }
 
     /// Adds what is known to the tasks that it is about.
     pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
-        self.room.iter().for_each(|room| add_cpu_room(tasks, spec, room));
-        add_cpu_waits(tasks, spec, &self.waits);
+        for SharedRoom { vms, room } in &self.rooms {
+            add_cpu_room(tasks, spec, room, &|vm| vms.as_ref().is_none_or(|vms| vms.contains(vm)));
+        }
         self.unknown.iter().for_each(|why| add_cpu_unknown(tasks, spec, why));
+        add_cpu_waits(tasks, spec, &self.waits);
     }
+}
+
+/// Guests that may use the same CPUs, which no other guest may use.
+#[derive(Debug, PartialEq, Eq)]
+struct Sharing {
+    /// Their names; `None` for all of the host.
+    vms: Option<BTreeSet<String>>,
+    pids: Vec<u32>,
+}
+
+/// Guests by the CPUs that they may use, where no CPU is of two groups; else all as one group.
+fn sharing(root: &Root, own: &BTreeMap<String, Vec<u32>>, unseen: &[String]) -> Vec<Sharing> {
+    let whole = || vec![Sharing { vms: None, pids: own.values().flatten().copied().collect() }];
+    let mut groups: Vec<(BTreeSet<u32>, BTreeSet<String>, Vec<u32>)> = Vec::new();
+    for (vm, pids) in own {
+        // What cannot be read is said where the sums are judged.
+        let Ok(Some(cpus)) = cpus_of(root, pids) else { return whole() };
+        match groups.iter_mut().find(|(of, ..)| *of == cpus) {
+            Some((_, vms, all)) => {
+                vms.insert(vm.clone());
+                all.extend(pids);
+            }
+            None if groups.iter().any(|(of, ..)| !of.is_disjoint(&cpus)) => return whole(),
+            None => groups.push((cpus, BTreeSet::from([vm.clone()]), pids.clone())),
+        }
+    }
+    // A VM that does not run may use all CPUs.
+    if groups.len() < 2 || !unseen.is_empty() {
+        return whole();
+    }
+    groups.into_iter().map(|(_, vms, pids)| Sharing { vms: Some(vms), pids }).collect()
+}
+
+/// Use of CPUs by the processes of each group, all in the same second.
+fn uses(groups: &[Sharing], progress: &dyn Progress) -> Result<Vec<CpuUse>> {
+    let watches = groups.iter().map(|group| CpuWatch::start(&group.pids));
+    let watches = watches.collect::<Result<Vec<_>>>()?;
+    progress.pause(WINDOW)?;
+    watches.iter().map(CpuWatch::so_far).collect()
 }
 
 /// CPU time for the guests of a host with these parts, measured for a second; nothing without
@@ -250,11 +305,11 @@ pub fn measure<'a>(
         return none();
     }
     let (own, unseen) = seen(host, dirs, progress);
-    let pids: Vec<u32> = own.values().flatten().copied().collect();
+    let groups = sharing(&Root::default(), &own, &unseen);
     let read = || own.iter().map(|(vm, pids)| (vm.clone(), waits_of(pids))).collect::<BTreeMap<_, _>>();
     let before = read();
-    let (cpus, free) = match free(&pids, progress) {
-        Ok(found) => found,
+    let used = match uses(&groups, progress) {
+        Ok(used) => used,
         Err(_) if progress.is_cancelled() => return progress.check_cancelled().and_then(|()| none()),
         Err(e) => {
             let why = format!("free CPU time is not known: {e:#}");
@@ -270,16 +325,21 @@ pub fn measure<'a>(
     }
     let delays = read().into_iter().filter_map(|(vm, now)| Some((delay(before.get(&vm)?, &now)?, vm)));
     let delays = delays.map(|(delay, vm)| (vm, delay)).collect();
-    let room = CpuRoom::sum(parts.iter().copied(), cpus, free);
-    let unknown = room.as_ref().and_then(|room| why_unknown(room, &parts, &own));
+    let mut rooms = Vec::new();
+    for (Sharing { vms, .. }, of) in groups.into_iter().zip(used) {
+        let is_of = |vm: &str| vms.as_ref().is_none_or(|vms| vms.contains(vm));
+        let room = CpuRoom::sum_of(parts.iter().copied(), of.cpus, of.free, &is_of);
+        rooms.extend(room.map(|room| SharedRoom { vms, room }));
+    }
+    let unknown = why_unknown(&rooms, &parts, &own);
     if let Some(why) = &unknown {
         progress.warn(&format!("whether the guests have CPU time enough is not known: {why}"));
     }
-    if room.is_some_and(|room| room.is_short()) && !unseen.is_empty() {
+    if rooms.iter().any(|of| of.room.is_short()) && !unseen.is_empty() {
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    Ok(CpuTime { waits: waits(room.as_ref(), contracts(host), delays), room, unknown })
+    Ok(CpuTime { waits: waits(!rooms.is_empty(), contracts(host), delays), rooms, unknown })
 }
 
 /// Whether a device was measured in a VM.
@@ -290,25 +350,29 @@ fn is_measured(profile: &Profile) -> bool {
 /// Reason why it is not known whether each of the guests has CPU time enough; `None` where it is,
 /// and where all together have too little.
 fn why_unknown(
-    room: &CpuRoom,
+    rooms: &[SharedRoom],
     parts: &[(&Spec, &Profile)],
     own: &BTreeMap<String, Vec<u32>>,
 ) -> Option<String> {
-    if room.is_short() {
-        return None;
-    }
+    let enough: Vec<_> = rooms.iter().filter(|of| !of.room.is_short()).collect();
     let unpriced = CpuRoom::unpriced(parts.iter().copied());
-    if !unpriced.is_empty() {
+    if !enough.is_empty() && !unpriced.is_empty() {
         return Some(format!("{}: no CPU time of a request was measured on the device", unpriced.join(", ")));
     }
-    let why = why_not_for_each(&Root::default(), own, room.free);
-    why.unwrap_or_else(|e| Some(format!("{e:#}")))
+    enough.iter().find_map(|SharedRoom { vms, room }| {
+        let is_of = |vm: &str| vms.as_ref().is_none_or(|vms| vms.contains(vm));
+        let own =
+            own.iter().filter(|(vm, _)| is_of(vm)).map(|(vm, pids)| (vm.clone(), pids.clone())).collect();
+        let why = why_not_for_each(&Root::default(), &own, room.free);
+        why.unwrap_or_else(|e| Some(format!("{e:#}")))
+    })
 }
 
-fn waits(room: Option<&CpuRoom>, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
+fn waits(is_used: bool, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
     let root = Root::default();
     // Turns are as long as all CPUs of the host make them.
-    let turn = room.map(|room| turn(&root, cpus_online(&root).unwrap_or(room.cpus))).unwrap_or_default();
+    let cpus = if is_used { cpus_online(&root).ok() } else { None };
+    let turn = cpus.map(|cpus| turn(&root, cpus)).unwrap_or_default();
     CpuWaits { tick: rtvirtio_cpu::tick(), turn, contracts, delays }
 }
 
@@ -397,7 +461,14 @@ mod tests {
         assert_eq!((why(&alike), quota_of(&alike, &[8]).unwrap()), (None, Some(1.6)), "more than is free");
         std::fs::write(alike.at("/cg/s/vm8/cpu.max"), "50000 100000\n").unwrap();
         assert_eq!(why(&alike).unwrap(), "a quota gives b no more than 0.50 CPUs");
+        assert_eq!(sharing(&alike, &own, &[]), [Sharing { vms: None, pids: vec![7, 8] }]);
+        let (_dir, overlapping) = host(["0-1", "1-3"]);
+        assert_eq!(sharing(&overlapping, &own, &[]).len(), 1);
         let (_dir, apart) = host(["0", "1-3"]);
+        let groups = sharing(&apart, &own, &[]);
+        let of = |vm: &str, pid| Sharing { vms: Some(BTreeSet::from([vm.to_owned()])), pids: vec![pid] };
+        assert_eq!(groups, [of("a", 7), of("b", 8)]);
+        assert_eq!(sharing(&apart, &own, &["c".to_owned()]).len(), 1, "it may use any CPU");
         assert_eq!(why(&apart).unwrap(), "a and b may use different CPUs");
         std::fs::write(apart.at("/proc/8/task/8/status"), "Cpus_allowed_list:\tx\n").unwrap();
         assert!(why_not_for_each(&apart, &own, 1.5).is_err(), "what cannot be read is no absence");

@@ -47,10 +47,20 @@ impl CpuRoom {
         cpus: u32,
         free: f64,
     ) -> Option<Self> {
+        Self::sum_of(parts, cpus, free, &|_| true)
+    }
+
+    /// Like [`CpuRoom::sum`], over the guests whose names are of these.
+    pub fn sum_of<'a>(
+        parts: impl Iterator<Item = (&'a Spec, &'a Profile)>,
+        cpus: u32,
+        free: f64,
+        is_of: &dyn Fn(&str) -> bool,
+    ) -> Option<Self> {
         let (mut rate, mut needed, mut guests) = (0.0, 0.0, 0);
         for (spec, profile) in parts {
             let Some(price) = price(profile) else { continue };
-            for vm in spec.vms.iter().filter(|vm| is_counted(vm)) {
+            for vm in spec.vms.iter().filter(|vm| is_counted(vm) && is_of(&vm.name)) {
                 rate += rate_of(vm);
                 needed += rate_of(vm) * price;
                 guests += u32::from(rate_of(vm) > 0.0);
@@ -139,6 +149,9 @@ mod tests {
         let room = sum(&spec, &profile).unwrap();
         assert!((room.needed - 0.9).abs() < 1e-9 && room.each_ns == Nanos(500_000), "{room:?}");
         assert!(room.is_short() && !room.is_too_much());
+        let first = spec.vms[0].name.clone();
+        let alone = CpuRoom::sum_of([(&spec, &profile)].into_iter(), 1, 0.4, &|vm| vm == first).unwrap();
+        assert!((alone.rate - 600.0).abs() < 1e-9 && (alone.margin - OF_ONE).abs() < 1e-9, "{alone:?}");
         assert!(CpuRoom { needed: 2.1, ..room }.is_too_much());
         assert!((room.margin - OF_SEVERAL).abs() < 1e-9);
         // A run that kept four fifths of the rates on CPUs that were used up.

@@ -116,10 +116,11 @@ pub fn mark_not_predicted(tasks: &mut [TaskOutlook], placements: &Placements) {
     }
 }
 
-/// Adds the CPU time of the host's guests to the tasks that it is about.
-pub fn add_cpu_room(tasks: &mut [TaskOutlook], spec: &Spec, room: &CpuRoom) {
+/// Adds the CPU time of guests to their tasks: those of the VMs whose names are of these.
+pub fn add_cpu_room(tasks: &mut [TaskOutlook], spec: &Spec, room: &CpuRoom, is_of: &dyn Fn(&str) -> bool) {
     let is_counted = |name: &str| spec.vms.iter().any(|vm| vm.name == name && is_counted(vm));
-    tasks.iter_mut().filter(|task| is_counted(&task.vm)).for_each(|task| task.cpu = Some(*room));
+    let of_guests = tasks.iter_mut().filter(|task| is_counted(&task.vm) && is_of(&task.vm));
+    of_guests.for_each(|task| task.cpu = Some(*room));
 }
 
 /// Says of tasks whose requests compete for CPUs that it is not known whether these suffice.
@@ -148,9 +149,9 @@ mod tests {
         let mut tasks = outlook(&spec, vec![forecast(), forecast()]);
         let room =
             CpuRoom { cpus: 2, needed: 0.3, free: 0.2, rate: 600.0, each_ns: Nanos(500_000), margin: 1.2 };
-        add_cpu_room(&mut tasks, &spec, &room);
+        add_cpu_room(&mut tasks, &spec, &room, &|_| true);
         assert_eq!(tasks.iter().map(TaskOutlook::lacks_cpu).collect::<Vec<_>>(), [true, false]);
-        add_cpu_room(&mut tasks, &spec, &CpuRoom { free: 1.0, ..room });
+        add_cpu_room(&mut tasks, &spec, &CpuRoom { free: 1.0, ..room }, &|_| true);
         assert!(tasks.iter().all(TaskOutlook::holds));
         add_cpu_unknown(&mut tasks, &spec, "they may use different CPUs");
         assert_eq!(tasks.iter().map(TaskOutlook::holds).collect::<Vec<_>>(), [false, true]);
