@@ -263,13 +263,13 @@ fn sharing(root: &Root, own: &BTreeMap<String, Vec<u32>>, unseen: &[String]) -> 
     for (vm, pids) in own {
         // What cannot be read is said where the sums are judged.
         let Ok(Some(cpus)) = cpus_of(root, pids) else { return whole() };
-        match groups.iter_mut().find(|(of, ..)| *of == cpus) {
-            Some((_, vms, all)) => {
-                vms.insert(vm.clone());
-                all.extend(pids);
-            }
-            None if groups.iter().any(|(of, ..)| !of.is_disjoint(&cpus)) => return whole(),
-            None => groups.push((cpus, BTreeSet::from([vm.clone()]), pids.clone())),
+        if let Some((_, vms, all)) = groups.iter_mut().find(|(of, ..)| *of == cpus) {
+            vms.insert(vm.clone());
+            all.extend(pids);
+        } else if groups.iter().all(|(of, ..)| of.is_disjoint(&cpus)) {
+            groups.push((cpus, BTreeSet::from([vm.clone()]), pids.clone()));
+        } else {
+            return whole();
         }
     }
     // A VM that does not run may use all CPUs.

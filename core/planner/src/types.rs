@@ -192,8 +192,8 @@ pub struct TaskOutlook {
     /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when
     /// missed. `None` without a target.
     pub margin_ns: Option<i64>,
-    /// CPU time for the guests that share CPUs with this one; `None` where it was not looked at, and
-    /// for a VM that has a CPU contract or is a process.
+    /// CPU time for the guests that share CPUs with this one; `None` where it was not looked at,
+    /// and for a VM that has a CPU contract or is a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuRoom>,
     /// Estimated wait for a CPU, which is not in the prediction; `None` where nothing tells of it.

@@ -162,7 +162,8 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 /// CPU time of the guests' requests, where it was looked at.
 pub(super) fn cpu_note(tasks: &[TaskOutlook], style: &Style) -> String {
     let unknown = cpu_time::unknown_of_tasks(tasks).map(|said| (said, false));
-    let notes = cpu_time::rooms_of_tasks(tasks).into_iter().chain(unknown).chain(cpu_time::waits_of_tasks(tasks));
+    let notes =
+        cpu_time::rooms_of_tasks(tasks).into_iter().chain(unknown).chain(cpu_time::waits_of_tasks(tasks));
     let one = |(said, is_bad): (String, bool)| {
         let text = style.wrap(&said, 0);
         if is_bad { style.paint(&text, Paint::Bad) } else { text }
