@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_spec::HostSpec;
 
 /// Time for one file, or for the list of the directory: those of a disk answer within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Part of this time for one while another does not answer: most likely both wait for one server.
 const SHORTER: u32 = 4;
 /// Multiple of this time for one call of [`Reader::read`]; the next call goes on.
@@ -88,7 +88,7 @@ pub(crate) struct Scan {
 
 /// Message of the reading thread.
 #[derive(Debug)]
-enum Told {
+enum ReaderMessage {
     /// The thread turns to this path.
     At(PathBuf),
     /// The thread has read all.
@@ -98,7 +98,7 @@ enum Told {
 /// A thread that reads.
 #[derive(Debug)]
 struct UnderWay {
-    told: Receiver<Told>,
+    messages: Receiver<ReaderMessage>,
     at: PathBuf,
     since: Instant,
 }
@@ -107,17 +107,17 @@ struct UnderWay {
 #[derive(Debug)]
 pub(crate) struct Reader {
     /// Time for one file.
-    pub patience: Duration,
+    pub timeout: Duration,
     under_way: Option<UnderWay>,
     /// Paths that did not answer, each with its thread, which waits still: none is asked twice.
-    silent: BTreeMap<PathBuf, Receiver<Told>>,
+    silent: BTreeMap<PathBuf, Receiver<ReaderMessage>>,
     /// Reason why no thread reads.
     refused: Option<String>,
 }
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { patience: PATIENCE, under_way: None, silent: BTreeMap::new(), refused: None }
+        Self { timeout: READ_TIMEOUT, under_way: None, silent: BTreeMap::new(), refused: None }
     }
 }
 
@@ -125,25 +125,25 @@ impl Reader {
     /// Reads the files; `None` while they are being read, or cannot be.
     pub fn read(&mut self, asked: &Asked) -> Option<Scan> {
         // A thread that goes on, or has ended, had an answer.
-        self.silent.retain(|_, told| matches!(told.try_recv(), Err(TryRecvError::Empty)));
-        let until = Instant::now() + CALL * self.patience;
+        self.silent.retain(|_, messages| matches!(messages.try_recv(), Err(TryRecvError::Empty)));
+        let until = Instant::now() + CALL * self.timeout;
         loop {
-            let patience = self.patience / if self.silent.is_empty() { 1 } else { SHORTER };
+            let timeout = self.timeout / if self.silent.is_empty() { 1 } else { SHORTER };
             let Some(of) = &mut self.under_way else {
                 self.begin(asked)?;
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
-            let received = of.told.recv_timeout(patience.saturating_sub(of.since.elapsed()).min(left));
+            let received = of.messages.recv_timeout(timeout.saturating_sub(of.since.elapsed()).min(left));
             match received {
-                Ok(Told::At(path)) => (of.at, of.since) = (path, Instant::now()),
-                Ok(Told::Done(scan)) => {
+                Ok(ReaderMessage::At(path)) => (of.at, of.since) = (path, Instant::now()),
+                Ok(ReaderMessage::Done(scan)) => {
                     self.under_way = None;
                     return Some(scan);
                 }
-                Err(RecvTimeoutError::Timeout) if of.since.elapsed() >= patience => {
+                Err(RecvTimeoutError::Timeout) if of.since.elapsed() >= timeout => {
                     if let Some(of) = self.under_way.take() {
-                        self.silent.insert(of.at, of.told);
+                        self.silent.insert(of.at, of.messages);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => return None,
@@ -160,19 +160,19 @@ impl Reader {
     }
 
     fn begin(&mut self, asked: &Asked) -> Option<()> {
-        let (sender, told) = channel();
+        let (sender, messages) = channel();
         let silent: BTreeSet<PathBuf> = self.silent.keys().cloned().collect();
         let (at, asked) = (asked.dir.clone(), asked.clone());
         let run = move || {
             // There is none to hear it after the time.
             if let Some(scan) = scan(&asked, &silent, &sender) {
-                let _ = sender.send(Told::Done(scan));
+                let _ = sender.send(ReaderMessage::Done(scan));
             }
         };
         let spawned = std::thread::Builder::new().name("contracts".to_owned()).spawn(run);
         self.refused = spawned.as_ref().err().map(io::Error::to_string);
         spawned.ok()?;
-        self.under_way = Some(UnderWay { told, at, since: Instant::now() });
+        self.under_way = Some(UnderWay { messages, at, since: Instant::now() });
         Some(())
     }
 
@@ -188,8 +188,8 @@ impl Reader {
 }
 
 /// Reads the files but the silent ones; `None` once the result is not waited for.
-fn scan(asked: &Asked, silent: &BTreeSet<PathBuf>, told: &Sender<Told>) -> Option<Scan> {
-    let at = |path: &Path| told.send(Told::At(path.to_owned())).ok();
+fn scan(asked: &Asked, silent: &BTreeSet<PathBuf>, messages: &Sender<ReaderMessage>) -> Option<Scan> {
+    let at = |path: &Path| messages.send(ReaderMessage::At(path.to_owned())).ok();
     let (mut paths, mut unread) = (Vec::new(), Vec::new());
     if silent.contains(&asked.dir) {
         unread.push(NO_ANSWER.to_owned());
@@ -244,7 +244,7 @@ pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'stat
         let _ = sender.send(look());
     };
     std::thread::Builder::new().name("contracts".to_owned()).spawn(run).ok()?;
-    answer.recv_timeout(PATIENCE).ok()
+    answer.recv_timeout(READ_TIMEOUT).ok()
 }
 
 #[cfg(test)]
@@ -288,9 +288,9 @@ mod tests {
             fs::write(at(&format!("{name}.toml")), spec(name)).unwrap();
         }
         let asked = Asked { dir: dir.path().to_owned(), ..Asked::default() };
-        let (thread, told) = channel();
-        let since = Instant::now().checked_sub(PATIENCE).unwrap();
-        let under_way = Some(UnderWay { told, at: at("a.toml"), since });
+        let (thread, messages) = channel();
+        let since = Instant::now().checked_sub(READ_TIMEOUT).unwrap();
+        let under_way = Some(UnderWay { messages, at: at("a.toml"), since });
         let mut reader = Reader { under_way, ..Reader::default() };
         assert!(reader.problem().unwrap().contains("a.toml"));
         let scan = read(&mut reader, &asked);
@@ -298,12 +298,12 @@ mod tests {
         assert!(files[0].1.as_ref().unwrap_err().contains("does not answer"), "{files:?}");
         assert!(scan.stamps[0].is_silent);
         // The thread has an answer, and turns to the next file.
-        thread.send(Told::At(at("b.toml"))).unwrap();
+        thread.send(ReaderMessage::At(at("b.toml"))).unwrap();
         let asked = Asked { known: Some(scan.stamps), ..asked };
         rtvirtio_testkit::site::wait_for("its contents", || {
             let files = reader.read(&asked).and_then(|scan| scan.files);
             files.is_some_and(|files| files[0].1.is_ok())
         });
-        assert!(thread.send(Told::At(at("b.toml"))).is_err(), "it ends");
+        assert!(thread.send(ReaderMessage::At(at("b.toml"))).is_err(), "it ends");
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 /// Files that are waited for on the busiest machine.
 fn patient(dir: impl Into<PathBuf>, more: Vec<PathBuf>) -> ContractFiles {
     let mut files = ContractFiles::new(dir, more);
-    files.reader.patience = HANG;
+    files.reader.timeout = HANG;
     files
 }
 
@@ -178,7 +178,7 @@ fn a_file_on_a_disk_that_hangs_concerns_only_itself_and_what_it_had_is_held() {
     assert_eq!(names(&files.changed().unwrap()), ["plc", "hist"]);
 
     let disk = SilentDisk::mount(&far);
-    files.reader.patience = Duration::from_millis(200);
+    files.reader.timeout = Duration::from_millis(200);
     let mut desired = Desired::default();
     // Any file may be late for once on a busy machine.
     let mut until = |files: &mut ContractFiles, what: &str, is_so: &dyn Fn(&Desired) -> bool| {
@@ -198,7 +198,7 @@ fn a_file_on_a_disk_that_hangs_concerns_only_itself_and_what_it_had_is_held() {
     assert!(now.holds("hist") && !now.holds("other"));
     // So they are after a start, when what is in force may be of the file that does not answer.
     let mut started = ContractFiles::new(&dir, more);
-    started.reader.patience = Duration::from_millis(200);
+    started.reader.timeout = Duration::from_millis(200);
     let now = until(&mut started, "the first look", &|of| names(of) == ["plc", "hmi"]);
     assert!(now.holds("hist") && now.has_unread, "{now:?}");
 
@@ -210,7 +210,7 @@ fn a_file_on_a_disk_that_hangs_concerns_only_itself_and_what_it_had_is_held() {
 fn contracts_are_incomplete_until_the_first_answer() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut files = ContractFiles::new(dir.path(), Vec::new());
-    files.reader.patience = Duration::ZERO;
+    files.reader.timeout = Duration::ZERO;
     let desired = files.changed().unwrap();
     assert!(desired.is_incomplete && desired.holds("plc"), "{desired:?}");
 }

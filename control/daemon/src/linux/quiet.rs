@@ -8,7 +8,7 @@ use rtvirtio_workflow::{Bar, Progress};
 use crate::lock::lock;
 
 /// Most warnings that are kept; the number of further ones is.
-const MOST: usize = 16;
+const MAX_WARNINGS: usize = 16;
 
 /// Discards progress, and is never cancelled: a step is short, and is finished.
 #[derive(Debug, Default)]
@@ -44,8 +44,8 @@ impl Warnings {
     #[must_use]
     pub fn into_lines(self) -> Vec<String> {
         let mut lines = std::mem::take(&mut *lock(&self.lines));
-        let more = lines.len().saturating_sub(MOST);
-        lines.truncate(MOST);
+        let more = lines.len().saturating_sub(MAX_WARNINGS);
+        lines.truncate(MAX_WARNINGS);
         lines.extend((more > 0).then(|| format!("and {more} more warnings")));
         lines
     }
@@ -83,8 +83,8 @@ mod tests {
         }
         assert_eq!(warnings.into_lines(), ["no BFQ"]);
         let warnings = Warnings::default();
-        (0..MOST + 2).for_each(|i| warnings.warn(&i.to_string()));
+        (0..MAX_WARNINGS + 2).for_each(|i| warnings.warn(&i.to_string()));
         let lines = warnings.into_lines();
-        assert_eq!((lines.len(), lines[MOST].as_str()), (MOST + 1, "and 2 more warnings"));
+        assert_eq!((lines.len(), lines[MAX_WARNINGS].as_str()), (MAX_WARNINGS + 1, "and 2 more warnings"));
     }
 }
