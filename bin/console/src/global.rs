@@ -1,6 +1,7 @@
 //! Options of every command.
 
 use std::ffi::OsStr;
+use std::marker::PhantomData;
 use std::path::PathBuf;
 
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
@@ -102,24 +103,45 @@ impl From<ModelArg> for ModelName {
     }
 }
 
-/// Parser of [`ModelArg`] that knows where the paper's models went.
+impl ModelArg {
+    /// Parser that knows where the paper's models went.
+    #[must_use]
+    pub fn parser() -> ExplainingParser<Self> {
+        ExplainingParser::new(|name| {
+            matches!(name, "analytical" | "mlp").then(|| format!(
+                "the RT-VirtIO paper's model `{name}` plans no host: `rtvirtio-bench cases` and `rtvirtio-bench accuracy` compare it; use `--model slice` or `--model bound`"
+            ))
+        })
+    }
+}
+
+/// Parser of an enumeration that gives the reason why some known names are not among its values.
 #[derive(Clone, Debug)]
-pub struct ModelParser;
+pub struct ExplainingParser<T> {
+    /// Reason for a name; `None` for all others.
+    refusal: fn(&str) -> Option<String>,
+    values: PhantomData<T>,
+}
 
-impl TypedValueParser for ModelParser {
-    type Value = ModelArg;
+impl<T> ExplainingParser<T> {
+    /// Refuses the names for which there is a reason.
+    #[must_use]
+    pub fn new(refusal: fn(&str) -> Option<String>) -> Self {
+        Self { refusal, values: PhantomData }
+    }
+}
 
-    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<ModelArg, clap::Error> {
-        if let Some(name @ ("analytical" | "mlp")) = value.to_str() {
-            let words = format!(
-                "the RT-VirtIO paper's model `{name}` plans no host: `rtvirtio-bench cases` and `rtvirtio-bench accuracy` compare it; use `--model slice` or `--model bound`\n"
-            );
-            return Err(clap::Error::raw(ErrorKind::InvalidValue, words).with_cmd(cmd));
+impl<T: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for ExplainingParser<T> {
+    type Value = T;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        if let Some(why) = value.to_str().and_then(self.refusal) {
+            return Err(clap::Error::raw(ErrorKind::InvalidValue, format!("{why}\n")).with_cmd(cmd));
         }
-        EnumValueParser::<ModelArg>::new().parse_ref(cmd, arg, value)
+        EnumValueParser::<T>::new().parse_ref(cmd, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(ModelArg::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+        Some(Box::new(T::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
     }
 }

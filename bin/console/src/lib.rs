@@ -10,7 +10,7 @@ mod ui;
 use std::process::ExitCode;
 
 pub use files::write_result;
-pub use global::{Global, MarginArg, ModelArg, ModelParser};
+pub use global::{ExplainingParser, Global, MarginArg, ModelArg};
 pub use output::{finish, show, style};
 pub use rtvirtio_arguments::print;
 pub use saved::{save_model, save_profile};

@@ -241,11 +241,16 @@ impl CpuTime {
     /// Adds what is known to the tasks that it is about.
     pub fn add_to(&self, tasks: &mut [TaskOutlook], spec: &Spec) {
         for SharedRoom { vms, room } in &self.rooms {
-            add_cpu_room(tasks, spec, room, &|vm| vms.as_ref().is_none_or(|vms| vms.contains(vm)));
+            add_cpu_room(tasks, spec, room, &|vm| is_among(vms.as_ref(), vm));
         }
         self.unknown.iter().for_each(|why| add_cpu_unknown(tasks, spec, why));
         add_cpu_waits(tasks, spec, &self.waits);
     }
+}
+
+/// Whether a VM is one of these; without a list all are.
+fn is_among(vms: Option<&BTreeSet<String>>, vm: &str) -> bool {
+    vms.is_none_or(|vms| vms.contains(vm))
 }
 
 /// Guests that may use the same CPUs, which no other guest may use.
@@ -327,8 +332,7 @@ pub fn measure<'a>(
     let delays = delays.map(|(delay, vm)| (vm, delay)).collect();
     let mut rooms = Vec::new();
     for (Sharing { vms, .. }, of) in groups.into_iter().zip(used) {
-        let is_of = |vm: &str| vms.as_ref().is_none_or(|vms| vms.contains(vm));
-        let room = CpuRoom::sum_of(parts.iter().copied(), of.cpus, of.free, &is_of);
+        let room = CpuRoom::sum_of(parts.iter().copied(), of.cpus, of.free, &|vm| is_among(vms.as_ref(), vm));
         rooms.extend(room.map(|room| SharedRoom { vms, room }));
     }
     let unknown = why_unknown(&rooms, &parts, &own);
@@ -360,9 +364,8 @@ fn why_unknown(
         return Some(format!("{}: no CPU time of a request was measured on the device", unpriced.join(", ")));
     }
     enough.iter().find_map(|SharedRoom { vms, room }| {
-        let is_of = |vm: &str| vms.as_ref().is_none_or(|vms| vms.contains(vm));
-        let own =
-            own.iter().filter(|(vm, _)| is_of(vm)).map(|(vm, pids)| (vm.clone(), pids.clone())).collect();
+        let own = own.iter().filter(|(vm, _)| is_among(vms.as_ref(), vm));
+        let own = own.map(|(vm, pids)| (vm.clone(), pids.clone())).collect();
         let why = why_not_for_each(&Root::default(), &own, room.free);
         why.unwrap_or_else(|e| Some(format!("{e:#}")))
     })

@@ -22,7 +22,7 @@ pub struct ProcessFaults {
     pub count: u64,
 }
 
-/// Faults of the host since its boot, whoever had them.
+/// Faults of all threads of the host since its boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFaults {
     /// Number of faults.

@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_micros(200);
 /// request since: a plan has several settings for each disk. After that it is watched for
 /// [`LEAST`].
 const KNOWN: Duration = Duration::from_secs(10);
-/// Longest time in [`WINDOW`] that this process waits in vain for all disks together.
+/// Longest sum of timed-out waits for disks in [`WINDOW`].
 const SUM: Duration = Duration::from_secs(6);
 const WINDOW: Duration = Duration::from_secs(60);
 /// Shortest watch of a disk, once the time for all is over: one at work completes requests within
@@ -65,7 +65,7 @@ struct StoodStill {
     completed: u64,
 }
 
-/// Time spent on waits in vain, within [`WINDOW`] from `since` on.
+/// Sum of timed-out waits within [`WINDOW`] from `since` on.
 #[derive(Debug, Default)]
 struct Waits {
     since: Option<Instant>,
@@ -211,10 +211,10 @@ fn may_use_within(root: &Root, path: &Path, waits: &Mutex<Waits>) -> io::Result<
     let mut is_under_way = under_way.contains_key(disk_of(path));
     drop(under_way);
     if let Some(note) = note_of(path).map(|note| root.at(note)).filter(|_| !is_under_way) {
-        let (begin, patience) = (Instant::now(), allowed(waits, LEAST, LOOK));
+        let (begin, timeout) = (Instant::now(), allowed(waits, LEAST, LOOK));
         while let Some(process) = noted(&note)? {
             let outlasted = || OUTLASTED.lock().unwrap_or_else(PoisonError::into_inner);
-            if begin.elapsed() >= patience || outlasted().get(&note) == Some(&process) {
+            if begin.elapsed() >= timeout || outlasted().get(&note) == Some(&process) {
                 spend(waits, begin);
                 outlasted().insert(note, process);
                 is_under_way = true;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-/// Longest wait after the end: whoever is well answers sooner.
+/// Longest wait after the end: a peer that works answers sooner.
 const LEAST: Duration = Duration::from_millis(500);
 
 thread_local! {
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(WaitLimit::wait(soon), soon);
         let later = WaitLimit::lasting(HOUR);
         assert_eq!(WaitLimit::left(HOUR), Duration::ZERO);
-        // Others wait as long as they are told to.
+        // Waits of other threads are not limited.
         assert_eq!(std::thread::spawn(|| WaitLimit::left(HOUR)).join().unwrap(), HOUR);
         drop((later, inner));
         assert!(WaitLimit::left(2 * HOUR) > HOUR / 2);

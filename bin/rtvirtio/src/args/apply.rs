@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use rtvirtio_console::{MarginArg, ModelArg, ModelParser};
+use rtvirtio_console::{MarginArg, ModelArg};
 use rtvirtio_units::Nanos;
 
 /// `apply`.
@@ -39,7 +39,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Model for the prediction
-    #[arg(long, value_parser = ModelParser, default_value = "auto")]
+    #[arg(long, value_parser = ModelArg::parser(), default_value = "auto")]
     pub model: ModelArg,
     /// Targets against the neighbours' rate.
     #[command(flatten)]

@@ -1,12 +1,9 @@
 //! `predict` and `plan`.
 
-use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{Arg, Args, Command, ValueEnum};
-use rtvirtio_console::{MarginArg, ModelArg, ModelParser};
+use clap::{Args, ValueEnum};
+use rtvirtio_console::{ExplainingParser, MarginArg, ModelArg};
 use rtvirtio_planner::neighbours::check_actuator;
 use rtvirtio_traffic::Actuator;
 
@@ -19,7 +16,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Model for the prediction
-    #[arg(long, value_parser = ModelParser, default_value = "auto")]
+    #[arg(long, value_parser = ModelArg::parser(), default_value = "auto")]
     pub model: ModelArg,
     /// Start from the kernel's default settings instead of those found on this host
     #[arg(long)]
@@ -66,7 +63,7 @@ pub struct PlanArgs {
     /// or memory, or joins requests before it counts them
     #[arg(
         long,
-        value_parser = LimiterParser,
+        value_parser = LimiterName::parser(),
         value_name = "NAME",
         default_value = "io-max",
         requires = "traffic"
@@ -113,27 +110,16 @@ impl From<LimiterName> for Actuator {
     }
 }
 
-/// Parser of [`LimiterName`] that says why the other regulators are refused, and what takes them.
-#[derive(Clone, Debug)]
-pub struct LimiterParser;
-
-impl TypedValueParser for LimiterParser {
-    type Value = LimiterName;
-
-    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<LimiterName, clap::Error> {
-        let named = Actuator::ALL.into_iter().find(|actuator| value.to_str() == Some(actuator.name()));
-        if let Some(Err(refused)) = named.map(check_actuator) {
-            let name = value.to_string_lossy();
-            let words = format!(
-                "{refused}; `rtvirtio regulator SPEC --actuator {name}` prints what it keeps of the `traffic` in a spec\n"
-            );
-            return Err(clap::Error::raw(ErrorKind::InvalidValue, words).with_cmd(cmd));
-        }
-        EnumValueParser::<LimiterName>::new().parse_ref(cmd, arg, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(LimiterName::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+impl LimiterName {
+    /// Parser that says why the other regulators are refused, and what takes them.
+    fn parser() -> ExplainingParser<Self> {
+        ExplainingParser::new(|name| {
+            let actuator = Actuator::ALL.into_iter().find(|actuator| actuator.name() == name)?;
+            let refused = check_actuator(actuator).err()?;
+            Some(format!(
+                "{refused}; `rtvirtio regulator SPEC --actuator {name}` prints what it keeps of the `traffic` in a spec"
+            ))
+        })
     }
 }
 
