@@ -299,7 +299,7 @@ impl PassTable {
         let share = if any.is_empty() { 0.0 } else { ours.len() as f64 / any.len() as f64 };
         let seen = self.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count();
         let what = format!(
-            "share of the {tier} cases that any tried setting passes which one of ours passes too, {seen} of {all} cases measured"
+            "share of the {tier} cases that any tried setting passes which one of ours passes too, {seen} of {all} measured"
         );
         let claim = Claim::new(format!("cases.{tier}.ours_of_possible"), what, share, "share", any.len());
         out.push(if seen < all { claim } else { claim.at_least(1.0) });
@@ -309,7 +309,7 @@ impl PassTable {
             return out;
         }
         let what = format!(
-            "share of {tier} cases in which our best passes as often as the others' best and, if neither always does, meets more targets or as many with misses up to {NOISE} times theirs, {of} of {all} cases measured"
+            "share of {tier} cases in which our best passes as often as the others' and, if neither always does, meets more targets or as many with misses up to {NOISE} times theirs, {of} of {all} measured"
         );
         let share = good as f64 / of as f64;
         let claim = Claim::new(format!("cases.{tier}.ours_at_least_others"), what, share, "share", of);
