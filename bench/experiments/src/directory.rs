@@ -27,6 +27,7 @@ use crate::fleet_cluster::slow::SlowData;
 use crate::iod::IodData;
 use crate::iod_attach::AttachData;
 use crate::iod_crash::CrashData;
+use crate::iod_migrate::MigrateData;
 use crate::iod_startup::StartupData;
 use crate::net::NetData;
 use crate::net::timeline::TimelineData;
@@ -112,6 +113,7 @@ pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
         saved::<IodData>(),
         saved::<AttachData>(),
         saved::<CrashData>(),
+        saved::<MigrateData>(),
         saved::<StartupData>(),
         saved::<NetData>(),
         saved::<TimelineData>(),

@@ -106,7 +106,15 @@ pub fn wait_for_exit(
 /// # Errors
 /// A status other than 0, with the command's standard error.
 pub fn run_command(guest: &mut QemuGuest, argv: &[&str]) -> anyhow::Result<String> {
-    let output = guest.exec(argv, COMMAND_TIMEOUT)?;
+    run_command_within(guest, argv, COMMAND_TIMEOUT)
+}
+
+/// Runs a command that takes a while, as [`run_command`] does.
+///
+/// # Errors
+/// Those of [`run_command`], and a command that does not end in time.
+pub fn run_command_within(guest: &mut QemuGuest, argv: &[&str], timeout: Duration) -> anyhow::Result<String> {
+    let output = guest.exec(argv, timeout)?;
     if !output.success() {
         bail!("`{}` in the guest: {}", argv.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -28,6 +28,7 @@ pub mod interleave;
 pub mod iod;
 pub mod iod_attach;
 pub mod iod_crash;
+pub mod iod_migrate;
 pub mod iod_startup;
 pub mod net;
 pub mod page;

@@ -37,7 +37,9 @@ pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEE
 pub use demo_busy::BenchDemoBusyArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
-pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use iod::{
+    BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs,
+};
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
 pub use regulation::{BenchRegulationArgs, PartName};
@@ -211,6 +213,15 @@ EXAMPLES
 
 A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
     IodCrash(BenchIodCrashArgs),
+    /// Live migrations of a real guest that verifies, next to one on QEMU's own disk; cost of the log
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod-migrate                                  100 migrations of each guest, about half an hour
+  sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --out /tmp/migrate
+  rtvirtio-bench iod-migrate --report-only --json | jq .claims
+
+The result is written after each migration. Exit code 2 when a claim is not met.")]
+    IodMigrate(BenchIodMigrateArgs),
     /// Start-up time of an application in a real guest, under load in the guest and from another VM
     #[command(after_help = "\
 EXAMPLES

@@ -22,6 +22,7 @@ use rtvirtio_experiments::fleet_cluster::{ClusterData, Parts};
 use rtvirtio_experiments::iod::IodData;
 use rtvirtio_experiments::iod_attach::AttachData;
 use rtvirtio_experiments::iod_crash::CrashData;
+use rtvirtio_experiments::iod_migrate::MigrateData;
 use rtvirtio_experiments::iod_startup::StartupData;
 use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
@@ -38,8 +39,8 @@ use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, before_after, blame, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
-    iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation, responsiveness,
-    sweep, tails,
+    iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation, reservation,
+    responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -52,8 +53,9 @@ use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
     BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs,
     BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs,
-    BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs,
-    BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
+    BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs,
+    BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -76,6 +78,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::DaemonScale(args) => run_daemon_scale(args, &of("daemon-scale", &args.result)),
         BenchCommand::IodAttach(args) => run_iod_attach(args, &of("iod-attach", &args.result)),
         BenchCommand::IodCrash(args) => run_iod_crash(args, &of("iod-crash", &args.result)),
+        BenchCommand::IodMigrate(args) => run_iod_migrate(args, &of("iod-migrate", &args.result)),
         BenchCommand::IodStartup(args) => run_iod_startup(args, &of("iod-startup", &args.result)),
         BenchCommand::Responsiveness(args) => run_responsiveness(args, &of("responsiveness", &args.result)),
         BenchCommand::Net(args) => run_net(args, &of("net", &args.result)),
@@ -216,6 +219,12 @@ fn run_iod_attach(args: &BenchIodAttachArgs, run: &Run<'_>) -> anyhow::Result<Ex
 fn run_iod_crash(args: &BenchIodCrashArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<CrashData>(known(&args.device), |path, labs| {
         save(path, &iod_crash::measure(&args.options(), labs, run.ui)?, run.ui)
+    })
+}
+
+fn run_iod_migrate(args: &BenchIodMigrateArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<MigrateData>(unchecked, |path, labs| {
+        iod_migrate::measure(&args.options(), path, labs, run.ui)
     })
 }
 

@@ -54,6 +54,7 @@ fn files_of_another_device_and_places_that_cannot_be_written() {
         "iod",
         "iod-attach",
         "iod-crash",
+        "iod-migrate",
         "iod-startup",
         "regulation",
         "reservation",

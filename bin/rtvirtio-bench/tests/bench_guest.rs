@@ -1,4 +1,4 @@
-//! Real guests on the I/O domain, in small: killed, and an application that starts.
+//! Real guests on the I/O domain, in small: killed, migrated, and an application that starts.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -78,6 +78,48 @@ fn a_stopped_crash_run_leaves_nothing() {
     wait_for("the end", || run.try_wait().unwrap().is_some());
     assert_ne!(run.wait().unwrap().code(), Some(0));
     assert!(!out.exists(), "half a result is none");
+    assert_clean(&site);
+}
+
+#[test]
+fn a_guest_migrates_and_finds_what_it_wrote() {
+    let Some(site) = site("a_guest_migrates_and_finds_what_it_wrote") else { return };
+    let out = site.dir.path().join("out");
+    let out = out.to_str().unwrap();
+    let result = json(&site, &["bench", "iod-migrate", "--migrations", "2", "--pairs", "1", "--out", out]);
+    for id in ["migrate.lost", "migrate.corrupt", "migrate.lost.qemu"] {
+        let claim = claim(&result, id);
+        assert_eq!((&claim["value"], &claim["n"]), (&0.0.into(), &2.into()), "{claim}");
+    }
+    for id in ["migrate.sums", "migrate.total_ms", "migrate.total_ms.qemu", "migrate.iops.logging"] {
+        assert!(claim(&result, id)["value"].as_f64().unwrap() > 0.0, "{id}: {result}");
+    }
+    assert_eq!(claim(&result, "migrate.log_cost")["n"], 1);
+    let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
+    assert_eq!(again["claims"], result["claims"]);
+    assert_clean(&site);
+}
+
+#[test]
+fn stopped_migrations_leave_what_was_measured() {
+    let Some(site) = site("stopped_migrations_leave_what_was_measured") else { return };
+    let out = site.dir.path().join("out");
+    let mut run = start(&site, &["bench", "iod-migrate", "--out", out.to_str().unwrap()]);
+    let mut said = BufReader::new(run.stderr.take().unwrap()).lines();
+    let moved = said.by_ref().map_while(Result::ok).any(|l| l.contains("migration 1 of 100"));
+    assert!(moved, "both guests moved");
+    signal(&run, Signal::INT);
+    wait_for("the end", || run.try_wait().unwrap().is_some());
+    assert_ne!(run.wait().unwrap().code(), Some(0));
+    let text = std::fs::read_to_string(out.join("iod-migrate.json")).unwrap();
+    let data: Value = serde_json::from_str(&text).unwrap();
+    assert!(
+        data["moves"].as_array().unwrap().len() >= 2 && data["findings"] == serde_json::json!([]),
+        "{text}"
+    );
+    // What was not asked is not met.
+    let shown = json(&site, &["bench", "iod-migrate", "--report-only", "--out", out.to_str().unwrap()]);
+    assert_eq!(claim(&shown, "migrate.lost")["met"], false);
     assert_clean(&site);
 }
 

@@ -209,7 +209,7 @@ pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, Str
 
 /// Lost and corrupt blocks by fio's messages (its `verify.c`). A header of another round has
 /// another seed or number, a block that was never written has no header.
-fn bad_blocks(complaints: &str) -> (u64, u64) {
+pub(crate) fn bad_blocks(complaints: &str) -> (u64, u64) {
     let (mut lost, mut corrupt) = (0, 0);
     for line in complaints.lines().filter(|l| l.contains("verify")) {
         let old = ["bad header rand_seed", "bad header numberio", "bad magic header 0, wanted"];

@@ -1,4 +1,4 @@
-//! `rtvirtio-bench iod`, `iod-attach`, `iod-crash`, `iod-startup`.
+//! `rtvirtio-bench iod`, `iod-attach`, `iod-crash`, `iod-migrate`, `iod-startup`.
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use clap::Args;
 use rtvirtio_experiments::iod::IodOptions;
 use rtvirtio_experiments::iod_attach::AttachOptions;
 use rtvirtio_experiments::iod_crash::CrashOptions;
+use rtvirtio_experiments::iod_migrate::MigrateOptions;
 use rtvirtio_experiments::iod_startup::StartupOptions;
 use rtvirtio_units::{Bytes, Nanos};
 
@@ -80,6 +81,26 @@ pub struct BenchIodCrashArgs {
 impl BenchIodCrashArgs {
     pub fn options(&self) -> CrashOptions {
         CrashOptions { device: self.device.clone(), kills: self.kills, seed: self.seed }
+    }
+}
+
+/// `rtvirtio-bench iod-migrate`.
+#[derive(Args, Debug)]
+pub struct BenchIodMigrateArgs {
+    /// Migrations of each guest, there and back in turn
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub migrations: u32,
+    /// Rounds of requests/s with the log and without it
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+    /// Output options
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchIodMigrateArgs {
+    pub fn options(&self) -> MigrateOptions {
+        MigrateOptions { migrations: self.migrations as usize, pairs: self.pairs as usize }
     }
 }
 

@@ -1,0 +1,271 @@
+//! Migrations of two guests in turn, and then the cost of the log.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rtvirtio_spec::Kernel;
+use rtvirtio_testbed::qemu::{DiskRegion, GuestDisk, Migration, QemuConfig, QemuGuest};
+use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::agent::Process;
+use rtvirtio_workflow::{Progress, generated};
+
+use super::{DiskKind, Findings, MigrateData, Move, guest_load, log_cost};
+use crate::backend::Backend;
+use crate::guest;
+use crate::interleave::Counter;
+use crate::report::{save, write};
+use crate::saved::Saved as _;
+
+/// Size of each guest's disk.
+const DISK: Bytes = Bytes(64 << 20);
+/// Longest migration.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit of a script that writes or reads half of the disk.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Tries to reach the guest's agent after a migration, each of 10 s.
+const ANSWER_TRIES: usize = 3;
+
+/// Options of the experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct MigrateOptions {
+    /// Migrations of each guest.
+    pub migrations: usize,
+    /// Rounds of requests per second with and without the log.
+    pub pairs: usize,
+}
+
+/// Measures, and writes the result into a file after each migration and each round. A migration that
+/// fails ends the migrations: the guests are asked what they found, and the log is measured.
+///
+/// # Errors
+/// Guests or I/O domains that do not start, and cancellation. What was measured is in the file then,
+/// once a guest has moved.
+pub fn measure(
+    options: &MigrateOptions,
+    path: &Path,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let dir = tempfile::Builder::new().prefix("rtvirtio-migrate-").tempdir()?;
+    let mut data = migrate(options, dir.path(), path, labs, progress)?;
+    write(path, &data)?;
+    let log_dir = dir.path().join("log");
+    std::fs::create_dir(&log_dir)?;
+    let ram = log_cost::ram_disk()?;
+    let runs = options.pairs * log_cost::RUNS.len();
+    let mut counter = Counter::new(progress, "requests/s with and without the log", runs);
+    for round in 0..options.pairs {
+        data.rounds.push(log_cost::round(&ram, &log_dir, round, &mut counter, progress)?);
+        write(path, &data)?;
+    }
+    drop(counter);
+    save(path, &data, progress)
+}
+
+/// Boots both guests, migrates them in turn, and asks what they found.
+fn migrate(
+    options: &MigrateOptions,
+    dir: &Path,
+    path: &Path,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<MigrateData> {
+    let image = labs.guest_image(Kernel::Standard, progress)?;
+    let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
+    let sides = [dir.join("0"), dir.join("1")];
+    let [served, own] = ["served", "own"].map(|name| dir.join(name));
+    for file in [&served, &own] {
+        std::fs::File::create(file)?.set_len(DISK.0)?;
+    }
+    let mut domains = Vec::new();
+    for side in &sides {
+        std::fs::create_dir(side)?;
+        domains.push(Backend::start_domain(side, &config(side, &served))?);
+    }
+    let region = DiskRegion { path: own, offset: Bytes(0), size: DISK };
+    let on = |kind: DiskKind| {
+        sides.each_ref().map(|side| {
+            let disk = match kind {
+                DiskKind::Domain => GuestDisk::VhostUser { socket: socket(side), queues: Some(1) },
+                DiskKind::Qemu => GuestDisk::Region(region.clone()),
+            };
+            QemuConfig { accel, ..QemuConfig::new("vm", image.clone(), disk, &side.join("run")) }
+        })
+    };
+    progress.step("booting two guests, on the I/O domain and on QEMU's own disk");
+    // Dropped before the I/O domains.
+    let mut guests = [
+        MovingGuest::boot(DiskKind::Domain, on(DiskKind::Domain))?,
+        MovingGuest::boot(DiskKind::Qemu, on(DiskKind::Qemu))?,
+    ];
+    let mut data = MigrateData {
+        schema: MigrateData::SCHEMA.to_owned(),
+        host: guest::facts(&mut guests[0].here, accel, format!("file of {DISK}"))?,
+        command: format!(
+            "rtvirtio-bench iod-migrate --migrations {} --pairs {}",
+            options.migrations, options.pairs
+        ),
+        generated: generated(),
+        moves: Vec::new(),
+        findings: Vec::new(),
+        rounds: Vec::new(),
+    };
+    move_in_turn(&mut guests, options.migrations, &mut data, path, progress)?;
+    progress.step("asking the guests what they found");
+    for guest in guests {
+        data.findings.push(guest.into_findings(progress)?);
+    }
+    drop(domains);
+    Ok(data)
+}
+
+/// Path of the disk's socket of an I/O domain.
+fn socket(side: &Path) -> PathBuf {
+    side.join("vm.sock")
+}
+
+/// Configuration of the I/O domain of a side.
+pub(super) fn config(side: &Path, disk: &Path) -> String {
+    format!(
+        "control = {:?}\n[[device]]\nname = \"file\"\nwindow = 8\n[[device.disk]]\nname = \"vm\"\n\
+         serial = \"moves\"\nsocket = {:?}\npath = {:?}\nmigrate = true\n",
+        side.join("control").display().to_string(),
+        socket(side).display().to_string(),
+        disk.display().to_string(),
+    )
+}
+
+/// Migrates the guests in turn, and writes the data after each migration.
+fn move_in_turn(
+    guests: &mut [MovingGuest; 2],
+    n: usize,
+    data: &mut MigrateData,
+    path: &Path,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    for i in 0..n {
+        let mut said = Vec::new();
+        // The first one alternates.
+        for which in [i % 2, 1 - i % 2] {
+            progress.check_cancelled()?;
+            let guest = &mut guests[which];
+            let moved = guest.move_on();
+            said.push(match &moved.failed {
+                Some(why) => format!("{} failed: {why}", moved.disk.as_str()),
+                None => format!("{} {} ms of {} ms", moved.disk.as_str(), moved.downtime_ms, moved.total_ms),
+            });
+            data.moves.push(moved);
+            write(path, data)?;
+        }
+        progress.step(&format!("migration {} of {n}, downtime: {}", i + 1, said.join(", ")));
+        if data.moves.iter().any(|m| m.failed.is_some()) {
+            progress.warn("a migration has failed: no more are made");
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// A guest with its load, and the QEMU that it runs in.
+struct MovingGuest {
+    disk: DiskKind,
+    /// Configuration on each side.
+    sides: [QemuConfig; 2],
+    here: QemuGuest,
+    /// Migrations that were begun.
+    begun: usize,
+    writer: Process,
+    reader: Process,
+    expected: Vec<String>,
+}
+
+impl MovingGuest {
+    /// Boots the guest on the first side, and starts its load.
+    fn boot(disk: DiskKind, sides: [QemuConfig; 2]) -> anyhow::Result<Self> {
+        let first = QemuConfig { name: name(disk, 0), ..sides[0].clone() };
+        let mut here = QemuGuest::start(&first)?;
+        let [fill, writer, reader] = [guest_load::fill(), guest_load::writer(), guest_load::reader()];
+        let printed = guest::run_command_within(&mut here, &["sh", "-c", &fill], SCRIPT_TIMEOUT)?;
+        let expected = guest_load::expected(&printed)?;
+        let writer = here.spawn(&["sh", "-c", &writer])?;
+        let reader = here.spawn(&["sh", "-c", &reader])?;
+        Ok(Self { disk, sides, here, begun: 0, writer, reader, expected })
+    }
+
+    /// Migrates the guest to the other side. The QEMU that it left is ended.
+    fn move_on(&mut self) -> Move {
+        let moved = Move { disk: self.disk, ..Move::default() };
+        match self.try_to_move() {
+            Ok(Migration { downtime_ms, total_ms, syncs }) => Move { downtime_ms, total_ms, syncs, ..moved },
+            Err(e) => Move { failed: Some(format!("{e:#}")), ..moved },
+        }
+    }
+
+    fn try_to_move(&mut self) -> anyhow::Result<Migration> {
+        self.begun += 1;
+        let target = QemuConfig {
+            name: name(self.disk, self.begun),
+            incoming: true,
+            ..self.sides[self.begun % 2].clone()
+        };
+        // Where the migration fails the target is dropped, which ends it.
+        let there = QemuGuest::start(&target).context("the target")?;
+        let migration = self.here.migrate(&there, MIGRATION_TIMEOUT)?;
+        std::mem::replace(&mut self.here, there).stop().context("the source")?;
+        answer(&mut self.here).context("the guest does not answer where it arrived")?;
+        Ok(migration)
+    }
+
+    /// Ends the load and the guest. A guest that does not say what it found has an error.
+    fn into_findings(mut self, progress: &dyn Progress) -> anyhow::Result<Findings> {
+        let findings = match self.ask(progress) {
+            Ok(findings) => findings,
+            Err(e) => {
+                progress.check_cancelled()?;
+                progress.warn(&format!("the guest on {}: {e:#}", self.disk.as_str()));
+                Findings { disk: self.disk, errors: 1, ..Findings::default() }
+            }
+        };
+        self.here.stop()?;
+        Ok(findings)
+    }
+
+    fn ask(&mut self, progress: &dyn Progress) -> anyhow::Result<Findings> {
+        let mut findings = Findings { disk: self.disk, ..Findings::default() };
+        let here = &mut self.here;
+        guest::run_command(here, &["touch", guest_load::STOP])?;
+        let written = guest::wait_for_exit(here, self.writer, SCRIPT_TIMEOUT, progress, &mut || Ok(()))?;
+        guest_load::add_writer(&mut findings, &written);
+        if findings.bad_blocks + findings.errors > 0 {
+            let text = String::from_utf8_lossy(&written.stdout).into_owned();
+            progress.warn(&format!("fio on {}: {text:.2000}", self.disk.as_str()));
+        }
+        guest::wait_for_exit(here, self.reader, SCRIPT_TIMEOUT, progress, &mut || Ok(()))?;
+        let sums = guest::run_command(here, &["cat", guest_load::SUMS])?;
+        guest_load::add_sums(&mut findings, &sums, &self.expected);
+        guest_load::add_kernel(&mut findings, &guest::run_command(here, &["dmesg"])?);
+        Ok(findings)
+    }
+}
+
+/// Name of a guest's QEMU.
+fn name(disk: DiskKind, number: usize) -> String {
+    let kind = match disk {
+        DiskKind::Domain => "domain",
+        DiskKind::Qemu => "own",
+    };
+    format!("{kind}{number}")
+}
+
+/// Waits for the agent of a guest that has arrived.
+fn answer(guest: &mut QemuGuest) -> anyhow::Result<()> {
+    for _ in 1..ANSWER_TRIES {
+        if guest.agent().is_ok() {
+            return Ok(());
+        }
+    }
+    guest.agent()?;
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Live migrations there and back of a guest that writes and verifies its disk, and the cost of the
+//! log that they need.
+//!
+//! Two I/O domains in two directories of one host serve one image with `migrate = true`, and the
+//! guest moves between two QEMUs, one on each. The same guest on QEMU's own virtio-blk, on a file of
+//! its own, moves in turn with it. Both guests write and verify all the time.
+//!
+//! The log of written pages is measured without a VM: requests per second of one disk with the log
+//! in use, with `migrate = true` alone, and without it, in turn.
+
+mod guest_load;
+mod log_cost;
+mod measure;
+mod page;
+#[cfg(test)]
+mod tests;
+
+pub use measure::{MigrateOptions, measure};
+
+use rtvirtio_learn::statistic::median;
+use rtvirtio_measure::HostFacts;
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Claim;
+use crate::saved::Saved;
+
+/// Largest share of QEMU's own downtime.
+const DOWNTIME_RATIO: f64 = 1.2;
+/// Largest share of requests per second that the log takes.
+const LOG_COST: f64 = 0.1;
+/// Largest share of requests per second that `migrate = true` takes without a log.
+const LOG_COST_OFF: f64 = 0.01;
+
+/// Back end of a guest's disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskKind {
+    /// The I/O domain.
+    #[default]
+    Domain,
+    /// QEMU's own virtio-blk.
+    Qemu,
+}
+
+impl DiskKind {
+    /// Name in messages and tables.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Domain => "I/O domain",
+            Self::Qemu => "QEMU's own",
+        }
+    }
+}
+
+/// A migration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Move {
+    /// Back end of the guest's disk.
+    pub disk: DiskKind,
+    /// Time for which the guest stood still, as QEMU says it, ms.
+    pub downtime_ms: u64,
+    /// Duration in all, ms.
+    pub total_ms: u64,
+    /// Passes over memory that was written meanwhile.
+    pub syncs: u64,
+    /// Reason of a migration that failed, whose numbers are 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// Findings of a guest after all its migrations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Findings {
+    /// Back end of the guest's disk.
+    pub disk: DiskKind,
+    /// Runs of fio that ended without an error.
+    pub fio_runs: u64,
+    /// Blocks in which fio found another content than it had written.
+    pub bad_blocks: u64,
+    /// Checksums that were made of parts of 4 MiB.
+    pub sums: u64,
+    /// Checksums that were not those of the part.
+    pub wrong_sums: u64,
+    /// I/O errors of fio and the guest's kernel; 1 for a guest that did not answer.
+    pub errors: u64,
+}
+
+/// Requests per second of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogRound {
+    /// Rate of a disk without `migrate`.
+    pub fixed: f64,
+    /// Rate with `migrate = true`, and no log in use.
+    pub ready: f64,
+    /// Rate with a log in use.
+    pub logging: f64,
+}
+
+/// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateData {
+    /// [`MigrateData::SCHEMA`], checked on reading.
+    pub schema: String,
+    /// Host of the measurement.
+    pub host: HostFacts,
+    /// Command line of the measurement.
+    pub command: String,
+    /// Date of the measurement, and version of the program.
+    pub generated: String,
+    /// Migrations in the order made.
+    pub moves: Vec<Move>,
+    /// Findings of the guests; empty where the measurement was stopped before.
+    pub findings: Vec<Findings>,
+    /// Requests per second with and without the log.
+    pub rounds: Vec<LogRound>,
+}
+
+impl Saved for MigrateData {
+    const SCHEMA: &str = "rtvirtio-iod-migrate/1";
+}
+
+/// Numbers of the migrations with one kind of disk.
+struct Summary {
+    /// Completed migrations.
+    n: usize,
+    failed: usize,
+    downtime_ms: f64,
+    longest_downtime_ms: f64,
+    total_ms: f64,
+    longest_ms: f64,
+}
+
+impl Summary {
+    fn of(moves: &[Move], disk: DiskKind) -> Self {
+        let (failed, done): (Vec<&Move>, Vec<&Move>) =
+            moves.iter().filter(|m| m.disk == disk).partition(|m| m.failed.is_some());
+        let all = |of: fn(&Move) -> u64| done.iter().map(|m| of(m) as f64).collect::<Vec<f64>>();
+        let (downtimes, totals) = (all(|m| m.downtime_ms), all(|m| m.total_ms));
+        let longest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+        Self {
+            n: done.len(),
+            failed: failed.len(),
+            longest_downtime_ms: longest(&downtimes),
+            downtime_ms: median(downtimes),
+            longest_ms: longest(&totals),
+            total_ms: median(totals),
+        }
+    }
+}
+
+/// Findings of the guest with this kind of disk; `None` where it was not asked.
+fn findings_of(data: &MigrateData, disk: DiskKind) -> Option<&Findings> {
+    data.findings.iter().find(|f| f.disk == disk)
+}
+
+/// The claims of a result.
+#[must_use]
+pub fn claims(data: &MigrateData) -> Vec<Claim> {
+    let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of(&data.moves, disk));
+    let mut claims = integrity(data, &ours);
+    claims.extend(downtimes(&ours, &peer));
+    claims.push(Claim::new(
+        "migrate.lost.qemu",
+        "the same on QEMU's own disk",
+        (peer.failed as u64 + findings_of(data, DiskKind::Qemu).map_or(0, |f| f.errors)) as f64,
+        "errors",
+        peer.n + peer.failed,
+    ));
+    claims.extend(log_costs(&data.rounds));
+    claims
+}
+
+/// Claims of integrity, which are not met without the guest's findings.
+fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
+    let found = findings_of(data, DiskKind::Domain);
+    let made = ours.n + ours.failed;
+    // Sums without a run of fio, or the other way round, are half a check.
+    let checked = found.filter(|f| f.sums > 0 && f.fio_runs + f.bad_blocks > 0);
+    let sums = checked.map_or(0, |f| f.sums);
+    vec![
+        Claim::new(
+            "migrate.lost",
+            "migrations of a guest that failed, and its errors",
+            (ours.failed as u64 + found.map_or(0, |f| f.errors)) as f64,
+            "errors",
+            found.map_or(0, |_| made),
+        )
+        .at_most(0.0),
+        Claim::new(
+            "migrate.corrupt",
+            "its blocks and sums that were wrong",
+            found.map_or(0, |f| f.bad_blocks + f.wrong_sums) as f64,
+            "blocks",
+            checked.map_or(0, |_| made),
+        )
+        .at_most(0.0),
+        Claim::new("migrate.sums", "sums of 4 MiB that it made", sums as f64, "sums", made),
+    ]
+}
+
+fn downtimes(ours: &Summary, peer: &Summary) -> Vec<Claim> {
+    let is_known = peer.downtime_ms > 0.0;
+    let (ratio, n) =
+        if is_known { (ours.downtime_ms / peer.downtime_ms, ours.n.min(peer.n)) } else { (0.0, 0) };
+    let mut claims = vec![
+        Claim::new(
+            "migrate.downtime_ratio",
+            "its median downtime, over that on QEMU's own disk",
+            ratio,
+            "times",
+            n,
+        )
+        .at_most(DOWNTIME_RATIO),
+    ];
+    let both = [("", "a guest on the I/O domain", ours), (".qemu", "one on QEMU's own disk", peer)];
+    for (suffix, of, all) in both {
+        let ms = |name: &str, what: String, value| {
+            Claim::new(format!("migrate.{name}{suffix}"), what, value, "ms", all.n)
+        };
+        claims.extend([
+            ms("downtime_ms", format!("median downtime of {of}"), all.downtime_ms),
+            ms("downtime_ms.most", format!("longest downtime of {of}"), all.longest_downtime_ms),
+            ms("total_ms", format!("median duration of a migration of {of}"), all.total_ms),
+            ms("total_ms.most", format!("longest migration of {of}"), all.longest_ms),
+        ]);
+    }
+    claims
+}
+
+fn log_costs(rounds: &[LogRound]) -> Vec<Claim> {
+    let n = rounds.len();
+    let of = |value: fn(&LogRound) -> f64| median(rounds.iter().map(value).collect());
+    vec![
+        Claim::new(
+            "migrate.log_cost",
+            "requests/s lost while written pages are logged",
+            of(|r| 1.0 - r.logging / r.ready),
+            "share",
+            n,
+        )
+        .at_most(LOG_COST),
+        Claim::new(
+            "migrate.log_cost_off",
+            "the same by `migrate = true` without a log",
+            of(|r| 1.0 - r.ready / r.fixed),
+            "share",
+            n,
+        )
+        .at_most(LOG_COST_OFF),
+        Claim::new("migrate.iops.logging", "requests/s with a log, median", of(|r| r.logging), "1/s", n),
+        Claim::new("migrate.iops.ready", "requests/s without, median", of(|r| r.ready), "1/s", n),
+        Claim::new("migrate.iops.fixed", "requests/s without `migrate`, median", of(|r| r.fixed), "1/s", n),
+    ]
+}
