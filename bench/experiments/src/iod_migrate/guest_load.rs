@@ -60,7 +60,7 @@ pub fn reader() -> String {
 /// Sums that [`fill`] printed.
 ///
 /// # Errors
-/// Another number of them than there are parts.
+/// Text without exactly one sum for each part.
 pub fn expected(printed: &str) -> anyhow::Result<Vec<String>> {
     let sums: Vec<String> = printed.lines().map(str::to_owned).collect();
     let is_sum = |sum: &String| sum.len() == 32 && sum.bytes().all(|b| b.is_ascii_hexdigit());

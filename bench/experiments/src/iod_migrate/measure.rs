@@ -50,7 +50,6 @@ pub fn measure(
 ) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-migrate-").tempdir()?;
     let mut data = migrate(options, dir.path(), path, labs, progress)?;
-    write(path, &data)?;
     let log_dir = dir.path().join("log");
     std::fs::create_dir(&log_dir)?;
     let ram = log_cost::ram_disk()?;
@@ -116,6 +115,7 @@ fn migrate(
     progress.step("asking the guests what they found");
     for guest in guests {
         data.findings.push(guest.into_findings(progress)?);
+        write(path, &data)?;
     }
     drop(domains);
     Ok(data)
