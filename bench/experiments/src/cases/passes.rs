@@ -299,7 +299,7 @@ impl PassTable {
         let share = if any.is_empty() { 0.0 } else { ours.len() as f64 / any.len() as f64 };
         let seen = self.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count();
         let what = format!(
-            "share of the {tier} cases that any tried setting passes which one of ours passes too, {seen} of {all} measured"
+            "share of the {tier} cases that any tried setting passes which ours pass too, {seen} of {all} measured"
         );
         let claim = Claim::new(format!("cases.{tier}.ours_of_possible"), what, share, "share", any.len());
         out.push(if seen < all { claim } else { claim.at_least(1.0) });
