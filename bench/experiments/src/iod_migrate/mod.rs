@@ -193,7 +193,7 @@ fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
         .at_most(0.0),
         Claim::new(
             "migrate.corrupt",
-            "its blocks and sums that were wrong",
+            "blocks and sums of a migrated guest that were wrong",
             found.map_or(0, |f| f.bad_blocks + f.wrong_sums) as f64,
             "blocks",
             checked.map_or(0, |_| made),
@@ -210,7 +210,7 @@ fn downtimes(ours: &Summary, peer: &Summary) -> Vec<Claim> {
     let mut claims = vec![
         Claim::new(
             "migrate.downtime_ratio",
-            "its median downtime, over that on QEMU's own disk",
+            "median downtime of a guest, over that on QEMU's own disk",
             ratio,
             "times",
             n,
@@ -246,7 +246,7 @@ fn log_costs(rounds: &[LogRound]) -> Vec<Claim> {
         .at_most(LOG_COST),
         Claim::new(
             "migrate.log_cost_off",
-            "the same by `migrate = true` without a log",
+            "requests/s lost by `migrate = true` without a log",
             of(|r| 1.0 - r.ready / r.fixed),
             "share",
             n,
