@@ -25,6 +25,7 @@ use crate::fleet::FleetData;
 use crate::fleet_cluster::ClusterData;
 use crate::fleet_cluster::slow::SlowData;
 use crate::iod::IodData;
+use crate::iod_added::AddedData;
 use crate::iod_attach::AttachData;
 use crate::iod_crash::CrashData;
 use crate::iod_migrate::MigrateData;
@@ -111,6 +112,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
     let all = [
         saved::<IodData>(),
+        saved::<AddedData>(),
         saved::<AttachData>(),
         saved::<CrashData>(),
         saved::<MigrateData>(),

@@ -26,6 +26,7 @@ pub mod guest;
 pub mod host;
 pub mod interleave;
 pub mod iod;
+pub mod iod_added;
 pub mod iod_attach;
 pub mod iod_crash;
 pub mod iod_migrate;

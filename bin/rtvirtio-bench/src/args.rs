@@ -38,7 +38,8 @@ pub use demo_busy::BenchDemoBusyArgs;
 pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
 pub use host::BenchHostArgs;
 pub use iod::{
-    BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs,
+    BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs,
+    BenchIodStartupArgs,
 };
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
@@ -196,6 +197,16 @@ EXAMPLES
 VMs are processes that sleep. About a minute a round. Exit code 2 when a claim is not met. Needs root, and real-time groups
 of cgroup v1.")]
     DaemonScale(BenchDaemonScaleArgs),
+    /// Latency and CPU time that the I/O domain adds to the bare device, which fio reads by
+    /// io_uring
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench iod-added                       five minutes, on a loop device over memory
+  sudo rtvirtio-bench iod-added --device twin:emmc --device file:/var/tmp/disk
+  sudo rtvirtio-bench iod-added --pairs 1 --for 1s --out /tmp/added --json | jq .claims
+
+Through the I/O domain reads a vhost-user client without a VM, which sleeps or polls. Exit code 2 when a claim is not met.")]
+    IodAdded(BenchIodAddedArgs),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES

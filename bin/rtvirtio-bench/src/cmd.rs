@@ -20,6 +20,7 @@ use rtvirtio_experiments::fleet::FleetData;
 use rtvirtio_experiments::fleet_cluster::slow::SlowData;
 use rtvirtio_experiments::fleet_cluster::{ClusterData, Parts};
 use rtvirtio_experiments::iod::IodData;
+use rtvirtio_experiments::iod_added::AddedData;
 use rtvirtio_experiments::iod_attach::AttachData;
 use rtvirtio_experiments::iod_crash::CrashData;
 use rtvirtio_experiments::iod_migrate::MigrateData;
@@ -39,7 +40,7 @@ use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, before_after, blame, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
-    iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation, reservation,
+    iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation, reservation,
     responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
@@ -52,8 +53,8 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
     BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs,
-    BenchFleetClusterArgs, BenchHostArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs,
-    BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
+    BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs,
+    BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
     BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs,
     BenchTailsArgs, PartName,
 };
@@ -76,6 +77,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
         BenchCommand::DaemonScale(args) => run_daemon_scale(args, &of("daemon-scale", &args.result)),
+        BenchCommand::IodAdded(args) => run_iod_added(args, &of("iod-added", &args.result)),
         BenchCommand::IodAttach(args) => run_iod_attach(args, &of("iod-attach", &args.result)),
         BenchCommand::IodCrash(args) => run_iod_crash(args, &of("iod-crash", &args.result)),
         BenchCommand::IodMigrate(args) => run_iod_migrate(args, &of("iod-migrate", &args.result)),
@@ -208,6 +210,14 @@ fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let all = directory::iod_report(&args.result.out)?;
     let all = all.with_context(|| format!("{} holds no result", args.result.out.display()))?;
     run.print(all, IodData::TITLE)
+}
+
+fn run_iod_added(args: &BenchIodAddedArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let options = args.options();
+    run.whole::<AddedData>(
+        || options.check(),
+        |path, labs| save(path, &iod_added::measure(&options, labs, run.ui)?, run.ui),
+    )
 }
 
 fn run_iod_attach(args: &BenchIodAttachArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {

@@ -412,6 +412,34 @@ fn the_io_domain_in_small() {
 }
 
 #[test]
+fn a_ring_on_the_bare_device_and_the_io_domain_in_turn() {
+    let test = "a_ring_on_the_bare_device_and_the_io_domain_in_turn";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let out = site.dir.path().join("added");
+    let out = out.to_str().unwrap();
+    let args = ["bench", "iod-added", "--pairs", "1", "--for", "500ms", "--device", "twin:emmc", "--out", out];
+    let (_, result) = site.json(&args);
+    let devices = result["data"][0]["devices"].as_array().unwrap_or_else(|| panic!("{result}"));
+    let names: Vec<&Value> = devices.iter().map(|d| &d["name"]).collect();
+    assert_eq!(names, ["ram", "emmc"]);
+    for round in devices.iter().flat_map(|d| d["rounds"].as_array().unwrap()) {
+        for way in ["bare", "sleeping", "polling"] {
+            let number = |name: &str| round[way][name].as_f64().unwrap();
+            assert!(number("n") > 0.0 && number("p50_ns") <= number("p9999_ns"), "{way}: {round}");
+            assert!(number("client_cpu_ns") > 0.0, "{way}: {round}");
+        }
+        assert_eq!(round["bare"]["domain_cpu_ns"], 0.0, "{round}");
+    }
+    assert!(devices.iter().all(|d| d["rounds"].as_array().unwrap().len() == 3), "three depths");
+    let (_, again) = site.json(&["bench", "iod", "--report-only", "--out", out]);
+    assert_eq!(again["claims"], result["claims"]);
+    site.assert_clean();
+}
+
+#[test]
 fn disks_come_and_go_next_to_a_client_that_verifies() {
     let test = "disks_come_and_go_next_to_a_client_that_verifies";
     if !can_run(test) {

@@ -210,7 +210,7 @@ fn device_status(dir: &Path) -> anyhow::Result<DeviceStatus> {
     client::ask(&dir.join("control"))?.devices.into_iter().next().context("the domain has no device")
 }
 
-fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
+pub(crate) fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
     format!(
         "control = {:?}\n[[device]]\nname = \"ram\"\nwindow = {{ start = 128, least = 128, most = 128 }}\n\
          [[device.disk]]\nname = \"vm0\"\nsocket = {:?}\npath = {:?}\nshared = true\n{more}",

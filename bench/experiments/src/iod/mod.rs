@@ -1,7 +1,7 @@
 //! The I/O domain compared with existing schedulers: a flood next to declared rates, and the cost
 //! of a request.
 
-mod measure;
+pub(crate) mod measure;
 mod page;
 pub mod simulated;
 pub mod window;

@@ -1,9 +1,10 @@
-//! `rtvirtio-bench iod`, `iod-attach`, `iod-crash`, `iod-migrate`, `iod-startup`.
+//! `rtvirtio-bench iod`, `iod-added`, `iod-attach`, `iod-crash`, `iod-migrate`, `iod-startup`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use rtvirtio_experiments::iod::IodOptions;
+use rtvirtio_experiments::iod_added::AddedOptions;
 use rtvirtio_experiments::iod_attach::AttachOptions;
 use rtvirtio_experiments::iod_crash::CrashOptions;
 use rtvirtio_experiments::iod_migrate::MigrateOptions;
@@ -40,6 +41,30 @@ impl BenchIodArgs {
             repeat: self.repeat,
             no_peer: self.no_peer,
         }
+    }
+}
+
+/// `rtvirtio-bench iod-added`.
+#[derive(Args, Debug)]
+pub struct BenchIodAddedArgs {
+    /// Pairs of runs at each depth, for each kind of client
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "5s")]
+    pub length: Nanos,
+    /// A device beside memory, again for each: emulated, or `file:PATH` for a file that is made on
+    /// a disk of this machine and removed afterwards
+    #[arg(long = "device", value_name = "twin:NAME")]
+    pub devices: Vec<String>,
+    /// Output options
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchIodAddedArgs {
+    pub fn options(&self) -> AddedOptions {
+        AddedOptions { devices: self.devices.clone(), length: self.length, pairs: self.pairs as usize }
     }
 }
 

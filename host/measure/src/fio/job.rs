@@ -80,6 +80,26 @@ impl IoClass {
     }
 }
 
+/// fio's engine for tasks that keep requests in flight without waiting for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// Linux AIO.
+    #[default]
+    Libaio,
+    /// io_uring with registered buffers and files, without polling for completions.
+    IoUring,
+}
+
+impl Engine {
+    /// Lines of the job file.
+    fn options(self) -> &'static str {
+        match self {
+            Self::Libaio => "ioengine=libaio\n",
+            Self::IoUring => "ioengine=io_uring\nfixedbufs=1\nregisterfiles=1\nhipri=0\n",
+        }
+    }
+}
+
 /// Part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
@@ -104,6 +124,7 @@ pub struct JobFile {
     options: JobOptions,
     /// Disk of each task; empty where all use that of the options.
     targets: Vec<PathBuf>,
+    engine: Engine,
 }
 
 /// Section of a job file: a thread of fio.
@@ -141,7 +162,8 @@ impl JobFile {
                 })),
             }
         }
-        Ok(Self { vm: vm.name.clone(), tasks: vm.tasks.clone(), sections, options, targets: Vec::new() })
+        let (vm, tasks) = (vm.name.clone(), vm.tasks.clone());
+        Ok(Self { vm, tasks, sections, options, targets: Vec::new(), engine: Engine::default() })
     }
 
     /// Sets a disk for each task, in place of the one of all; an empty list changes nothing.
@@ -159,6 +181,12 @@ impl JobFile {
         }
         self.targets = targets.to_vec();
         Ok(self)
+    }
+
+    /// Sets the engine of the tasks that neither sync their writes nor wait for each request.
+    #[must_use]
+    pub fn with_engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
     }
 
     /// Name of the VM.
@@ -291,7 +319,7 @@ impl JobFile {
             match task.sync {
                 Some(_) => s.push_str("ioengine=psync\n"),
                 None => {
-                    let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+                    let _ = writeln!(s, "{}iodepth={}", self.engine.options(), task.depth);
                 }
             }
             if !self.options.warmup.is_zero() {
@@ -306,7 +334,7 @@ impl JobFile {
             return s;
         };
         if task.arrival == Arrival::Closed && task.depth > 1 {
-            let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+            let _ = writeln!(s, "{}iodepth={}", self.engine.options(), task.depth);
         } else {
             s.push_str("ioengine=psync\n");
         }

@@ -6,7 +6,7 @@ mod log;
 mod rate;
 
 pub(crate) use job::{COMMON, escaped, fio_args};
-pub use job::{IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region, Section};
+pub use job::{Engine, IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region, Section};
 pub use json::{Direction, JobStats, parse_json};
 pub use log::{Sample, parse_log};
 pub use rate::FioRate;

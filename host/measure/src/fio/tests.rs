@@ -282,6 +282,15 @@ fn classes_and_bursts_become_fio_options() {
 }
 
 #[test]
+fn a_ring_replaces_libaio_and_no_other_engine() {
+    let job = JobFile::new(&recorded_vm(), recorded_options()).unwrap();
+    let (aio, ring) = (job.text(), job.with_engine(Engine::IoUring).text());
+    let options = "ioengine=io_uring\nfixedbufs=1\nregisterfiles=1\nhipri=0\n";
+    assert!(!ring.contains("libaio") && aio.contains("ioengine=psync\n"), "{ring}");
+    assert_eq!(ring.replace(options, "ioengine=libaio\n"), aio);
+}
+
+#[test]
 fn nothing_is_loaded_into_fio_unless_it_is_wanted() {
     let job = |preload| JobFile::new(&recorded_vm(), JobOptions { preload, ..recorded_options() }).unwrap();
     let (with, without) = (job(true), job(false));
