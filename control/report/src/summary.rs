@@ -364,7 +364,7 @@ mod tests {
         run.noise = None;
         for (ms, reported) in [(74, false), (75, true)] {
             let longest_ns = Nanos::from_millis(ms);
-            run.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000 });
+            run.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000, held: 0 });
             let notes = doubts(&run);
             assert_eq!(
                 reported,

@@ -102,9 +102,16 @@ fn sample_device(
 
 /// Whether requests wait while the elevator idles: then their time is not the device's.
 fn idles(device: &BlockDevice, root: &Root) -> bool {
-    let Ok(elevators) = device.elevators(root) else { return true };
-    let is_zero = |file: &str| root.read(device.tunable(file)).is_ok_and(|text| text.trim() == "0");
-    elevators.current == "bfq" && !(is_zero("slice_idle") && is_zero("strict_guarantees"))
+    bfq_idles(device, root).unwrap_or(true)
+}
+
+/// Whether the elevator is BFQ and idles; `None` where that cannot be read.
+pub(crate) fn bfq_idles(device: &BlockDevice, root: &Root) -> Option<bool> {
+    if device.elevators(root).ok()?.current != "bfq" {
+        return Some(false);
+    }
+    let is_zero = |file: &str| Some(root.read(device.tunable(file)).ok()?.trim() == "0");
+    Some(!(is_zero("slice_idle")? && is_zero("strict_guarantees")?))
 }
 
 /// Time of requests as a multiple of what they took when each was alone; `None` where requests were

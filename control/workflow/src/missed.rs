@@ -20,6 +20,7 @@ use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::Drive;
 
 use crate::controls::{is_one_of, on_device};
+use crate::device_windows::bfq_idles;
 use crate::find::drives::MonitorTime;
 use crate::group_limits::{GroupLimit, Member};
 use crate::progress::Progress;
@@ -48,11 +49,12 @@ pub(crate) struct Counters {
     /// By cgroup: those of the VMs and above.
     groups: BTreeMap<PathBuf, IoCounters>,
     device: Option<DeviceIo>,
+    /// Whether the device's elevator is BFQ and idles.
+    idles: Option<bool>,
     /// Times of the host's CPUs.
     cpus: Option<StealWatch>,
     /// Number of these.
     online: Option<u32>,
-    /// Major page faults of the host.
     faults: Option<HostFaults>,
 }
 
@@ -103,6 +105,7 @@ impl Counters {
         let (limits, groups) = (limits.collect(), groups.collect());
         Self {
             device: DeviceIo::read(root, &site.stack.device).ok(),
+            idles: bfq_idles(&site.stack.device, root),
             cpus: StealWatch::start(root).ok(),
             online: cpus_online(root).ok(),
             faults: of_host(root).ok(),
@@ -290,6 +293,7 @@ fn explain(
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),
+            held: watched.disk.and_then(|disk| window.held(disk)),
             // What the warm-up left over is sent later, and no more than is declared.
             load: load_of(site, name, after.bytes_since(start, name), window.with_warm_up())
                 .filter(|_| is_covered),
@@ -423,6 +427,15 @@ impl<'a> Window<'a> {
         let part = (self.seconds / self.with_warm_up().max(f64::MIN_POSITIVE)).min(1.0);
         let count = (disk.count as f64 * part).ceil() as u64;
         Stops { count, total: Nanos::from_secs_f64(disk.total_ns.0 as f64 / 1e9 * part) }
+    }
+
+    /// Share of the run in which BFQ held requests back while the driver had none, where it is seen.
+    fn held(&self, disk: &Standstills) -> Option<f64> {
+        match (self.before.idles?, self.after.idles?) {
+            (false, false) => Some(0.0),
+            (true, true) if disk.held > 0 => Some(disk.held as f64 / disk.n.max(1) as f64),
+            _ => None,
+        }
     }
 
     /// Amount per second that a cgroup moved.

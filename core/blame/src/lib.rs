@@ -28,6 +28,9 @@
 //!   above its declaration. A VM with at least [`ALONE`] of them waits for its own load where it
 //!   sends [`OVER`] times what it declares, which the device carries then, else for the device;
 //!   neither is named where more came than declared, but not with the time before.
+//! - BFQ is named where requests wait at the device, it held some back for at least [`NAMED`] of the
+//!   time while the driver had none, and nothing else is named: a device with nothing to do is not
+//!   too slow.
 //! - Where nothing else is named, the device and its users are not the cause, no limit holds the
 //!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
 //!   the late requests, its memory is the cause where its processes had a major fault for at least
@@ -38,6 +41,7 @@
 mod cpu;
 mod inside;
 mod limit;
+mod users;
 mod words;
 
 pub use inside::{Faults, INSIDE, LITTLE, VmUse};
@@ -46,6 +50,8 @@ pub use words::describe;
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
+
+use users::{elevator, users};
 
 /// Part of a limit in use from which on it holds.
 pub const USED: f64 = 0.9;
@@ -100,6 +106,8 @@ pub enum CauseKind {
     OtherProgram,
     /// The device does not keep up with this VM alone.
     Device,
+    /// The host's elevator held requests back while the device had none.
+    Elevator,
     /// Memory of the VM had to be read back from a disk.
     Paging,
     /// The guest itself: its elevator, limits or busy CPUs.
@@ -108,7 +116,7 @@ pub enum CauseKind {
 
 impl CauseKind {
     /// Every kind.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::KernelLimit,
         Self::QemuThrottle,
         Self::Load,
@@ -120,6 +128,7 @@ impl CauseKind {
         Self::Neighbour,
         Self::OtherProgram,
         Self::Device,
+        Self::Elevator,
         Self::Paging,
         Self::Guest,
     ];
@@ -236,6 +245,8 @@ pub struct Facts {
     pub disk: Option<Stops>,
     /// Use of the device.
     pub device: Option<DeviceUse>,
+    /// Share of the time in which the elevator held requests back while the driver had none.
+    pub held: Option<f64>,
     /// The VM's requests, where their latencies are known below the guest too.
     pub below: Option<VmUse>,
     /// Page faults, where they were counted.
@@ -258,6 +269,7 @@ impl Facts {
             (self.disk.is_none(), "standstills of the disk"),
             (self.device.is_none(), "use of the device"),
             (users, "who uses the device"),
+            (self.held.is_none() && self.is_at_device(), "BFQ's idling"),
             (self.below.is_none(), "its time below the guest"),
             (self.faults.is_none(), "its page faults"),
         ];
@@ -429,6 +441,11 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
         if !facts.is_at_device() && facts.below.is_some_and(|below| below.is_mixed) {
             users.retain(|user| user.kind == CauseKind::Load);
         }
+        if let Some(held) = facts.held.filter(|held| *held >= NAMED) {
+            users.retain(|user| user.kind != CauseKind::Device);
+            let is_only = found.is_empty() && users.is_empty();
+            users.extend(is_only.then(|| elevator(held)));
+        }
         found.extend(users);
     }
     let is_known = facts.limits.is_some() && facts.has_throttling && !may_be_limited;
@@ -437,51 +454,6 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
     }
     let of = |cause: &Cause| cause.share.unwrap_or(f64::INFINITY);
     found.sort_by(|a, b| of(b).total_cmp(&of(a)));
-    found
-}
-
-/// Causes among the users of a device on which requests wait.
-fn users(facts: &Facts, shares: &[(String, f64)]) -> Vec<Cause> {
-    let (vm, mut found) = (&facts.vm, Vec::new());
-    let own = shares.iter().find(|(name, _)| name == vm).map_or(0.0, |(_, share)| *share);
-    for (name, share) in shares.iter().filter(|(name, share)| name != vm && *share >= SHARED) {
-        found.push(Cause {
-            kind: CauseKind::Neighbour,
-            share: None,
-            evidence: format!(
-                "requests wait at the device, of whose bytes {:.0} % are {name}'s",
-                100.0 * share
-            ),
-            remedy: format!("limit {name}, or `rtvirtio plan`"),
-        });
-    }
-    let of_vms: f64 = shares.iter().map(|(_, share)| share).sum();
-    let others = 1.0 - of_vms;
-    if others >= SHARED {
-        found.push(Cause {
-            kind: CauseKind::OtherProgram,
-            share: None,
-            evidence: format!(
-                "requests wait at the device, of whose bytes {:.0} % are of programs that are none of the VMs",
-                100.0 * others
-            ),
-            remedy: "end that program, or limit it".to_owned(),
-        });
-    }
-    // A share of bytes and an excess of requests of one direction are no part of each other.
-    let load = facts.load.filter(|load| load.bytes && own < ALONE && own * load.excess() >= SHARED);
-    found.extend(load.and_then(|load| load.cause()));
-    if own >= ALONE && !facts.may_catch_up() {
-        found.push(facts.load.and_then(|load| load.cause()).unwrap_or_else(|| Cause {
-            kind: CauseKind::Device,
-            share: None,
-            evidence: format!(
-                "requests wait at the device although {:.0} % of its bytes are this VM's own: it does not keep up",
-                100.0 * own
-            ),
-            remedy: "lower the rate or block size, raise the target, or use a faster device".to_owned(),
-        }));
-    }
     found
 }
 

@@ -1,3 +1,5 @@
+mod elevator;
+
 use super::*;
 
 /// Half a minute at 100/s, of which 2000 were late for 20 ms; a device that answered at once.
@@ -27,6 +29,7 @@ fn facts() -> Facts {
             waited: 0.6,
             shares: Some(vec![("plc".to_owned(), 1.0), ("bulk".to_owned(), 0.0)]),
         }),
+        held: Some(0.0),
         // No fault of the VM, but as many of the host as may be its own.
         faults: Some(Faults { own: 0, host: 3000, may_be_compressed: false }),
     }

@@ -8,6 +8,10 @@
 //! completions belong to one standstill: the reported length is never longer than the truth, and
 //! less than three periods shorter, unless the thread itself was late.
 //!
+//! From Linux 6.16 on `stat` counts all requests in flight, above the driver too
+//! (`bdev_count_inflight` in `block/genhd.c`): a reading with such a request, none in the driver and
+//! no completion until it was read once more shows that the elevator held it.
+//!
 //! No order of requests changes a standstill. A lighter load may, above all of writes: drives stop
 //! to erase. One long request on a disk that serves one at a time is reported too, because the
 //! others wait for it as they do for a pause.
@@ -36,6 +40,8 @@ const PRIORITY: i32 = 39;
 /// Indices in `stat` of completed requests: reads, writes, discards (since Linux 4.18), flushes
 /// (since 5.5).
 const COMPLETED: [usize; 4] = [0, 4, 11, 15];
+/// Index in `stat` of the requests in flight.
+const IN_FLIGHT: usize = 8;
 
 /// Standstills of a disk during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +56,10 @@ pub struct Standstills {
     pub total_ns: Nanos,
     /// Number of readings of the counters.
     pub n: u64,
+    /// Readings at which the elevator held requests while the driver had none; 0 too where the
+    /// kernel counts only those that the driver has.
+    #[serde(default)]
+    pub held: u64,
 }
 
 /// Thread that watches a disk. Dropping it stops the thread.
@@ -111,10 +121,20 @@ impl Counters {
 
     fn read(&self) -> io::Result<Reading> {
         let before = now();
-        let stat = numbers(&self.stat)?;
+        let (completed, in_flight) = self.requests()?;
         let in_driver = numbers(&self.inflight)?.iter().sum();
+        let is_held = in_driver == 0 && in_flight > 0 && {
+            let again = self.requests()?;
+            again.0 == completed && again.1 > 0
+        };
+        Ok(Reading { before, after: now(), completed, in_driver, is_held })
+    }
+
+    /// Completed requests, and those in flight.
+    fn requests(&self) -> io::Result<(u64, u64)> {
+        let stat = numbers(&self.stat)?;
         let completed = COMPLETED.iter().filter_map(|field| stat.get(*field)).sum();
-        Ok(Reading { before, after: now(), completed, in_driver })
+        Ok((completed, stat.get(IN_FLIGHT).copied().unwrap_or_default()))
     }
 }
 
@@ -135,6 +155,8 @@ struct Reading {
     after: u64,
     completed: u64,
     in_driver: u64,
+    /// A request was in flight, and not in the driver.
+    is_held: bool,
 }
 
 /// Finds standstills in a sequence of readings.
@@ -146,11 +168,13 @@ struct Finder {
     until: u64,
     spans: Vec<Span>,
     n: u64,
+    held: u64,
 }
 
 impl Finder {
     fn take(&mut self, reading: &Reading) {
         self.n += 1;
+        self.held += u64::from(reading.is_held);
         let busy = reading.in_driver > 0;
         match self.since {
             // Requests that were in the driver and have not completed stay in it.
@@ -172,7 +196,7 @@ impl Finder {
 
     fn standstills(mut self, stalls: Option<&Stalls>) -> Standstills {
         self.close();
-        let mut found = Standstills { n: self.n, ..Standstills::default() };
+        let mut found = Standstills { n: self.n, held: self.held, ..Standstills::default() };
         for (from, to) in self.spans {
             let length = to - from - stalls.map_or(0, |s| s.within(from, to));
             if length > KEPT_NS {
@@ -201,6 +225,7 @@ mod tests {
                 after: before + MS / 10,
                 completed: *completed,
                 in_driver: *in_driver,
+                is_held: false,
             });
         }
         finder.standstills(stalls)
@@ -253,8 +278,19 @@ mod tests {
             let line: Vec<String> = (1..=fields).map(|i| i.to_string()).collect();
             put("stat", &format!("   {}\n", line.join("        ")));
             let reading = Counters::open(dir.path()).unwrap().read().unwrap();
-            assert_eq!((reading.completed, reading.in_driver), (completed, 3));
+            assert_eq!((reading.completed, reading.in_driver, reading.is_held), (completed, 3, false));
         }
+        // Requests in flight (the ninth field), and none in the driver.
+        put("inflight", "       0        0\n");
+        for (in_flight, is_held) in [(0, false), (4, true)] {
+            put("stat", &format!("1 0 0 0 5 0 0 0 {in_flight} 0 0\n"));
+            let counters = Counters::open(dir.path()).unwrap();
+            assert_eq!(counters.read().unwrap().is_held, is_held);
+            let mut finder = Finder::default();
+            finder.take(&counters.read().unwrap());
+            assert_eq!(finder.standstills(None).held, u64::from(is_held));
+        }
+        put("inflight", "       1        2\n");
         std::fs::create_dir(dir.path().join("queue")).unwrap();
         put("queue/iostats", "1\n");
         assert!(Counters::open(dir.path()).is_some());

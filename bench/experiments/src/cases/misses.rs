@@ -264,7 +264,7 @@ mod tests {
         let late = |repetition, still_ms| {
             let mut p = run("bound", repetition, 500, 100.0, 0);
             let longest_ns = Nanos::from_millis(still_ms);
-            p.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000 });
+            p.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000, held: 0 });
             p
         };
         let of = |points: &[Point]| one(points).unwrap();

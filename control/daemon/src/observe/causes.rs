@@ -107,6 +107,8 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         host: sum_of(intervals.iter().map(|one| one.now.stood.host.map(stops))),
         disk: sum_of(intervals.iter().map(|one| one.now.stood.disk.map(stops))),
         device: device(&facts),
+        // Not watched here: files of a disk's queue hang with it.
+        held: None,
         below: below(task.op, false, intervals.iter().map(|one| (one.then, &one.now.stats))),
         faults: faults(&facts),
     }

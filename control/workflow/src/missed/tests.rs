@@ -87,3 +87,16 @@ fn steal_is_that_of_the_measured_part_and_needs_no_probe() {
     let unread = Counters::default();
     assert_eq!(Window::new(&first, None, Some(&unread), &end).stolen(), None);
 }
+
+#[test]
+fn idling_is_known_where_it_was_seen_or_cannot_be() {
+    let at = |idles| Counters { idles, ..Counters::default() };
+    let disk = |held| Standstills { n: 400, held, ..Standstills::default() };
+    let of = |then, now, held| Window::new(&at(then), None, None, &at(now)).held(&disk(held));
+    assert_eq!(of(Some(true), Some(true), 100), Some(0.25));
+    assert_eq!(of(Some(false), Some(false), 100), Some(0.0), "another elevator, or one that does not idle");
+    // Kernels before 6.16, an elevator that was changed meanwhile, or could not be read.
+    for (then, now, held) in [(Some(true), Some(true), 0), (Some(true), Some(false), 9), (None, Some(true), 9)] {
+        assert_eq!(of(then, now, held), None);
+    }
+}
