@@ -40,8 +40,8 @@ use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, before_after, blame, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
-    iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation, reservation,
-    responsiveness, sweep, tails,
+    iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation,
+    reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -54,9 +54,9 @@ use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
     BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs,
     BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs,
-    BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
-    BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs,
-    BenchTailsArgs, PartName,
+    BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
+    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
+    BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};

@@ -420,7 +420,8 @@ fn a_ring_on_the_bare_device_and_the_io_domain_in_turn() {
     let site = Site::new();
     let out = site.dir.path().join("added");
     let out = out.to_str().unwrap();
-    let args = ["bench", "iod-added", "--pairs", "1", "--for", "500ms", "--device", "twin:emmc", "--out", out];
+    let args =
+        ["bench", "iod-added", "--pairs", "1", "--for", "500ms", "--device", "twin:emmc", "--out", out];
     let (_, result) = site.json(&args);
     let devices = result["data"][0]["devices"].as_array().unwrap_or_else(|| panic!("{result}"));
     let names: Vec<&Value> = devices.iter().map(|d| &d["name"]).collect();

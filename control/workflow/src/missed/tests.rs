@@ -96,7 +96,9 @@ fn idling_is_known_where_it_was_seen_or_cannot_be() {
     assert_eq!(of(Some(true), Some(true), 100), Some(0.25));
     assert_eq!(of(Some(false), Some(false), 100), Some(0.0), "another elevator, or one that does not idle");
     // Kernels before 6.16, an elevator that was changed meanwhile, or could not be read.
-    for (then, now, held) in [(Some(true), Some(true), 0), (Some(true), Some(false), 9), (None, Some(true), 9)] {
+    for (then, now, held) in
+        [(Some(true), Some(true), 0), (Some(true), Some(false), 9), (None, Some(true), 9)]
+    {
         assert_eq!(of(then, now, held), None);
     }
 }
