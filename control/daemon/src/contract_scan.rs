@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::detached::Detached;
@@ -145,7 +145,7 @@ impl Reader {
     /// Reads the files; `None` while they are being read, or cannot be.
     pub fn read(&mut self, asked: &Asked) -> Option<Scan> {
         // A thread that goes on, or has ended, had an answer.
-        self.silent.retain(|_, of| matches!(of.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout)));
+        self.silent.retain(|_, thread| thread.wait(Duration::ZERO).is_none());
         let until = Instant::now() + CALL * self.timeout;
         loop {
             let timeout = self.timeout / if self.silent.is_empty() { 1 } else { SHORTER };
@@ -154,20 +154,20 @@ impl Reader {
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
-            match worker.messages.recv_timeout(timeout.saturating_sub(since.elapsed()).min(left)) {
-                Ok(ReaderMessage::At(path)) => (*at, *since) = (path, Instant::now()),
-                Ok(ReaderMessage::Done(scan)) => {
+            match worker.messages.wait(timeout.saturating_sub(since.elapsed()).min(left)) {
+                Some(Ok(ReaderMessage::At(path))) => (*at, *since) = (path, Instant::now()),
+                Some(Ok(ReaderMessage::Done(scan))) => {
                     self.at = None;
                     return Some(scan);
                 }
-                Err(RecvTimeoutError::Timeout) if since.elapsed() >= timeout => {
+                None if since.elapsed() >= timeout => {
                     if let (Some(worker), Some((at, _))) = (self.worker.take(), self.at.take()) {
                         self.silent.insert(at, worker.messages);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => return None,
+                None => return None,
                 // The thread has panicked; the next call begins anew.
-                Err(RecvTimeoutError::Disconnected) => {
+                Some(Err(_)) => {
                     (self.worker, self.at) = (None, None);
                     return None;
                 }

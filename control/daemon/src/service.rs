@@ -55,11 +55,11 @@ impl ServiceOptions {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         let dir = self.places.contracts.clone();
         let list = move || contract_files::all(&dir).map_err(|e| e.to_string());
-        let found = Detached::call("contracts", list).ok().map(|thread| thread.recv_timeout(READ_TIMEOUT));
-        let files = match found {
-            Some(Ok(Ok(files))) => format!("{} files", files.len()),
-            Some(Ok(Err(why))) => format!("not readable: {why}"),
-            None | Some(Err(_)) => "it does not answer".to_owned(),
+        let thread = Detached::call("contracts", list).ok();
+        let files = match thread.and_then(|thread| thread.wait(READ_TIMEOUT)?.ok()) {
+            Some(Ok(files)) => format!("{} files", files.len()),
+            Some(Err(why)) => format!("not readable: {why}"),
+            None => "it does not answer".to_owned(),
         };
         format!(
             "service started: mode {}, contracts in {} ({files}), socket {}{http}",

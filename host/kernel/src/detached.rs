@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use crate::WaitLimit;
 
-/// Detached thread and the results that it sends. Results after the drop are dropped, and the thread
+const ENDED: &str = "its thread has ended without a result";
+
+/// Detached thread and the results that it sends. Dropping this drops later results, and the thread
 /// ends by itself.
 #[derive(Debug)]
 pub struct Detached<T> {
@@ -19,8 +21,8 @@ pub struct Detached<T> {
 }
 
 impl<T: Send + 'static> Detached<T> {
-    /// Starts a thread. Its waits end with those of the calling thread ([`WaitLimit`]). Sending fails
-    /// once nothing waits for a result.
+    /// Starts a thread. Its waits end with those of the calling thread ([`WaitLimit`]). Sending
+    /// fails once nothing waits for a result.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -45,13 +47,14 @@ impl<T: Send + 'static> Detached<T> {
         })
     }
 
-    /// Next result, once, waited for at most `limit`.
-    ///
-    /// # Errors
-    /// `Timeout` while there is none; `Disconnected` where none will come: the thread has ended, or
-    /// panicked.
-    pub fn recv_timeout(&self, limit: Duration) -> Result<T, RecvTimeoutError> {
-        self.results.recv_timeout(limit)
+    /// Next result, once; `None` without one after `limit`. An error where none will come: the thread
+    /// has ended, or panicked.
+    pub fn wait(&self, limit: Duration) -> Option<io::Result<T>> {
+        match self.results.recv_timeout(limit) {
+            Ok(result) => Some(Ok(result)),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(io::Error::other(ENDED))),
+        }
     }
 }
 
@@ -88,12 +91,9 @@ impl<K: Ord> Hung<K> {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let detached = Detached::call(name, call)?;
-        detached.recv_timeout(limit).map_err(|e| match e {
-            RecvTimeoutError::Timeout => {
-                self.threads().insert(subject, detached.thread);
-                io::ErrorKind::TimedOut.into()
-            }
-            RecvTimeoutError::Disconnected => io::Error::other("the thread of the call has panicked"),
+        detached.wait(limit).unwrap_or_else(|| {
+            self.threads().insert(subject, detached.thread);
+            Err(io::ErrorKind::TimedOut.into())
         })
     }
 
@@ -124,21 +124,21 @@ mod tests {
         let (release, call) = hangs();
         let detached = Detached::call("test", call).unwrap();
         for limit in [Duration::ZERO, SOON] {
-            assert_eq!(detached.recv_timeout(limit), Err(RecvTimeoutError::Timeout));
+            assert!(detached.wait(limit).is_none());
         }
         drop(release);
-        assert_eq!(detached.recv_timeout(HANG), Ok(1));
-        assert_eq!(detached.recv_timeout(HANG), Err(RecvTimeoutError::Disconnected), "once");
+        assert_eq!(detached.wait(HANG).unwrap().unwrap(), 1);
+        assert!(detached.wait(HANG).unwrap().is_err(), "once");
     }
 
     #[test]
     fn a_call_that_panics_has_no_result_and_does_not_count_as_hung() {
         let panics = || -> u32 { panic!("as a call might") };
         let detached = Detached::call("test", panics).unwrap();
-        assert_eq!(detached.recv_timeout(HANG), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(detached.wait(HANG).unwrap().unwrap_err().to_string(), ENDED);
         let hung = Hung::none();
-        let error = hung.call("test", 7, HANG, panics).unwrap_err();
-        assert!(error.kind() != io::ErrorKind::TimedOut && hung.is_empty(), "{error}");
+        assert_eq!(hung.call("test", 7, HANG, panics).unwrap_err().to_string(), ENDED);
+        assert!(hung.is_empty());
         assert_eq!(hung.call("test", 7, HANG, || 2).unwrap(), 2);
     }
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_waits_of_the_thread_end_with_those_of_its_caller() {
-        let left = || Detached::call("test", || WaitLimit::left(HANG)).unwrap().recv_timeout(HANG).unwrap();
+        let left = || Detached::call("test", || WaitLimit::left(HANG)).unwrap().wait(HANG).unwrap().unwrap();
         assert_eq!(left(), HANG);
         let _limit = WaitLimit::lasting(Duration::ZERO);
         assert_eq!(left(), Duration::ZERO);
@@ -171,7 +171,7 @@ mod tests {
         });
         let detached = detached.unwrap();
         go.send(1).unwrap();
-        assert_eq!(detached.recv_timeout(HANG), Ok(1));
+        assert_eq!(detached.wait(HANG).unwrap().unwrap(), 1);
         drop(detached);
         rtvirtio_testkit::site::wait_for("its end", || go.send(2).is_err());
     }

@@ -17,8 +17,8 @@ const IDLE: [usize; 2] = [3, 4];
 /// Part of the time that passed by which counters may have gone back, as rounding does.
 const BACK: f64 = 0.05;
 
-/// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are included
-/// in earlier columns.
+/// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are
+/// included in earlier columns.
 type Times = [u64; STEAL + 1];
 
 /// Steal time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
@@ -198,7 +198,8 @@ mod tests {
         put("cpu0 75 0 0 25 0 0 0 0\n");
         assert_eq!((all.idle(&root).unwrap(), two.idle(&root).unwrap()), (Some((1, 0.25)), Some((1, 0.25))));
         put("cpu0 1 2\n");
-        assert!(all.idle(&root).is_err() && IdleWatch::start(&Root::default(), None).is_ok());
+        assert!(all.idle(&root).is_err() && cpus_online(&root).is_err());
+        assert!(IdleWatch::start(&Root::default(), None).is_ok());
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use rtvirtio_kernel::Root;
@@ -11,7 +10,7 @@ use rtvirtio_spec::Vm;
 use rtvirtio_vmm::VmHandle;
 
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Error, Kind, Result};
+use crate::error::{Context as _, Result};
 use crate::find::{self, HostVm};
 
 /// Result of one search.
@@ -61,13 +60,9 @@ impl Search {
 
     /// Waits for the answer for a VM; `None` after `patience`, and where it is not looked for.
     pub fn wait_for(&mut self, vm: &str, patience: Duration) -> Option<SearchResult> {
-        let answer = self.threads.get(vm)?.recv_timeout(patience);
-        if matches!(answer, Err(RecvTimeoutError::Timeout)) {
-            return None;
-        }
+        let answer = self.threads.get(vm)?.wait(patience)?;
         self.threads.remove(vm);
-        let lost = || Error::new(Kind::System, "the search for it has ended without a result");
-        Some(answer.unwrap_or_else(|_| SearchResult { found: Err(lost()), warnings: Vec::new() }))
+        Some(answer.unwrap_or_else(|e| SearchResult { found: Err(e.into()), warnings: Vec::new() }))
     }
 }
 

@@ -283,7 +283,8 @@ fn silent_monitors_and_agents_are_waited_for_until_the_end() {
     let agent = GuestAgent::connect(&path, HANG).err().unwrap().to_string();
     // On a thread started for the call too.
     let apart = move || crate::Qmp::connect(&path, HANG).err().unwrap().to_string();
-    let apart = rtvirtio_kernel::detached::Detached::call("test", apart).unwrap().recv_timeout(HANG).unwrap();
+    let apart = rtvirtio_kernel::detached::Detached::call("test", apart).unwrap();
+    let apart = apart.wait(HANG).unwrap().unwrap();
     for e in [monitor, agent, apart] {
         assert!(e.contains("no answer within 500 ms"), "{e}");
     }

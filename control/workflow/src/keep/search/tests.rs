@@ -73,7 +73,7 @@ fn a_search_that_panics_is_an_error_and_is_made_anew() {
     let panics = Detached::call("test", || -> SearchResult { panic!("as a search might") });
     search.threads.insert("good".to_owned(), panics.unwrap());
     let why = search.wait_for("good", HANG).unwrap().found.err().unwrap();
-    assert!(why.to_string().contains("without a result"), "{why}");
+    assert!(format!("{why:#}").contains("without a result"), "{why:#}");
     search.start(&vm("good", &good)).unwrap();
     assert!(search.wait_for("good", HANG).unwrap().found.is_ok());
 }
