@@ -55,8 +55,8 @@ impl ServiceOptions {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         let dir = self.places.contracts.clone();
         let list = move || contract_files::all(&dir).map_err(|e| e.to_string());
-        let thread = Detached::call("contracts", list).ok();
-        let files = match thread.and_then(|thread| thread.wait(READ_TIMEOUT)?.ok()) {
+        let found = Detached::call("contracts", list).ok().and_then(|of| of.wait(READ_TIMEOUT)?.ok());
+        let files = match found {
             Some(Ok(files)) => format!("{} files", files.len()),
             Some(Err(why)) => format!("not readable: {why}"),
             None => "it does not answer".to_owned(),

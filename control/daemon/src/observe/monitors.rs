@@ -85,7 +85,7 @@ impl Monitors {
         for (vm, asked) in &mut self.asked {
             let Some(question) = &asked.pending else { continue };
             let Some(answer) = question.thread.wait(limit(question)) else { continue };
-            let failed = |e| (Instant::now(), Err(format!("its monitor was not asked: {e}")));
+            let failed = |e: std::io::Error| (Instant::now(), Err(format!("its monitor was not asked: {e}")));
             let (at, disks) = answer.unwrap_or_else(failed);
             // An answer of an earlier start of the VM is dropped: the VM is asked anew.
             if asked.pending.take().is_some_and(|of| of.processes == asked.processes) {

@@ -53,12 +53,7 @@ impl Search {
         Ok(())
     }
 
-    /// The answer for a VM, once.
-    pub fn take(&mut self, vm: &str) -> Option<SearchResult> {
-        self.wait_for(vm, Duration::ZERO)
-    }
-
-    /// Waits for the answer for a VM; `None` after `patience`, and where it is not looked for.
+    /// The answer for a VM, once; `None` without one after `patience`.
     pub fn wait_for(&mut self, vm: &str, patience: Duration) -> Option<SearchResult> {
         let answer = self.threads.get(vm)?.wait(patience)?;
         self.threads.remove(vm);
