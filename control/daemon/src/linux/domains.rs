@@ -192,3 +192,23 @@ fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
     }
     Answer { contracts: Ok(found.contracts), unwritten }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_that_panics_is_a_problem_and_is_not_waited_for() {
+        let mut domains = Domains::new("test:///default", Arc::new(|| {}));
+        let panics = Detached::call("test", || -> Answer { panic!("as a query might") });
+        domains.query = Some(panics.unwrap());
+        // No other is due.
+        let now = Instant::now();
+        (domains.next, domains.asked) = (Some(now + EVERY), Some(now));
+        rtvirtio_testkit::site::wait_for("its end", || {
+            assert!(!domains.poll(now), "nothing is taken for no contracts");
+            domains.query.is_none()
+        });
+        assert!(domains.problem.unwrap().contains("as last seen: its thread has ended"));
+    }
+}
