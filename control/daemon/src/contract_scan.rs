@@ -7,13 +7,14 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_spec::HostSpec;
 
 /// Time for one file, or for the list of the directory: those of a disk answer within milliseconds.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Part of this time for one while another does not answer: most likely both wait for one server.
 const SHORTER: u32 = 4;
 /// Multiple of this time for one call of [`Reader::read`]; the next call goes on.
@@ -95,12 +96,28 @@ enum ReaderMessage {
     Done(Scan),
 }
 
-/// A thread that reads.
+/// Files to be read, and paths to be left out.
+type Request = (Asked, BTreeSet<PathBuf>);
+
+/// Thread that scans once for each request.
 #[derive(Debug)]
-struct UnderWay {
-    messages: Receiver<ReaderMessage>,
-    at: PathBuf,
-    since: Instant,
+struct Worker {
+    requests: Sender<Request>,
+    messages: Detached<ReaderMessage>,
+}
+
+impl Worker {
+    fn start() -> io::Result<Self> {
+        let (requests, asked) = channel::<Request>();
+        let run = move |messages: &Sender<ReaderMessage>| {
+            for (asked, silent) in asked {
+                // Fails where the thread is not waited for any more.
+                let Some(scan) = scan(&asked, &silent, messages) else { return };
+                let _ = messages.send(ReaderMessage::Done(scan));
+            }
+        };
+        Ok(Self { requests, messages: Detached::start("contracts", run)? })
+    }
 }
 
 /// Reads contract files within a time.
@@ -108,16 +125,19 @@ struct UnderWay {
 pub(crate) struct Reader {
     /// Time for one file.
     pub timeout: Duration,
-    under_way: Option<UnderWay>,
+    /// Thread for the next scan, or the one under way.
+    worker: Option<Worker>,
+    /// Path at which the scan under way is, and since when; `None` without one.
+    at: Option<(PathBuf, Instant)>,
     /// Paths that did not answer, each with its thread, which waits still: none is asked twice.
-    silent: BTreeMap<PathBuf, Receiver<ReaderMessage>>,
+    silent: BTreeMap<PathBuf, Detached<ReaderMessage>>,
     /// Reason why no thread reads.
     refused: Option<String>,
 }
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { timeout: READ_TIMEOUT, under_way: None, silent: BTreeMap::new(), refused: None }
+        Self { timeout: READ_TIMEOUT, worker: None, at: None, silent: BTreeMap::new(), refused: None }
     }
 }
 
@@ -125,31 +145,30 @@ impl Reader {
     /// Reads the files; `None` while they are being read, or cannot be.
     pub fn read(&mut self, asked: &Asked) -> Option<Scan> {
         // A thread that goes on, or has ended, had an answer.
-        self.silent.retain(|_, messages| matches!(messages.try_recv(), Err(TryRecvError::Empty)));
+        self.silent.retain(|_, thread| thread.wait(Duration::ZERO).is_none());
         let until = Instant::now() + CALL * self.timeout;
         loop {
             let timeout = self.timeout / if self.silent.is_empty() { 1 } else { SHORTER };
-            let Some(of) = &mut self.under_way else {
+            let (Some(worker), Some((at, since))) = (&self.worker, &mut self.at) else {
                 self.begin(asked)?;
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
-            let received = of.messages.recv_timeout(timeout.saturating_sub(of.since.elapsed()).min(left));
-            match received {
-                Ok(ReaderMessage::At(path)) => (of.at, of.since) = (path, Instant::now()),
-                Ok(ReaderMessage::Done(scan)) => {
-                    self.under_way = None;
+            match worker.messages.wait(timeout.saturating_sub(since.elapsed()).min(left)) {
+                Some(Ok(ReaderMessage::At(path))) => (*at, *since) = (path, Instant::now()),
+                Some(Ok(ReaderMessage::Done(scan))) => {
+                    self.at = None;
                     return Some(scan);
                 }
-                Err(RecvTimeoutError::Timeout) if of.since.elapsed() >= timeout => {
-                    if let Some(of) = self.under_way.take() {
-                        self.silent.insert(of.at, of.messages);
+                None if since.elapsed() >= timeout => {
+                    if let (Some(worker), Some((at, _))) = (self.worker.take(), self.at.take()) {
+                        self.silent.insert(at, worker.messages);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => return None,
+                None => return None,
                 // The thread has panicked; the next call begins anew.
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.under_way = None;
+                Some(Err(_)) => {
+                    (self.worker, self.at) = (None, None);
                     return None;
                 }
             }
@@ -160,19 +179,12 @@ impl Reader {
     }
 
     fn begin(&mut self, asked: &Asked) -> Option<()> {
-        let (sender, messages) = channel();
-        let silent: BTreeSet<PathBuf> = self.silent.keys().cloned().collect();
-        let (at, asked) = (asked.dir.clone(), asked.clone());
-        let run = move || {
-            // There is none to hear it after the time.
-            if let Some(scan) = scan(&asked, &silent, &sender) {
-                let _ = sender.send(ReaderMessage::Done(scan));
-            }
-        };
-        let spawned = std::thread::Builder::new().name("contracts".to_owned()).spawn(run);
-        self.refused = spawned.as_ref().err().map(io::Error::to_string);
-        spawned.ok()?;
-        self.under_way = Some(UnderWay { messages, at, since: Instant::now() });
+        let started = self.worker.take().map_or_else(Worker::start, Ok);
+        self.refused = started.as_ref().err().map(io::Error::to_string);
+        let worker = started.ok()?;
+        // Fails where the thread has ended, which its messages tell.
+        let _ = worker.requests.send((asked.clone(), self.silent.keys().cloned().collect()));
+        (self.worker, self.at) = (Some(worker), Some((asked.dir.clone(), Instant::now())));
         Some(())
     }
 
@@ -182,8 +194,8 @@ impl Reader {
         if let Some(why) = &self.refused {
             return Some(format!("contract files cannot be read, so {stays}: {why}"));
         }
-        let of = self.under_way.as_ref()?;
-        Some(format!("contract files are being read still, at {}: {stays}", of.at.display()))
+        let (at, _) = self.at.as_ref()?;
+        Some(format!("contract files are being read still, at {}: {stays}", at.display()))
     }
 }
 
@@ -236,19 +248,10 @@ fn scan(asked: &Asked, silent: &BTreeSet<PathBuf>, messages: &Sender<ReaderMessa
     Some(Scan { stamps, unread, files: Some(files) })
 }
 
-/// Result of a look at files that takes no longer than one file may; `None` where it does.
-pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (sender, answer) = channel();
-    let run = move || {
-        // There is none to hear it after the time.
-        let _ = sender.send(look());
-    };
-    std::thread::Builder::new().name("contracts".to_owned()).spawn(run).ok()?;
-    answer.recv_timeout(READ_TIMEOUT).ok()
-}
-
 #[cfg(test)]
 mod tests {
+    use rtvirtio_testkit::HANG;
+
     use super::*;
 
     fn spec(vm: &str) -> String {
@@ -288,10 +291,14 @@ mod tests {
             fs::write(at(&format!("{name}.toml")), spec(name)).unwrap();
         }
         let asked = Asked { dir: dir.path().to_owned(), ..Asked::default() };
-        let (thread, messages) = channel();
+        let (thread, held_up) = channel();
+        let run = move |messages: &Sender<ReaderMessage>| {
+            let _ = held_up.iter().try_for_each(|message| messages.send(message));
+        };
         let since = Instant::now().checked_sub(READ_TIMEOUT).unwrap();
-        let under_way = Some(UnderWay { messages, at: at("a.toml"), since });
-        let mut reader = Reader { under_way, ..Reader::default() };
+        let worker = Worker { requests: channel().0, messages: Detached::start("test", run).unwrap() };
+        let at_a = Some((at("a.toml"), since));
+        let mut reader = Reader { worker: Some(worker), at: at_a, ..Reader::default() };
         assert!(reader.problem().unwrap().contains("a.toml"));
         let scan = read(&mut reader, &asked);
         let files = scan.files.unwrap();
@@ -304,6 +311,27 @@ mod tests {
             let files = reader.read(&asked).and_then(|scan| scan.files);
             files.is_some_and(|files| files[0].1.is_ok())
         });
-        assert!(thread.send(ReaderMessage::At(at("b.toml"))).is_err(), "it ends");
+        let ends = || thread.send(ReaderMessage::At(at("b.toml"))).is_err();
+        rtvirtio_testkit::site::wait_for("its end", ends);
+    }
+
+    /// A thread that ends after two scans, as by a panic.
+    #[test]
+    fn scans_share_a_thread_and_one_that_has_ended_is_replaced() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let asked = Asked { dir: dir.path().to_owned(), ..Asked::default() };
+        let (requests, asked_for) = channel::<Request>();
+        let run = move |messages: &Sender<ReaderMessage>| {
+            for (asked, silent) in asked_for.iter().take(2) {
+                let scan = scan(&asked, &silent, messages).unwrap();
+                let _ = messages.send(ReaderMessage::Done(scan));
+            }
+        };
+        let worker = Worker { requests, messages: Detached::start("test", run).unwrap() };
+        let mut reader = Reader { worker: Some(worker), timeout: HANG, ..Reader::default() };
+        for is_scanned in [true, true, false, true] {
+            assert_eq!(reader.read(&asked).is_some(), is_scanned);
+            assert_eq!((reader.problem(), reader.worker.is_some()), (None, is_scanned));
+        }
     }
 }

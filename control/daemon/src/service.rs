@@ -6,12 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_workflow::write_state;
 
 use crate::api::{self, Listeners};
 use crate::config::Config;
 use crate::contract_files;
-use crate::contract_scan;
+use crate::contract_scan::READ_TIMEOUT;
 use crate::daemon::Daemon;
 use crate::error::DaemonError;
 use crate::history::{self, Event, EventKind, History, HistoryFile};
@@ -53,7 +54,8 @@ impl ServiceOptions {
     fn start_text(&self) -> String {
         let http = self.listeners.tcp.map_or_else(String::new, |address| format!(", http://{address}"));
         let dir = self.places.contracts.clone();
-        let found = contract_scan::in_time(move || contract_files::all(&dir).map_err(|e| e.to_string()));
+        let list = move || contract_files::all(&dir).map_err(|e| e.to_string());
+        let found = Detached::call("contracts", list).ok().and_then(|of| of.wait(READ_TIMEOUT)?.ok());
         let files = match found {
             Some(Ok(files)) => format!("{} files", files.len()),
             Some(Err(why)) => format!("not readable: {why}"),

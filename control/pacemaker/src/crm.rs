@@ -1,11 +1,9 @@
 //! Runs Pacemaker's command line tools.
 
-use std::io;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::child::{Running, read};
+use rtvirtio_kernel::child::{Output, Running, read};
 use rtvirtio_workflow::Progress;
 
 use crate::PacemakerError;
@@ -43,12 +41,13 @@ impl<'p> Crm<'p> {
         let mut tool = Command::new(program);
         tool.args(args).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Running::for_call(&mut tool).map_err(no_tool)?;
-        let (out, err) = (read(child.0.stdout.take(), LARGEST), read(child.0.stderr.take(), LARGEST));
+        let out = read(child.0.stdout.take(), LARGEST).map_err(no_tool)?;
+        let err = read(child.0.stderr.take(), LARGEST).map_err(no_tool)?;
         let end = Instant::now() + patience;
-        let wait = |from: &Receiver<io::Result<Vec<u8>>>| loop {
-            match from.recv_timeout(POLL_INTERVAL) {
-                Ok(bytes) => {
-                    let bytes = bytes.map_err(no_tool)?;
+        let wait = |from: &Output| loop {
+            match from.wait(POLL_INTERVAL) {
+                Some(bytes) => {
+                    let bytes = bytes.and_then(|read| read).map_err(no_tool)?;
                     if bytes.len() > LARGEST {
                         return Err(PacemakerError::TooMuch {
                             command: command(program, args),
@@ -57,8 +56,8 @@ impl<'p> Crm<'p> {
                     }
                     return Ok(clean(&bytes));
                 }
-                Err(RecvTimeoutError::Timeout) if Instant::now() < end => self.progress.check_cancelled()?,
-                Err(_) => {
+                None if Instant::now() < end => self.progress.check_cancelled()?,
+                None => {
                     let waited = patience.as_secs();
                     return Err(PacemakerError::Slow { command: command(program, args), waited });
                 }

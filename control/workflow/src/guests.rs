@@ -10,18 +10,14 @@ pub use rtvirtio_vmm::WaitLimit;
 
 /// Timeout of an agent's answer: a guest under emulation, busy with I/O, answers slowly.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Timeout of each command after the connection.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of both once the time for all agents is over: an agent that is well answers sooner.
-const LEAST: Duration = Duration::from_millis(500);
 /// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
 const LARGEST: usize = 4096;
 
 /// Connects to agents by their addresses.
 pub struct GuestAgents;
 
-/// Like [`GuestAgents`], for a call that has a time limit of its own: silent agents are waited for
-/// until the same time, however many they are, and each only for a moment after it.
+/// Like [`GuestAgents`], with a [`WaitLimit`] for waits for agents alone: silent agents are waited
+/// for until the same time, however many they are, and each only for a moment after it.
 pub struct AgentsInTime {
     until: Instant,
 }
@@ -40,42 +36,33 @@ struct Files {
     until: Option<Instant>,
 }
 
+fn connect(agent: &AgentAddress, until: Option<Instant>) -> io::Result<Box<dyn GuestFiles>> {
+    let _limit = until.map(WaitLimit::until);
+    let agent = GuestAgent::reach(agent, AGENT_TIMEOUT).map_err(io_error)?;
+    Ok(Box::new(Files { agent, until }))
+}
+
 impl Guests for GuestAgents {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
-        let agent = GuestAgent::reach(agent, AGENT_TIMEOUT).map_err(io_error)?;
-        Ok(Box::new(Files { agent, until: None }))
+        connect(agent, None)
     }
 }
 
 impl Guests for AgentsInTime {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
-        let agent = GuestAgent::reach(agent, timeout(self.until, AGENT_TIMEOUT)).map_err(io_error)?;
-        Ok(Box::new(Files { agent, until: Some(self.until) }))
-    }
-}
-
-/// Time left until then, at most `most`.
-fn timeout(until: Instant, most: Duration) -> Duration {
-    until.saturating_duration_since(Instant::now()).clamp(LEAST, most)
-}
-
-impl Files {
-    /// The agent, with the timeout of the next command.
-    fn in_time(&mut self) -> &mut GuestAgent {
-        if let Some(until) = self.until {
-            self.agent.set_timeout(timeout(until, COMMAND_TIMEOUT));
-        }
-        &mut self.agent
+        connect(agent, Some(self.until))
     }
 }
 
 impl GuestFiles for Files {
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
-        self.in_time().read_file(path, LARGEST).map_err(io_error)
+        let _limit = self.until.map(WaitLimit::until);
+        self.agent.read_file(path, LARGEST).map_err(io_error)
     }
 
     fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
-        self.in_time().write_file(path, bytes).map_err(io_error)
+        let _limit = self.until.map(WaitLimit::until);
+        self.agent.write_file(path, bytes).map_err(io_error)
     }
 }
 
@@ -103,10 +90,6 @@ mod tests {
 
     #[test]
     fn several_silent_agents_share_one_time() {
-        let hour = Duration::from_secs(3600);
-        assert_eq!(timeout(Instant::now() + hour, AGENT_TIMEOUT), AGENT_TIMEOUT);
-        assert_eq!(timeout(Instant::now() + hour, COMMAND_TIMEOUT), COMMAND_TIMEOUT);
-        assert_eq!(timeout(Instant::now(), AGENT_TIMEOUT), LEAST);
         // Guests whose QEMU listens, and in which no agent runs.
         let agents = AgentsInTime::lasting(Duration::ZERO);
         let dir = rtvirtio_testkit::tempdir().unwrap();

@@ -218,7 +218,7 @@ pub fn keep(
 
 /// The answers that have come for VMs that are sought.
 fn arrived(search: &mut Search, sought: &BTreeMap<String, InForce>) -> Vec<(String, SearchResult)> {
-    sought.keys().filter_map(|vm| Some((vm.clone(), search.take(vm)?))).collect()
+    sought.keys().filter_map(|vm| Some((vm.clone(), search.wait_for(vm, Duration::ZERO)?))).collect()
 }
 
 fn replaced() -> Error {

@@ -4,10 +4,10 @@
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+
+use crate::detached::Detached;
 
 /// Child process that is killed and reaped when dropped.
 #[derive(Debug)]
@@ -46,28 +46,27 @@ impl Drop for Running {
     }
 }
 
-/// Reads a pipe to its end, or one byte more than `limit`, in a thread; nothing without a pipe. A
-/// thread that cannot be started is an error of the read.
-#[must_use]
-pub fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<io::Result<Vec<u8>>> {
-    let (to, receiver) = channel();
-    let failed = to.clone();
-    let run = move || {
+/// Output of a child, or the error of reading it.
+pub type Output = Detached<io::Result<Vec<u8>>>;
+
+/// Reads a pipe to its end, or one byte more than `limit`, in a thread; nothing without a pipe.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> io::Result<Output> {
+    Detached::call("output", move || {
         let mut bytes = Vec::new();
         let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-        let done = from.map_or(Ok(0), |from| from.take(most).read_to_end(&mut bytes));
-        // The receiver is gone after a time-out.
-        let _ = to.send(done.map(|_| bytes));
-    };
-    if let Err(e) = thread::Builder::new().name("output".to_owned()).spawn(run) {
-        let _ = failed.send(Err(e));
-    }
-    receiver
+        from.map_or(Ok(0), |from| from.take(most).read_to_end(&mut bytes))?;
+        Ok(bytes)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
+
+    use rtvirtio_testkit::HANG;
 
     use super::*;
 
@@ -80,16 +79,17 @@ mod tests {
             .unwrap();
         let pid = sleeping.id();
         let mut child = Running(sleeping);
-        assert_eq!(read(child.0.stdout.take(), 3).recv().unwrap().unwrap(), b"1234");
+        let text = |output: io::Result<Output>| output.unwrap().wait(HANG).unwrap().unwrap().unwrap();
+        assert_eq!(text(read(child.0.stdout.take(), 3)), b"1234");
         drop(child);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
-        assert_eq!(read(None::<std::io::Empty>, 3).recv().unwrap().unwrap(), b"");
+        assert_eq!(text(read(None::<std::io::Empty>, 3)), b"");
     }
 
     #[test]
     fn a_child_for_a_call_ends_with_the_thread_that_waits_for_it() {
         let start = || Running::for_call(Command::new("/bin/sleep").arg("600")).unwrap();
-        let mut child = thread::spawn(start).join().unwrap();
+        let mut child = std::thread::spawn(start).join().unwrap();
         let status = child.0.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
     }

@@ -2,12 +2,12 @@
 //! else (proc_stat(5), `steal`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::task::TICK;
 use crate::{HostError, Root};
 
+const STAT: &str = "/proc/stat";
 /// Index of the steal time in a CPU's line, after the name.
 const STEAL: usize = 7;
 
@@ -17,8 +17,9 @@ const IDLE: [usize; 2] = [3, 4];
 /// Part of the time that passed by which counters may have gone back, as rounding does.
 const BACK: f64 = 0.05;
 
-/// Name of the line of all CPUs together.
-const ALL: &str = "cpu";
+/// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are
+/// included in earlier columns.
+type Times = [u64; STEAL + 1];
 
 /// Steal time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
 /// whose hypervisor does not report it.
@@ -26,26 +27,21 @@ const ALL: &str = "cpu";
 /// # Errors
 /// When `/proc/stat` cannot be read, or has no such CPU.
 pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
-    Ok(TICK * u32::try_from(times(root, &format!("cpu{cpu}"))?[STEAL]).unwrap_or(u32::MAX))
+    Ok(TICK * u32::try_from(times_of(root, Some(cpu))?[STEAL]).unwrap_or(u32::MAX))
 }
 
 /// Number of CPUs that are online, whichever of them this process may use.
 ///
 /// # Errors
-/// When `/proc/stat` cannot be read.
+/// When `/proc/stat` cannot be read, or has another form.
 pub fn cpus_online(root: &Root) -> Result<u32, HostError> {
-    let text = root.read("/proc/stat")?;
-    let is_cpu = |line: &&str| {
-        let number = line.strip_prefix(ALL).and_then(|rest| rest.split(' ').next());
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
-    };
-    Ok(u32::try_from(text.lines().filter(is_cpu).count()).unwrap_or(u32::MAX))
+    Ok(u32::try_from(times(root, |cpu| cpu.is_some())?.len()).unwrap_or(u32::MAX))
 }
 
 /// Steal time of all CPUs, from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub struct StealWatch {
-    before: [u64; STEAL + 1],
+    before: Times,
 }
 
 impl StealWatch {
@@ -54,7 +50,7 @@ impl StealWatch {
     /// # Errors
     /// When `/proc/stat` cannot be read, or has no such line.
     pub fn start(root: &Root) -> Result<Self, HostError> {
-        Ok(Self { before: times(root, ALL)? })
+        Ok(Self { before: times_of(root, None)? })
     }
 
     /// Share of all CPUs' time that was stolen since the start, 0 to 1; `None` without any time,
@@ -63,7 +59,7 @@ impl StealWatch {
     /// # Errors
     /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
-        Ok(share_of_time(&self.before, &times(root, ALL)?, &[STEAL]))
+        Ok(share_of_time(&self.before, &times_of(root, None)?, &[STEAL]))
     }
 
     /// Share of all CPUs' time that was stolen between the two starts, 0 to 1; `None` as of
@@ -77,7 +73,7 @@ impl StealWatch {
 /// Idle time of some CPUs, from a moment on.
 #[derive(Clone, Debug)]
 pub struct IdleWatch {
-    before: BTreeMap<u32, [u64; STEAL + 1]>,
+    before: BTreeMap<Option<u32>, Times>,
 }
 
 impl IdleWatch {
@@ -86,9 +82,8 @@ impl IdleWatch {
     /// # Errors
     /// When `/proc/stat` cannot be read, or has another form.
     pub fn start(root: &Root, cpus: Option<&BTreeSet<u32>>) -> Result<Self, HostError> {
-        let mut before = times_of_each(root)?;
-        before.retain(|cpu, _| cpus.is_none_or(|cpus| cpus.contains(cpu)));
-        Ok(Self { before })
+        let is_wanted = |cpu: u32| cpus.is_none_or(|cpus| cpus.contains(&cpu));
+        Ok(Self { before: times(root, |cpu| cpu.is_some_and(is_wanted))? })
     }
 
     /// Number of these CPUs that are online still, and how many of them had nothing to do in the
@@ -97,7 +92,7 @@ impl IdleWatch {
     /// # Errors
     /// As [`Self::start`].
     pub fn idle(&self, root: &Root) -> Result<Option<(u32, f64)>, HostError> {
-        let now = times_of_each(root)?;
+        let now = times(root, |cpu| self.before.contains_key(&cpu))?;
         let both = self.before.iter().filter_map(|(cpu, then)| Some((then, now.get(cpu)?)));
         let shares: Option<Vec<f64>> = both.map(|(then, now)| share_of_time(then, now, &IDLE)).collect();
         let sum = |all: Vec<f64>| (u32::try_from(all.len()).unwrap_or(u32::MAX), all.iter().sum::<f64>());
@@ -106,10 +101,10 @@ impl IdleWatch {
 }
 
 /// Share of the time between two readings of a line that was spent in these places.
-fn share_of_time(then: &[u64; STEAL + 1], now: &[u64; STEAL + 1], places: &[usize]) -> Option<f64> {
+fn share_of_time(then: &Times, now: &Times, places: &[usize]) -> Option<f64> {
     // The kernel counts idle time as waits for I/O or not by what is pending when it is read: only
     // their sum never goes back (proc_stat(5)).
-    let merged = |of: &[u64; STEAL + 1]| {
+    let merged = |of: &Times| {
         let [idle, waits] = IDLE;
         let mut of = *of;
         of[idle] = of[idle].saturating_add(std::mem::take(&mut of[waits]));
@@ -123,37 +118,33 @@ fn share_of_time(then: &[u64; STEAL + 1], now: &[u64; STEAL + 1], places: &[usiz
     (all > 0 && back as f64 <= BACK * all as f64).then(|| sum as f64 / all as f64)
 }
 
-/// Times of each CPU that is online, as of [`times`].
-fn times_of_each(root: &Root) -> Result<BTreeMap<u32, [u64; STEAL + 1]>, HostError> {
-    let path = PathBuf::from("/proc/stat");
-    let text = root.read(&path)?;
-    let numbered = text.lines().filter_map(|line| {
-        let rest = line.strip_prefix(ALL)?;
-        Some((line, rest.split(' ').next()?.parse::<u32>().ok()?, rest))
-    });
-    let one = |(line, cpu, rest): (&str, u32, &str)| -> Result<(u32, [u64; STEAL + 1]), HostError> {
-        let times: Option<Vec<u64>> =
-            rest.split_ascii_whitespace().skip(1).take(STEAL + 1).map(|t| t.parse().ok()).collect();
+/// Times of CPUs that are online and wanted; `None` is the line of all together.
+fn times(
+    root: &Root,
+    is_wanted: impl Fn(Option<u32>) -> bool,
+) -> Result<BTreeMap<Option<u32>, Times>, HostError> {
+    let mut found = BTreeMap::new();
+    for line in root.read(STAT)?.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(number) = words.next().and_then(|name| name.strip_prefix("cpu")) else { continue };
+        let cpu: Option<u32> = number.parse().ok();
+        if !is_wanted(cpu) || cpu.is_none() != number.is_empty() {
+            continue;
+        }
+        let times: Option<Vec<u64>> = words.take(STEAL + 1).map(|t| t.parse().ok()).collect();
         let times = times.and_then(|times| times.try_into().ok());
-        let expected = "a line for each CPU";
-        let form = || HostError::Form { path: path.clone(), text: line.to_owned(), expected };
-        Ok((cpu, times.ok_or_else(form)?))
-    };
-    numbered.map(one).collect()
+        found.insert(cpu, times.ok_or_else(|| no_line(line))?);
+    }
+    Ok(found)
 }
 
-/// Times of a line, in steps of 10 ms, up to the steal time. Guest times, which follow, are
-/// included in earlier columns.
-fn times(root: &Root, name: &str) -> Result<[u64; STEAL + 1], HostError> {
-    let path = PathBuf::from("/proc/stat");
-    let text = root.read(&path)?;
-    let line = text.lines().find_map(|l| l.strip_prefix(name).filter(|rest| rest.starts_with(' ')));
-    let parsed = line.and_then(|l| {
-        let times: Option<Vec<u64>> =
-            l.split_ascii_whitespace().take(STEAL + 1).map(|t| t.parse().ok()).collect();
-        times?.try_into().ok()
-    });
-    parsed.ok_or(HostError::Form { path, text: name.to_owned(), expected: "a line for each CPU" })
+fn times_of(root: &Root, cpu: Option<u32>) -> Result<Times, HostError> {
+    let name = || cpu.map_or_else(|| "cpu".to_owned(), |cpu| format!("cpu{cpu}"));
+    times(root, |of| of == cpu)?.remove(&cpu).ok_or_else(|| no_line(&name()))
+}
+
+fn no_line(text: &str) -> HostError {
+    HostError::Form { path: STAT.into(), text: text.to_owned(), expected: "a line for each CPU" }
 }
 
 #[cfg(test)]
@@ -207,7 +198,8 @@ mod tests {
         put("cpu0 75 0 0 25 0 0 0 0\n");
         assert_eq!((all.idle(&root).unwrap(), two.idle(&root).unwrap()), (Some((1, 0.25)), Some((1, 0.25))));
         put("cpu0 1 2\n");
-        assert!(all.idle(&root).is_err() && IdleWatch::start(&Root::default(), None).is_ok());
+        assert!(all.idle(&root).is_err() && cpus_online(&root).is_err());
+        assert!(IdleWatch::start(&Root::default(), None).is_ok());
     }
 
     #[test]

@@ -23,7 +23,6 @@ pub mod spawn;
 mod start_port;
 pub mod threads;
 pub mod throttle;
-mod wait_limit;
 mod wire;
 
 pub use address::{AgentAddress, LibvirtAgent};
@@ -33,6 +32,6 @@ pub use events::{EVENTS_CHARDEV, MonitorEvents};
 pub use probe::{KvmProbe, probe_kvm};
 pub use qmp::Qmp;
 pub use reconnect::Reconnect;
+pub use rtvirtio_kernel::WaitLimit;
 pub use start_port::{PortState, StartPort};
 pub use threads::{Role, Thread, VmHandle, Watcher};
-pub use wait_limit::WaitLimit;

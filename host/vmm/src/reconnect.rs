@@ -78,7 +78,7 @@ fn ask(program: &Path) -> Result<Vec<u8>, VmmError> {
     command.args(["-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S"]);
     command.args(["-qmp", "stdio"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = Running::for_call(&mut command).map_err(failed)?;
-    let output = read(child.0.stdout.take(), ANSWER_LIMIT);
+    let output = read(child.0.stdout.take(), ANSWER_LIMIT).map_err(failed)?;
     // The pipe has room for all of it, so this never waits. A QEMU that has ended closes it.
     if let Some(mut stdin) = child.0.stdin.take() {
         let questions = concat!(
@@ -90,7 +90,7 @@ fn ask(program: &Path) -> Result<Vec<u8>, VmmError> {
         let waited =
             || VmmError::Timeout { peer: peer(), operation: OPERATION.to_owned(), waited: ASK_TIMEOUT };
         let left = deadline.left().unwrap_or_default();
-        return output.recv_timeout(left).map_err(|_| waited())?.map_err(failed);
+        return output.wait(left).ok_or_else(waited)?.and_then(|read| read).map_err(failed);
     }
     Err(failed(io::ErrorKind::BrokenPipe.into()))
 }

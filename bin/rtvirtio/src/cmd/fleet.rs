@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,6 +12,7 @@ use rtvirtio_fleet::{
     Assessment, ContractRow, FitsOn, HostRow, Kubernetes, Loss, NoRule, OpenStack, Proxmox, assess,
     load_named,
 };
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Style, Table, notes};
 use rtvirtio_workflow::Progress as _;
@@ -51,24 +51,16 @@ fn until_cancelled<T: Send + 'static>(
     work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
 ) -> anyhow::Result<T> {
     const LOOK: Duration = Duration::from_millis(20);
-    let (sender, answer) = channel();
     let end = Arc::new(AtomicBool::new(false));
     let is_ended = Arc::clone(&end);
-    std::thread::Builder::new().name("fleet".to_owned()).spawn(move || {
-        // The receiver is gone if the command was cancelled.
-        let _ = sender.send(work(&|| is_ended.load(Ordering::Relaxed)));
-    })?;
+    let answer = Detached::call("fleet", move || work(&|| is_ended.load(Ordering::Relaxed)))?;
     loop {
         if ui.is_cancelled() {
             end.store(true, Ordering::Relaxed);
             anyhow::bail!("stopped as asked: nothing was changed");
         }
-        match answer.recv_timeout(LOOK) {
-            Ok(answer) => return Ok(answer),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                anyhow::bail!("the fleet's capacity could not be computed")
-            }
+        if let Some(answer) = answer.wait(LOOK) {
+            return answer.context("the fleet's capacity could not be computed");
         }
     }
 }

@@ -3,9 +3,9 @@
 //! thread writes the states of contracts into the live metadata of VMs, where these differ.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_spec::LibvirtDomain;
 use rtvirtio_vmm::VmmError;
 use rtvirtio_vmm::libvirt::{DomainContract, Virsh, metadata, set_status};
@@ -99,7 +99,7 @@ impl Daemon<LinuxHost> {
 
 /// Result of a query to libvirt.
 struct Answer {
-    contracts: Result<Vec<DomainContract>, VmmError>,
+    contracts: Result<Vec<DomainContract>, String>,
     /// Last error of writing a status; `None` if all were written.
     unwritten: Option<VmmError>,
 }
@@ -108,9 +108,8 @@ struct Domains {
     uri: String,
     waker: Waker,
     contracts: DomainContracts,
-    sender: Sender<Answer>,
-    answers: Receiver<Answer>,
-    is_asked: bool,
+    /// Query under way.
+    query: Option<Detached<Answer>>,
     next: Option<Instant>,
     /// Start of the last query.
     asked: Option<Instant>,
@@ -124,21 +123,22 @@ struct Domains {
 
 impl Domains {
     fn new(uri: &str, waker: Waker) -> Self {
-        let (sender, answers) = channel();
         let (uri, contracts) = (uri.to_owned(), DomainContracts::new(uri));
-        let (is_asked, next, asked, problem, wanted, written) = (false, None, None, None, None, None);
-        Self { uri, waker, contracts, sender, answers, is_asked, next, asked, problem, wanted, written }
+        let (query, next, asked, problem, wanted, written) = (None, None, None, None, None, None);
+        Self { uri, waker, contracts, query, next, asked, problem, wanted, written }
     }
 
-    /// Takes answers, and queries again where that is due; returns whether contracts have changed.
+    /// Takes an answer, and queries again where that is due; returns whether contracts have
+    /// changed.
     fn poll(&mut self, now: Instant) -> bool {
         let mut is_new = false;
-        while let Ok(answer) = self.answers.try_recv() {
-            self.is_asked = false;
-            let unwritten = answer.unwritten;
+        if let Some(answer) = self.query.as_ref().and_then(|query| query.wait(Duration::ZERO)) {
+            self.query = None;
+            let failed = |e: std::io::Error| Answer { contracts: Err(e.to_string()), unwritten: None };
+            let Answer { contracts, unwritten } = answer.unwrap_or_else(failed);
             self.problem = unwritten.map(|e| format!("the state of contracts is not in every domain: {e}"));
-            match answer.contracts {
-                Ok(found) => is_new |= self.contracts.take(found),
+            match contracts {
+                Ok(found) => is_new = self.contracts.take(found),
                 Err(e) => {
                     self.problem =
                         Some(format!("contracts in the metadata of libvirt's domains are as last seen: {e}"));
@@ -148,22 +148,22 @@ impl Domains {
         // A status that could not be written is retried with the next query that is due.
         let may_write = self.asked.is_none_or(|at| now.duration_since(at) >= STATUS_EVERY);
         let has_news = may_write && self.wanted != self.written;
-        if !self.is_asked && (has_news || self.next.is_none_or(|at| now >= at)) {
+        if self.query.is_none() && (has_news || self.next.is_none_or(|at| now >= at)) {
             (self.next, self.asked) = (Some(now + EVERY), Some(now));
             self.written.clone_from(&self.wanted);
-            let (sender, waker, uri) = (self.sender.clone(), Arc::clone(&self.waker), self.uri.clone());
+            let (waker, uri) = (Arc::clone(&self.waker), self.uri.clone());
             let (wanted, before) = (self.wanted.clone(), self.contracts.found().cloned());
-            let asked = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
+            let query = Detached::start("metadata", move |answers| {
                 let answer = ask(&Virsh::new(&uri), wanted.as_ref());
                 // Only contracts that differ wake the loop; statuses that were written do not.
                 let is_news = answer.contracts.as_ref().ok() != before.as_ref();
                 // Fails where the service has ended.
-                let _ = sender.send(answer);
+                let _ = answers.send(answer);
                 if is_news {
                     waker();
                 }
             });
-            self.is_asked = asked.is_ok();
+            self.query = query.ok();
         }
         is_new
     }
@@ -173,7 +173,7 @@ impl Domains {
 fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
     let found = match metadata(daemon) {
         Ok(found) => found,
-        Err(e) => return Answer { contracts: Err(e), unwritten: None },
+        Err(e) => return Answer { contracts: Err(e.to_string()), unwritten: None },
     };
     let mut unwritten = None;
     for (uuid, status) in wanted.into_iter().flat_map(|all| domain_status::changes(all, &found.running)) {
@@ -191,4 +191,24 @@ fn ask(daemon: &Virsh, wanted: Option<&Statuses>) -> Answer {
         }
     }
     Answer { contracts: Ok(found.contracts), unwritten }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_that_panics_is_a_problem_and_is_not_waited_for() {
+        let mut domains = Domains::new("test:///default", Arc::new(|| {}));
+        let panics = Detached::call("test", || -> Answer { panic!("as a query might") });
+        domains.query = Some(panics.unwrap());
+        // No other is due.
+        let now = Instant::now();
+        (domains.next, domains.asked) = (Some(now + EVERY), Some(now));
+        rtvirtio_testkit::site::wait_for("its end", || {
+            assert!(!domains.poll(now), "nothing is taken for no contracts");
+            domains.query.is_none()
+        });
+        assert!(domains.problem.unwrap().contains("as last seen: its thread has ended"));
+    }
 }

@@ -46,10 +46,9 @@ pub fn fit(places: &Places, config: &Config, vm: &str, spec: &HostSpec) -> Resul
     }
     let config = Config { mode: Mode::Observe, plan: None, placement: None, ..config.clone() };
     let (sender, woken) = channel();
-    let sender = std::sync::Mutex::new(sender);
     let waker: Waker = Arc::new(move || {
         // The look may have ended.
-        let _ = crate::lock::lock(&sender).send(());
+        let _ = sender.send(());
     });
     let mut host = LinuxHost::new(places.clone(), &config, waker);
     // The service's own files stay as they are.

@@ -1,10 +1,11 @@
 //! Lookups of VMs in threads of their own: a monitor that does not answer delays only its own VM.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_spec::{Reach, Vm};
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_workflow::{Dirs, Kind, find};
@@ -23,9 +24,7 @@ type LookupResult = Result<(VmHandle, Vec<ProcessId>), Presence>;
 pub(super) struct Lookups {
     dirs: Dirs,
     waker: Waker,
-    sender: Sender<(String, Reach, LookupResult)>,
-    results: Receiver<(String, Reach, LookupResult)>,
-    under_way: BTreeSet<String>,
+    under_way: BTreeMap<String, Detached<LookupResult>>,
     arrived: BTreeMap<String, Vec<LookupResult>>,
     /// Address (libvirt name, socket, PID) of each VM at its last lookup.
     reach: BTreeMap<String, Reach>,
@@ -34,10 +33,9 @@ pub(super) struct Lookups {
 
 impl Lookups {
     pub fn new(dirs: Dirs, waker: Waker) -> Self {
-        let (sender, results) = channel();
-        let (under_way, arrived, reach) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+        let (under_way, arrived, reach) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let numbers = Numbers::load(&dirs.state);
-        Self { dirs, waker, sender, results, under_way, arrived, reach, numbers }
+        Self { dirs, waker, under_way, arrived, reach, numbers }
     }
 
     /// Stops saving which process each `pid` means.
@@ -67,6 +65,7 @@ impl Lookups {
         others
     }
 
+    /// Forgets a VM; the result of a lookup under way, which may be of another VM, is dropped.
     fn forget(&mut self, name: &str) {
         self.reach.remove(name);
         self.under_way.remove(name);
@@ -79,20 +78,17 @@ impl Lookups {
             self.forget(&vm.name);
             self.reach.insert(vm.name.clone(), vm.reach.clone());
         }
-        if !self.under_way.insert(vm.name.clone()) {
+        if self.under_way.contains_key(&vm.name) {
             return;
         }
-        let (vm, dirs) = (vm.clone(), self.dirs.clone());
-        let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
-        let name = vm.name.clone();
-        let spawned = std::thread::Builder::new().name("lookup".to_owned()).spawn(move || {
+        let (of, dirs, waker) = (vm.clone(), self.dirs.clone(), Arc::clone(&self.waker));
+        let started = Detached::start("lookup", move |results| {
             // The service, and with it the receiver, may be gone.
-            let _ = sender.send((vm.name.clone(), vm.reach.clone(), look_up(&vm, &dirs)));
+            let _ = results.send(look_up(&of, &dirs));
             waker();
         });
-        if spawned.is_err() {
-            self.under_way.remove(&name);
-        }
+        // Without a thread the next call tries again.
+        self.under_way.extend(started.ok().map(|thread| (vm.name.clone(), thread)));
     }
 
     /// Whether any lookup is under way.
@@ -102,13 +98,12 @@ impl Lookups {
 
     /// Takes the results for a VM; `in_force` are the processes for which something is in force.
     pub fn take(&mut self, name: &str, in_force: &[ProcessId]) -> Vec<LookupResult> {
-        while let Ok((vm, reach, result)) = self.results.try_recv() {
-            // A result for an earlier address may be of another VM.
-            if self.reach.get(&vm) == Some(&reach) {
-                self.under_way.remove(&vm);
-                self.arrived.entry(vm).or_default().push(result);
-            }
-        }
+        self.under_way.retain(|vm, thread| {
+            let Some(result) = thread.wait(Duration::ZERO) else { return true };
+            let result = result.unwrap_or_else(|e| Err(Presence::Unknown(format!("its lookup: {e}"))));
+            self.arrived.entry(vm.clone()).or_default().push(result);
+            false
+        });
         let mut arrived = self.arrived.remove(name).unwrap_or_default();
         if let Some(pid) = self.reach.get(name).and_then(number) {
             for result in &mut arrived {
@@ -150,4 +145,22 @@ pub(super) fn look_up(vm: &Vm, dirs: &Dirs) -> LookupResult {
 fn nothing_listens(error: &rtvirtio_workflow::Error) -> bool {
     let kind = error.cause::<std::io::Error>().map(std::io::Error::kind);
     matches!(kind, Some(std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_that_panics_is_not_taken_for_one_under_way() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let mut lookups = Lookups::new(dirs, Arc::new(|| {}));
+        let panics = Detached::call("test", || -> LookupResult { panic!("as a lookup might") });
+        lookups.under_way.insert("plc".to_owned(), panics.unwrap());
+        rtvirtio_testkit::site::wait_for("its end", || {
+            let taken = lookups.take("plc", &[]);
+            matches!(taken.as_slice(), [Err(Presence::Unknown(_))]) && !lookups.are_under_way()
+        });
+    }
 }

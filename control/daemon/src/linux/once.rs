@@ -1,7 +1,7 @@
 //! States of contracts where no service runs: one look of the same loop, which sets nothing.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{LinuxHost, Places, Waker};
@@ -21,10 +21,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[must_use]
 pub fn look_once(places: &Places, config: &Config) -> Snapshot {
     let (sender, woken) = channel();
-    let sender = Mutex::new(sender);
     let waker: Waker = Arc::new(move || {
         // The look may have ended.
-        let _ = sender.lock().unwrap_or_else(PoisonError::into_inner).send(());
+        let _ = sender.send(());
     });
     let config = Config { mode: Mode::Observe, plan: None, placement: None, ..config.clone() };
     let mut host = LinuxHost::new(places.clone(), &config, waker);

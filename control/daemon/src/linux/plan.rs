@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use rtvirtio_apply::{Amended, Machine, NoGuests, OnConflict, Reverted};
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_planner::replan::{NoPlan, Observations, Request, Unplanned};
 use rtvirtio_units::Nanos;
@@ -29,19 +30,19 @@ use crate::reconcile::PLAN;
 /// or a disk that does not answer.
 const MOST_AT_ONCE: usize = 4;
 
-/// Number of the request, the plan, and warnings on the way to it.
-type Answer = (u64, Result<HeldCandidate, NoPlan>, Vec<String>);
+/// The plan, and warnings on the way to it.
+type Answer = (Result<HeldCandidate, NoPlan>, Vec<String>);
 
 /// State of the plan between two looks.
 pub(super) struct PlanPart {
     dirs: Dirs,
     waker: Waker,
-    sender: Sender<Answer>,
-    answers: Receiver<Answer>,
     /// Number of the plan that was asked for last.
     asked: u64,
-    /// Held by each thread that makes a plan.
-    making: Arc<()>,
+    /// Reason why it is not made.
+    refused: Option<String>,
+    /// Threads that make plans, by number.
+    making: BTreeMap<u64, Detached<Answer>>,
     /// The plan that was made last, with its number.
     made: Option<(u64, HeldCandidate)>,
     /// Devices found to set a plan, by its number.
@@ -79,7 +80,6 @@ fn predictions(plan: &HostPlan) -> Vec<PredictionSnapshot> {
 
 impl PlanPart {
     pub fn new(dirs: Dirs, waker: Waker, is_wanted: bool) -> Self {
-        let (sender, answers) = channel();
         let (made, scope, ended, unmeasured) = (None, None, Vec::new(), BTreeMap::new());
         let (stale, seen) = (true, None);
         let found = Prepared::new(dirs.clone(), Arc::clone(&waker));
@@ -87,10 +87,9 @@ impl PlanPart {
         Self {
             dirs,
             waker,
-            sender,
-            answers,
             asked: 0,
-            making: Arc::default(),
+            refused: None,
+            making: BTreeMap::new(),
             made,
             found,
             renewals,
@@ -132,40 +131,46 @@ impl PlanPart {
 
     /// Begins to make a plan: monitors and agents that do not answer delay no contract.
     pub fn make(&mut self, request: &Request, desired: &Desired, may_load: bool) {
-        let plant = desired.plant.as_ref().and_then(|plant| plant.only(&request.input.vms));
-        let (request, dirs) = (request.clone(), self.dirs.clone());
-        let (sender, waker) = (self.sender.clone(), Arc::clone(&self.waker));
-        let number = request.number;
-        self.asked = number;
-        let making = Arc::clone(&self.making);
-        if Arc::strong_count(&making) > MOST_AT_ONCE + 1 {
-            let why = format!("{MOST_AT_ONCE} earlier plans are being made still: does libvirt answer?");
-            // The receiver is here.
-            let _ = sender.send((number, Err(NoPlan::Whole(why)), Vec::new()));
-            return;
+        self.asked = request.number;
+        self.refused = self.start(request, desired, may_load).err();
+    }
+
+    fn start(&mut self, request: &Request, desired: &Desired, may_load: bool) -> Result<(), String> {
+        // The plans of earlier requests are of no use any more.
+        self.making.retain(|_, thread| thread.wait(Duration::ZERO).is_none());
+        if self.making.len() >= MOST_AT_ONCE {
+            return Err(format!("{MOST_AT_ONCE} earlier plans are being made still: does libvirt answer?"));
         }
-        let run = move || {
-            let _making = making;
+        let plant = desired.plant.as_ref().and_then(|plant| plant.only(&request.input.vms));
+        let (number, request, dirs) = (request.number, request.clone(), self.dirs.clone());
+        let waker = Arc::clone(&self.waker);
+        let thread = Detached::start("plan", move |answers| {
             let warnings = Warnings::default();
             let made = match plant {
                 Some(host) => service_plan::make(host, &request, may_load, &dirs, &warnings),
                 None => Err(NoPlan::Whole("none of its VMs runs".to_owned())),
             };
             // The service, and with it the receiver, may be gone.
-            let _ = sender.send((request.number, made, warnings.into_lines()));
+            let _ = answers.send((made, warnings.into_lines()));
             waker();
-        };
-        if let Err(e) = std::thread::Builder::new().name("plan".to_owned()).spawn(run) {
-            let _ = self.sender.send((number, Err(NoPlan::Whole(e.to_string())), Vec::new()));
-        }
+        });
+        self.making.insert(number, thread.map_err(|e| e.to_string())?);
+        Ok(())
     }
 
     /// The answer to the last request, once.
     pub fn made(&mut self) -> Option<(u64, Result<MadePlan, NoPlan>)> {
-        // An earlier request may take longer than a later one; its plan is of no use any more.
-        let asked = self.asked;
-        let answer = self.answers.try_iter().filter(|(number, ..)| *number == asked).last();
-        let (number, made, warnings) = answer?;
+        let no_plan = |why: String| -> Answer { (Err(NoPlan::Whole(why)), Vec::new()) };
+        let (number, mut answer) = (self.asked, self.refused.take().map(no_plan));
+        // An earlier request may take longer than a later one.
+        self.making.retain(|of, thread| {
+            let Some(made) = thread.wait(Duration::ZERO) else { return true };
+            if *of == number {
+                answer = Some(made.unwrap_or_else(|e| no_plan(e.to_string())));
+            }
+            false
+        });
+        let (made, warnings) = answer?;
         self.warnings = warnings;
         Some((
             number,
@@ -298,7 +303,10 @@ impl PlanPart {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
     use rtvirtio_planner::replan::Input;
+    use rtvirtio_testkit::site::wait_for;
 
     use super::*;
 
@@ -307,17 +315,34 @@ mod tests {
         PlanPart::new(dirs, Arc::new(|| {}), true)
     }
 
+    /// Thread that answers when the sender is dropped.
+    fn answers(number: u64) -> (Sender<()>, Detached<Answer>) {
+        let (release, held) = channel();
+        let answer = move || {
+            let _ = held.recv();
+            (Err(NoPlan::Whole(String::new())), vec![format!("of {number}")])
+        };
+        (release, Detached::call("test", answer).unwrap())
+    }
+
+    /// Answers until no plan is made any more.
+    fn all_made(part: &mut PlanPart) -> Vec<(u64, Result<MadePlan, NoPlan>)> {
+        let mut made = Vec::new();
+        wait_for("the plans", || {
+            made.extend(part.made());
+            part.making.is_empty()
+        });
+        made
+    }
+
     #[test]
     fn a_plan_that_comes_after_a_later_one_is_not_taken_for_it() {
         let mut part = part();
         part.asked = 2;
-        for number in [2, 1] {
-            let warnings = vec![format!("of {number}")];
-            part.sender.send((number, Err(NoPlan::Whole(String::new())), warnings)).unwrap();
-        }
-        assert!(matches!(part.made(), Some((2, Err(_)))), "the loop waits for it");
-        part.sender.send((1, Err(NoPlan::Whole(String::new())), Vec::new())).unwrap();
-        assert!(part.made().is_none());
+        part.making = [2, 1].map(|number| (number, answers(number).1)).into();
+        assert!(matches!(all_made(&mut part).as_slice(), [(2, Err(_))]), "the loop waits for it");
+        part.making.insert(1, answers(1).1);
+        assert!(all_made(&mut part).is_empty());
         assert_eq!(part.warnings, ["of 2"], "they stay until the next plan");
     }
 
@@ -331,9 +356,26 @@ mod tests {
             patience: BTreeMap::new(),
             reason: String::new(),
         };
-        let _others = [(); MOST_AT_ONCE].map(|()| Arc::clone(&part.making));
+        let (others, making): (Vec<_>, Vec<_>) = [11, 12, 13, 14].map(answers).into_iter().unzip();
+        part.making = (11..).zip(making).collect();
+        assert_eq!(part.making.len(), MOST_AT_ONCE);
         part.make(&request, &Desired::default(), false);
         let Some((1, Err(NoPlan::Whole(why)))) = part.made() else { panic!("it is made") };
         assert!(why.contains("earlier plans"), "{why}");
+        drop(others);
+        assert!(all_made(&mut part).is_empty());
+        part.make(&request, &Desired::default(), false);
+        assert!(matches!(all_made(&mut part).as_slice(), [(1, Err(_))]), "one is made again");
+    }
+
+    #[test]
+    fn a_plan_whose_thread_panics_is_none() {
+        let mut part = part();
+        part.asked = 1;
+        let panics = Detached::call("test", || -> Answer { panic!("as a planner might") });
+        part.making.insert(1, panics.unwrap());
+        let made = all_made(&mut part);
+        let [(1, Err(NoPlan::Whole(why)))] = made.as_slice() else { panic!("it is waited for") };
+        assert!(why.contains("without a result"), "{why}");
     }
 }

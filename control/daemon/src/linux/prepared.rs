@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_workflow::scopes::Scopes;
 use rtvirtio_workflow::{Dirs, Error, Kind};
 
@@ -30,7 +30,7 @@ pub(super) type Renewals<T> = Prepared<Vec<ProcessId>, Result<T, Error>>;
 
 struct Job<K, T> {
     of: K,
-    receiver: Receiver<(Instant, T)>,
+    thread: Detached<(Instant, T)>,
     /// With the time at which it was found.
     result: Option<(Instant, T)>,
 }
@@ -68,15 +68,14 @@ impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
             }
         }
         drop(Scopes::lock(&self.dirs)?);
-        let (sender, receiver) = channel();
         let (run, waker) = (begin(), Arc::clone(&self.waker));
-        std::thread::Builder::new().name("step".to_owned()).spawn(move || {
+        let thread = Detached::start("step", move |results| {
             let result = run();
             // The service, and with it the receiver, may be gone.
-            let _ = sender.send((Instant::now(), result));
+            let _ = results.send((Instant::now(), result));
             waker();
         })?;
-        self.jobs.insert(name.to_owned(), Job { of, receiver, result: None });
+        self.jobs.insert(name.to_owned(), Job { of, thread, result: None });
         Ok(false)
     }
 
@@ -87,15 +86,15 @@ impl<K: PartialEq, T: Send + 'static> Prepared<K, T> {
     }
 }
 
-impl<K, T> Job<K, T> {
+impl<K, T: Send + 'static> Job<K, T> {
     /// Takes the result where it has come. Without one, false means that the thread has panicked.
     fn is_under_way(&mut self) -> bool {
         if self.result.is_some() {
             return false;
         }
-        let received = self.receiver.try_recv();
-        let is_under_way = matches!(received, Err(TryRecvError::Empty));
-        self.result = received.ok();
+        let received = self.thread.wait(Duration::ZERO);
+        let is_under_way = received.is_none();
+        self.result = received.and_then(Result::ok);
         is_under_way
     }
 
@@ -107,7 +106,7 @@ impl<K, T> Job<K, T> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::mpsc::Sender;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use rtvirtio_testkit::HANG;
 

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::detached::Detached;
 use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_measure::observe::boundaries;
 use rtvirtio_spec::{HostHandle, Reach, Vm};
@@ -27,11 +27,18 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// these are not known.
 pub(super) type Disks = Result<(Vec<DiskStats>, Vec<Drive>), String>;
 
+/// Question to a VM's monitor that has no answer yet.
+struct Question {
+    /// Processes of the VM when it was asked.
+    processes: Vec<ProcessId>,
+    since: Instant,
+    thread: Detached<(Instant, Disks)>,
+}
+
 /// Pending question to a VM's monitor, and its failures.
 struct Asked {
     processes: Vec<ProcessId>,
-    /// Start of the question that has no answer yet; `None` without one.
-    since: Option<Instant>,
+    pending: Option<Question>,
     /// Failures in a row.
     failures: u32,
     /// Earliest time of the next question.
@@ -40,23 +47,17 @@ struct Asked {
     why: Option<String>,
 }
 
-/// VM, its processes when asked, time of arrival, and disks.
-type Answer = (String, Vec<ProcessId>, Instant, Disks);
-
 /// State of every VM's monitor, by the VM's name.
 pub(super) struct Monitors {
     dirs: Dirs,
     /// Whether monitors of libvirt's domains may be asked, which taints these.
     of_libvirt: bool,
     asked: BTreeMap<String, Asked>,
-    sender: Sender<Answer>,
-    answers: Receiver<Answer>,
 }
 
 impl Monitors {
     pub fn new(dirs: Dirs, of_libvirt: bool) -> Self {
-        let (sender, answers) = channel();
-        Self { dirs, of_libvirt, asked: BTreeMap::new(), sender, answers }
+        Self { dirs, of_libvirt, asked: BTreeMap::new() }
     }
 
     /// Asks the monitors that are due, and waits up to `ANSWER_TIMEOUT` for answers. Each VM has
@@ -64,69 +65,60 @@ impl Monitors {
     pub fn sample(&mut self, vms: &[Arc<RunningVm>]) -> BTreeMap<String, (Instant, Disks)> {
         let now = Instant::now();
         self.asked.retain(|name, _| vms.iter().any(|vm| vm.contract.vm.name == *name));
-        let mut arrived = BTreeMap::new();
         // Answers that were late for an earlier sample come first, so that these monitors are asked
         // anew: each sample has an answer of one that takes longer than `ANSWER_TIMEOUT`.
-        while let Ok(answer) = self.answers.try_recv() {
-            self.take(answer, &mut arrived);
-        }
-        let mut waited = 0;
+        let mut arrived = self.take(|_| Duration::ZERO);
         for vm in vms {
-            waited += usize::from(self.ask(vm, now));
+            self.ask(vm, now);
         }
-        while let Ok(answer) = self.next(waited > 0, now + ANSWER_TIMEOUT) {
-            let since = self.take(answer, &mut arrived);
-            waited = waited.saturating_sub(usize::from(since.is_some_and(|since| since >= now)));
-        }
+        let left = || (now + ANSWER_TIMEOUT).saturating_duration_since(Instant::now());
+        arrived.extend(self.take(|of| if of.since >= now { left() } else { Duration::ZERO }));
         for (vm, asked) in &self.asked {
             arrived.entry(vm.clone()).or_insert_with(|| (now, Err(asked.unseen(now))));
         }
         arrived
     }
 
-    /// Takes an answer; returns when its VM was asked.
-    fn take(&mut self, answer: Answer, arrived: &mut BTreeMap<String, (Instant, Disks)>) -> Option<Instant> {
-        let (vm, processes, at, disks) = answer;
-        let asked = self.asked.get_mut(&vm)?;
-        let since = asked.since.take();
-        // An answer of an earlier start of the VM is dropped: the VM is asked anew.
-        if asked.processes == processes {
-            asked.note(&disks, at);
-            arrived.insert(vm, (at, disks));
+    /// Takes answers, each waited for as long as `limit` says of its question.
+    fn take(&mut self, limit: impl Fn(&Question) -> Duration) -> BTreeMap<String, (Instant, Disks)> {
+        let mut arrived = BTreeMap::new();
+        for (vm, asked) in &mut self.asked {
+            let Some(question) = &asked.pending else { continue };
+            let Some(answer) = question.thread.wait(limit(question)) else { continue };
+            let failed = |e: std::io::Error| (Instant::now(), Err(format!("its monitor was not asked: {e}")));
+            let (at, disks) = answer.unwrap_or_else(failed);
+            // An answer of an earlier start of the VM is dropped: the VM is asked anew.
+            if asked.pending.take().is_some_and(|of| of.processes == asked.processes) {
+                asked.note(&disks, at);
+                arrived.insert(vm.clone(), (at, disks));
+            }
         }
-        since
-    }
-
-    fn next(&self, waits: bool, until: Instant) -> Result<Answer, std::sync::mpsc::RecvTimeoutError> {
-        let left = if waits { until.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
-        self.answers.recv_timeout(left)
+        arrived
     }
 
     /// Asks a VM's monitor unless a question is pending or not due; returns whether it was asked.
     fn ask(&mut self, vm: &Arc<RunningVm>, now: Instant) -> bool {
         let name = &vm.contract.vm.name;
         let fresh =
-            || Asked { processes: vm.processes.clone(), since: None, failures: 0, again: now, why: None };
+            || Asked { processes: vm.processes.clone(), pending: None, failures: 0, again: now, why: None };
         let asked = self.asked.entry(name.clone()).or_insert_with(fresh);
         if asked.processes != vm.processes {
-            *asked = Asked { since: asked.since, ..fresh() };
+            *asked = Asked { pending: asked.pending.take(), ..fresh() };
         }
-        if asked.since.is_some() || now < asked.again {
+        if asked.pending.is_some() || now < asked.again {
             return false;
         }
         let (vm, dirs, of_libvirt) = (Arc::clone(vm), self.dirs.clone(), self.of_libvirt);
-        let sender = self.sender.clone();
-        let run = move || {
-            let spec = &vm.contract.vm;
-            let disks = disks_of(spec, &dirs, of_libvirt);
-            // The sampler may be gone.
-            let _ = sender.send((spec.name.clone(), vm.processes.clone(), Instant::now(), disks));
+        let processes = vm.processes.clone();
+        let disks = move || {
+            let disks = disks_of(&vm.contract.vm, &dirs, of_libvirt);
+            (Instant::now(), disks)
         };
-        match std::thread::Builder::new().name("monitor".to_owned()).spawn(run) {
-            Ok(_) => asked.since = Some(now),
+        match Detached::call("monitor", disks) {
+            Ok(thread) => asked.pending = Some(Question { processes, since: now, thread }),
             Err(e) => asked.why = Some(format!("no thread asks its monitor: {e}")),
         }
-        asked.since.is_some()
+        asked.pending.is_some()
     }
 }
 
@@ -149,7 +141,7 @@ impl Asked {
         let waits = |since: Instant| {
             format!("its monitor has not answered for {} s", now.saturating_duration_since(since).as_secs())
         };
-        match (self.since, &self.why) {
+        match (self.pending.as_ref().map(|of| of.since), &self.why) {
             (Some(since), None) => waits(since),
             (Some(since), Some(why)) => format!("{}; before: {why}", waits(since)),
             (None, Some(why)) => why.clone(),

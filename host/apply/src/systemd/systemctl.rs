@@ -3,10 +3,9 @@
 
 use std::io;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::child::{Running, read};
+use rtvirtio_kernel::child::{Output, Running, read};
 
 /// Time for one call: an answer of an idle systemd takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,14 +28,14 @@ fn call(command: &mut Command, timeout: Duration) -> io::Result<String> {
     let end = Instant::now() + timeout;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Running::for_call(command)?;
-    let (out, errors) = (read(child.0.stdout.take(), LIMIT), read(child.0.stderr.take(), LIMIT));
-    let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
+    let (out, errors) = (read(child.0.stdout.take(), LIMIT)?, read(child.0.stderr.take(), LIMIT)?);
+    let wait = |from: &Output| {
         let left = end.saturating_duration_since(Instant::now());
-        let late = |_| {
+        let late = || {
             let why = format!("no answer within {} s: systemd may be busy or hang", timeout.as_secs_f64());
             io::Error::new(io::ErrorKind::TimedOut, why)
         };
-        from.recv_timeout(left).map_err(late)?
+        from.wait(left).ok_or_else(late)??
     };
     let (out, errors) = (wait(&out)?, wait(&errors)?);
     if out.len() > LIMIT {

@@ -271,3 +271,21 @@ fn hang_up_is_reported_as_such() {
     assert!(error.is_closed(), "{error}");
     player.join().unwrap();
 }
+
+#[test]
+fn silent_monitors_and_agents_are_waited_for_until_the_end() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    // Connections are taken, and nothing is answered.
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let _limit = crate::WaitLimit::lasting(Duration::ZERO);
+    let monitor = crate::Qmp::connect(&path, HANG).err().unwrap().to_string();
+    let agent = GuestAgent::connect(&path, HANG).err().unwrap().to_string();
+    // On a thread started for the call too.
+    let apart = move || crate::Qmp::connect(&path, HANG).err().unwrap().to_string();
+    let apart = rtvirtio_kernel::detached::Detached::call("test", apart).unwrap();
+    let apart = apart.wait(HANG).unwrap().unwrap();
+    for e in [monitor, agent, apart] {
+        assert!(e.contains("no answer within 500 ms"), "{e}");
+    }
+}

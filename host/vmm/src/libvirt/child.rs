@@ -2,10 +2,9 @@
 
 use std::io;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use rtvirtio_kernel::child::{Running, read};
+use rtvirtio_kernel::child::{Output, Running, read};
 
 use super::Access;
 use crate::VmmError;
@@ -34,11 +33,12 @@ pub(super) fn run(
             io::ErrorKind::NotFound => VmmError::NoVirsh,
             _ => failed(source),
         })?;
-    let stdout = read(child.0.stdout.take(), limit);
-    let stderr = read(child.0.stderr.take(), ERROR_LIMIT);
-    let wait = |from: &Receiver<io::Result<Vec<u8>>>| {
-        let left = deadline.left().unwrap_or_default();
-        from.recv_timeout(left).map_err(|_| deadline.passed(&peer(), &operation()))?.map_err(failed)
+    let stdout = read(child.0.stdout.take(), limit).map_err(failed)?;
+    let stderr = read(child.0.stderr.take(), ERROR_LIMIT).map_err(failed)?;
+    let wait = |from: &Output| {
+        let late = || deadline.passed(&peer(), &operation());
+        let output = from.wait(deadline.left().unwrap_or_default()).ok_or_else(late)?;
+        output.and_then(|read| read).map_err(failed)
     };
     let out = wait(&stdout)?;
     if out.len() > limit {

@@ -1,18 +1,14 @@
 //! A file on a server that does not answer holds up whatever asks for its attributes, in the kernel
 //! and for ever: a thread asks, and is waited for so long.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rtvirtio_kernel::{HostError, Root};
+use rtvirtio_kernel::detached::Hung;
+use rtvirtio_kernel::{HostError, Root, WaitLimit};
 
 use super::{Machine, Vmm};
-use crate::WaitLimit;
 
 /// Attributes that are there come within a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -20,11 +16,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 const SHORT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Processes whose files did not answer, while a thread still waits for them: none is asked twice.
-static SILENT: Mutex<BTreeSet<(PathBuf, u32)>> = Mutex::new(BTreeSet::new());
+static SILENT: Hung<(PathBuf, u32)> = Hung::none();
 
 /// [`super::machine`] within a time.
 pub(super) fn machine(root: &Root, pid: u32, vmm: Vmm) -> Result<Option<Machine>, HostError> {
-    let usual = if silent().is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
+    let usual = if SILENT.is_empty() { ANSWER_TIMEOUT } else { SHORT_PATIENCE };
     let patience = WaitLimit::left(usual).max(SHORT_PATIENCE);
     within(patience, root, pid, move |root| super::machine(root, pid, vmm))
 }
@@ -35,49 +31,18 @@ fn within<T: Send + 'static>(
     pid: u32,
     ask: impl FnOnce(&Root) -> Result<T, HostError> + Send + 'static,
 ) -> Result<T, HostError> {
-    let key = (root.at("/"), pid);
-    if silent().contains(&key) {
-        return Err(no_answer(pid));
-    }
-    let (sender, answer) = channel();
-    let is_over = Arc::new(AtomicBool::new(false));
-    let (of_thread, over, root) = (key.clone(), Arc::clone(&is_over), root.clone());
-    let run = move || {
-        // There is none to hear it after the time.
-        let _ = sender.send(ask(&root));
-        let mut silent = silent();
-        over.store(true, Ordering::Relaxed);
-        silent.remove(&of_thread);
-    };
-    let spawned = std::thread::Builder::new().name("files".to_owned()).spawn(run);
-    spawned.map_err(|source| HostError::Read { path: descriptors(pid), source })?;
-    if let Ok(found) = answer.recv_timeout(patience) {
-        return found;
-    }
-    let mut silent = silent();
-    if is_over.load(Ordering::Relaxed) {
-        // It came just now.
-        return answer.try_recv().unwrap_or_else(|_| Err(no_answer(pid)));
-    }
-    silent.insert(key);
-    Err(no_answer(pid))
-}
-
-fn silent() -> MutexGuard<'static, BTreeSet<(PathBuf, u32)>> {
-    SILENT.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn descriptors(pid: u32) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/fd"))
-}
-
-fn no_answer(pid: u32) -> HostError {
-    let why = "an open file of it does not respond: is its server unreachable?";
-    HostError::Read { path: descriptors(pid), source: io::Error::new(io::ErrorKind::TimedOut, why) }
+    let (subject, root) = ((root.at("/"), pid), root.clone());
+    SILENT.call("files", subject, patience, move || ask(&root)).unwrap_or_else(|e| {
+        let why = "an open file of it does not respond: is its server unreachable?";
+        let source = if e.kind() == io::ErrorKind::TimedOut { io::Error::new(e.kind(), why) } else { e };
+        Err(HostError::Read { path: format!("/proc/{pid}/fd").into(), source })
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     #[test]
@@ -96,9 +61,6 @@ mod tests {
         assert!(asked(7).is_err());
         assert_eq!(asked(8).unwrap(), 2);
         release.send(()).unwrap();
-        while silent().contains(&(root.at("/"), 7)) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(asked(7).unwrap(), 2);
+        rtvirtio_testkit::site::wait_for("its thread", || asked(7).is_ok_and(|found| found == 2));
     }
 }

@@ -76,7 +76,7 @@ fn a_monitor_that_does_not_answer_holds_up_the_look_at_no_other_vm() {
     let (_, seen) = monitors.sample(&vms).remove("bad").unwrap();
     let why = seen.unwrap_err();
     assert!(why.contains("has not answered for") || why.contains("no answer within"), "{why}");
-    if monitors.asked["bad"].since.is_some() {
+    if monitors.asked["bad"].pending.is_some() {
         assert!(!monitors.ask(&vms[0], Instant::now()), "it is not asked again while it is asked");
     }
 }
@@ -108,7 +108,7 @@ fn more_drives_than_a_vm_may_have_are_refused_and_asked_for_later_and_later() {
 #[test]
 fn what_fails_is_asked_later_and_later_and_a_success_ends_that() {
     let (now, failed) = (Instant::now(), Err("no".to_owned()));
-    let mut asked = Asked { processes: Vec::new(), since: None, failures: 0, again: now, why: None };
+    let mut asked = Asked { processes: Vec::new(), pending: None, failures: 0, again: now, why: None };
     let mut pauses = Vec::new();
     for _ in 0..9 {
         asked.note(&failed, now);
@@ -117,4 +117,21 @@ fn what_fails_is_asked_later_and_later_and_a_success_ends_that() {
     assert_eq!(pauses, [0, 2, 4, 8, 16, 32, 60, 60, 60]);
     asked.note(&Ok((Vec::new(), Vec::new())), now);
     assert_eq!((asked.failures, asked.why), (0, None));
+}
+
+#[test]
+fn a_question_that_panics_has_failed_and_is_put_again() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let good = dir.path().join("good");
+    serve(&good, |command| Some(if command == "qmp_capabilities" { json!({}) } else { json!([]) }));
+    let vms = [vm("good", &good)];
+    let mut monitors = Monitors::new(dirs(dir.path()), false);
+    look_until_seen(&mut monitors, &vms, "good");
+    let thread = Detached::call("test", || -> (Instant, Disks) { panic!("as a question might") }).unwrap();
+    let asked = monitors.asked.get_mut("good").unwrap();
+    let question = Question { processes: asked.processes.clone(), since: Instant::now(), thread };
+    asked.pending = Some(question);
+    monitors.take(|_| HANG);
+    assert_eq!(monitors.asked["good"].failures, 1);
+    look_until_seen(&mut monitors, &vms, "good");
 }

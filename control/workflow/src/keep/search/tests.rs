@@ -54,11 +54,26 @@ fn a_vm_whose_monitor_is_silent_keeps_no_other_from_being_found() {
         search.start(&vm("good", &good)).unwrap();
         let found = search.wait_for("good", HANG).expect("it was not found");
         let (_, handle) = found.found.unwrap();
-        assert_eq!(handle.pids, BTreeSet::from([std::process::id()]));
-        assert!(search.take("good").is_none(), "an answer is given once");
+        assert_eq!(handle.pids, std::collections::BTreeSet::from([std::process::id()]));
+        assert!(search.wait_for("good", Duration::ZERO).is_none(), "an answer is given once");
     }
     // Its own search ends too, with the reason.
     let lost = search.wait_for("silent", HANG).expect("it is waited for without end");
     let why = format!("{:#}", lost.found.err().unwrap());
     assert!(why.contains("no answer within"), "{why}");
+}
+
+#[test]
+fn a_search_that_panics_is_an_error_and_is_made_anew() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let good = dir.path().join("good");
+    serve(&good);
+    let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+    let mut search = Search::new(&dirs);
+    let panics = Detached::call("test", || -> SearchResult { panic!("as a search might") });
+    search.threads.insert("good".to_owned(), panics.unwrap());
+    let why = search.wait_for("good", HANG).unwrap().found.err().unwrap();
+    assert!(format!("{why:#}").contains("without a result"), "{why:#}");
+    search.start(&vm("good", &good)).unwrap();
+    assert!(search.wait_for("good", HANG).unwrap().found.is_ok());
 }
