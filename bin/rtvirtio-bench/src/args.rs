@@ -5,6 +5,7 @@ mod before_after;
 mod blame;
 mod cases;
 mod contention;
+mod cores;
 mod cpu_predict;
 mod cyclictest;
 mod daemon;
@@ -31,6 +32,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
+pub use cores::BenchCoresArgs;
 pub use cpu_predict::BenchCpuPredictArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
@@ -156,6 +158,15 @@ The result is written after each demo, and the same command goes on from it. Exi
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
+    /// CPUs for the threads of VMs on random hosts, against the rules and an exhaustive search
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench cores
+  rtvirtio-bench cores --hosts 1000 --seed 7 --out /tmp/cores --json | jq .claims
+
+No host is measured: hosts and VMs are drawn from the seed, the placements and their time are real. Exit code 2 when a
+claim is not met.")]
+    Cores(BenchCoresArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\
