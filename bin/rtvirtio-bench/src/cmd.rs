@@ -38,8 +38,8 @@ use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
-    accuracy, before_after, blame, cases, contention, cores, cyclictest, directory, fleet, fleet_cluster, host,
-    iod, iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation,
+    accuracy, before_after, blame, cases, contention, cores, cyclictest, directory, fleet, fleet_cluster,
+    host, iod, iod_attach, iod_crash, iod_startup, net, paravirt, planning, regulation, reservation,
     responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};

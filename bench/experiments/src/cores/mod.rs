@@ -215,12 +215,7 @@ struct Running {
 }
 
 /// VMs come to a host, end, and get vCPUs; all that is on it is judged after each step.
-fn run_host(
-    size: Size,
-    case: HostCase,
-    random: &mut Random,
-    outcomes: &mut Outcomes,
-) -> anyhow::Result<()> {
+fn run_host(size: Size, case: HostCase, random: &mut Random, outcomes: &mut Outcomes) -> anyhow::Result<()> {
     let empty = case.host()?;
     let mut running = Running { size, host: empty.clone(), case, vms: Vec::new() };
     for _ in 0..1 + random.below(STEPS) {
@@ -377,8 +372,8 @@ impl Experiment for CoresData {
         let rules: Vec<String> = broken.iter().map(|(rule, n)| format!("{rule:?} {n}")).collect();
         let rules = if rules.is_empty() { "none".to_owned() } else { rules.join(", ") };
         let lead = format!(
-            "{} random hosts, seed {}: {placed} VMs and vCPUs placed, {refused} refused; {} of {} VMs on small hosts \
-             fit; rules broken: {rules}. Linux {}; {}, {}.",
+            "{} random hosts, seed {}: {placed} VMs and vCPUs placed, {refused} refused; {} of {} VMs on \
+             small hosts fit; rules broken: {rules}. Linux {}; {}, {}.",
             self.hosts, self.seed, small.fit, small.vms, self.host.kernel, self.command, self.generated
         );
         ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, Vec::new())
