@@ -126,13 +126,13 @@ Exit code 2 when a round misses nothing without the plan, misses a target with i
     /// Causes of missed targets: those that the product names against those that were planted
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio-bench blame --runs 1 --out /tmp/blame        each cause once, alone, and four pairs: about three minutes
+  sudo rtvirtio-bench blame --runs 1 --out /tmp/blame        each cause once, alone, and five pairs: about four minutes
   sudo rtvirtio-bench blame --vm process --only disk_stall,kernel_limit --out /tmp/blame
   rtvirtio-bench blame --report-only --out /tmp/blame --json | jq .claims
 
 The VM and its neighbour are QEMU guests on an emulated drive. A VM of plain processes has no lasting threads, so
-causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only. All causes are taken away after each run.
-Exit code 2 when a claim is not met.")]
+causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only, and `paging` where the directory of
+downloads (`--cache-dir`) is on a disk that the host can swap to. All causes are taken away after each run. Exit code 2 when a claim is not met.")]
     Blame(BenchBlameArgs),
     /// Predictions with and without the CPU's term, against runs under CPU load
     #[command(after_help = "\

@@ -365,12 +365,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// When one cannot be read.
-    pub fn to_enable(
-        &self,
-        root: &Root,
-        cgroup: &Path,
-        controller: &str,
-    ) -> Result<Vec<PathBuf>, HostError> {
+    pub fn to_enable(&self, root: &Root, cgroup: &Path, controller: &str) -> Result<Vec<PathBuf>, HostError> {
         if self.hierarchy == Hierarchy::V1 {
             return Ok(Vec::new());
         }

@@ -17,6 +17,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::guest;
+use super::paging::{self, MemoryGroup};
 use super::plant::{Kind, PlantedCause};
 use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
 
@@ -29,6 +30,8 @@ const TICK: Duration = Duration::from_millis(10);
 pub struct Target<'a> {
     pub site: &'a Site,
     pub lab: &'a Lab,
+    /// Group of the VM's memory, where it is to be paged.
+    pub memory: Option<&'a MemoryGroup>,
 }
 
 /// A step that takes a planted cause away. Done on drop at the latest.
@@ -87,6 +90,10 @@ pub fn plant<'a>(
             let reads = what.limit(rate_of(&target.site.spec)?);
             Some(Undo::new(guest::limit(reads, loads.get(VICTIM).context("no such VM")?)?))
         }
+        Kind::Paging => {
+            let group = target.memory.context("the VM's memory has no cgroup of its own")?;
+            Some(Undo::new(paging::squeeze(group, what.squeeze())?))
+        }
     })
 }
 
@@ -96,6 +103,14 @@ fn end(stop: &AtomicBool, threads: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
     let ended = threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count();
     ensure!(ended == 0, "{ended} threads ended by a panic");
     Ok(())
+}
+
+/// Waits, unless the flag is set.
+pub fn wait(flag: &AtomicBool, time: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
+        std::thread::sleep(TICK.min(time));
+    }
 }
 
 /// Busy threads in a cgroup with this weight: in the group of this program the kernel would give
@@ -204,12 +219,6 @@ fn stops<'a>(what: &PlantedCause, target: &Target<'_>) -> anyhow::Result<Undo<'a
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let process = twin.clone();
-    let wait = move |flag: &AtomicBool, time: Duration| {
-        let begin = Instant::now();
-        while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
-            std::thread::sleep(TICK.min(time));
-        }
-    };
     let thread = std::thread::Builder::new().name("stops".to_owned()).spawn(move || {
         while !flag.load(Ordering::Relaxed) {
             wait(&flag, pause);
