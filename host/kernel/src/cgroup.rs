@@ -361,7 +361,7 @@ impl Cgroups {
         self.to_enable(root, cgroup, "io")
     }
 
-    /// As [`Cgroups::io_to_enable`], for files of this controller.
+    /// Files as of [`Cgroups::io_to_enable`], for a controller of this name.
     ///
     /// # Errors
     /// When one cannot be read.

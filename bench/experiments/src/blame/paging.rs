@@ -14,14 +14,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use rtvirtio_kernel::leftovers::mark;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, faults};
 use rustix::fs::{FallocateFlags, fallocate, statfs};
-
-use super::undo::wait;
 
 /// Name of the file that is swapped to.
 pub const SWAP_FILE: &str = "blame.swap";
@@ -31,6 +29,8 @@ const SIZE: u64 = 1 << 30;
 const SMALL: u64 = 1 << 20;
 /// Priority of the file, the highest: nothing is swapped elsewhere (swapon(8)).
 const PRIORITY: &str = "32767";
+/// Interval at which a pause notices its end.
+const TICK: Duration = Duration::from_millis(10);
 /// Active areas of swap (proc_swaps(5)).
 const SWAPS: &str = "/proc/swaps";
 /// File systems that are no disk, or show another file than they write (`linux/magic.h`).
@@ -184,6 +184,14 @@ impl Drop for MemoryGroup {
         for file in self.enabled.iter().rev() {
             let _ = root.write(file, "-memory");
         }
+    }
+}
+
+/// Waits, unless the flag is set.
+pub fn wait(flag: &AtomicBool, time: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
+        thread::sleep(TICK.min(time));
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_kernel::cgroup::Limit;
@@ -17,14 +17,12 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::guest;
-use super::paging::{self, MemoryGroup};
+use super::paging::{self, MemoryGroup, wait};
 use super::plant::{Kind, PlantedCause};
 use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
 
 /// Period of the CPU quota.
 const PERIOD_US: u64 = 100_000;
-/// Interval at which a pause notices its end.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Places where causes are planted.
 pub struct Target<'a> {
@@ -103,14 +101,6 @@ fn end(stop: &AtomicBool, threads: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
     let ended = threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count();
     ensure!(ended == 0, "{ended} threads ended by a panic");
     Ok(())
-}
-
-/// Waits, unless the flag is set.
-pub fn wait(flag: &AtomicBool, time: Duration) {
-    let begin = Instant::now();
-    while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
-        std::thread::sleep(TICK.min(time));
-    }
 }
 
 /// Busy threads in a cgroup with this weight: in the group of this program the kernel would give
