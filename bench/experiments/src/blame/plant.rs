@@ -18,7 +18,7 @@ const BLOCKS: [u64; 4] = [32, 64, 128, 256];
 pub const SLOW_BY: u32 = 60;
 
 /// Time for which a memory limit is in force: much longer than the target.
-const HOLD: Duration = Duration::from_millis(400);
+const HOLD: Duration = Duration::from_millis(600);
 
 /// Kind of what is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -185,7 +185,7 @@ impl PlantedCause {
     #[must_use]
     pub(super) fn squeeze(&self) -> Squeeze {
         let limit_mib = self.between(24.0, 10.0).round() as u64;
-        let pause = Duration::from_millis((1_000.0 + 1_000.0 * self.form) as u64);
+        let pause = Duration::from_millis((800.0 + 800.0 * self.form) as u64);
         Squeeze { limit_mib, hold: HOLD, pause }
     }
 
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!((weak.threads_per_cpu(), strong.threads_per_cpu()), (2, 8));
         assert_eq!((weak.weight(), strong.weight()), (8_192, 16_384));
         assert_eq!((weak.squeeze().limit_mib, strong.squeeze().limit_mib), (24, 10));
-        assert_eq!(weak.squeeze().pause, Duration::from_secs(2));
+        assert_eq!(weak.squeeze().pause, Duration::from_millis(1_600));
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
         assert!(Kind::Paging.fits(LabKind::Qemu) && !Kind::Paging.fits(LabKind::Process));
         let one = PlantedCause { kind: Kind::Paging, strength: 1.0, form: 0.5 };
         let said = one.describe(LabKind::Qemu, 100.0);
-        assert_eq!(said, "a memory limit of 10 MiB for 400 ms, again after 1500 ms");
+        assert_eq!(said, "a memory limit of 10 MiB for 600 ms, again after 1200 ms");
         assert_eq!(Kind::Paging.cause(), Some(CauseKind::Paging));
     }
 }

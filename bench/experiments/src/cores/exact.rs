@@ -41,7 +41,7 @@ pub fn best(host: &HostCase, others: &[Vm], asked: &Asked) -> Option<Order> {
 }
 
 /// Tries each CPU for the next thread of the last VM.
-fn extend(host: &HostCase, all: &mut Vec<Vm>, best: &mut Option<Order>) {
+fn extend(host: &HostCase, all: &mut [Vm], best: &mut Option<Order>) {
     if !broken_by_threads(host, all).is_empty() {
         return;
     }
