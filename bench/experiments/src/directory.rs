@@ -14,6 +14,7 @@ use crate::accuracy::{self, AccuracyOptions};
 use crate::before_after::BeforeAfterData;
 use crate::blame::BlameData;
 use crate::cases::{self, Tier};
+use crate::cores::CoresData;
 use crate::cpu_predict::CpuPredictData;
 use crate::cyclictest::CyclictestData;
 use crate::daemon::DaemonData;
@@ -70,6 +71,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         saved::<CpuPredictData>(),
         saved::<DemoBusyData>(),
         saved::<Planning>(),
+        saved::<CoresData>(),
         saved::<TailsData>(),
         saved::<ReservationData>(),
         saved::<CyclictestData>(),

@@ -14,6 +14,7 @@ pub mod cases;
 mod child;
 pub mod claims;
 pub mod contention;
+pub mod cores;
 pub mod cpu_predict;
 pub mod cyclictest;
 pub mod daemon;

@@ -5,6 +5,7 @@ mod before_after;
 mod blame;
 mod cases;
 mod contention;
+mod cores;
 mod cpu_predict;
 mod cyclictest;
 mod daemon;
@@ -31,6 +32,7 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
+pub use cores::BenchCoresArgs;
 pub use cpu_predict::BenchCpuPredictArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
@@ -127,13 +129,13 @@ Exit code 2 when a round misses nothing without the plan, misses a target with i
     /// Causes of missed targets: those that the product names against those that were planted
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio-bench blame --runs 1 --out /tmp/blame        each cause once, alone, and four pairs: about three minutes
+  sudo rtvirtio-bench blame --runs 1 --out /tmp/blame        each cause once, alone, and five pairs: about four minutes
   sudo rtvirtio-bench blame --vm process --only disk_stall,kernel_limit --out /tmp/blame
   rtvirtio-bench blame --report-only --out /tmp/blame --json | jq .claims
 
 The VM and its neighbour are QEMU guests on an emulated drive. A VM of plain processes has no lasting threads, so
-causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only. All causes are taken away after each run.
-Exit code 2 when a claim is not met.")]
+causes on its CPUs cannot be seen there. A CPU quota is planted by cgroup v1 only, and `paging` where the directory of
+downloads (`--cache-dir`) is on a disk that the host can swap to. All causes are taken away after each run. Exit code 2 when a claim is not met.")]
     Blame(BenchBlameArgs),
     /// Predictions with and without the CPU's term, against runs under CPU load
     #[command(after_help = "\
@@ -159,6 +161,15 @@ The result is written after each demo, and the same command goes on from it. Exi
         after_help = "EXAMPLES\n  rtvirtio-bench plan --model /tmp/model.json\n  rtvirtio-bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
+    /// CPUs for the threads of VMs on random hosts, against the rules and an exhaustive search
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench cores
+  rtvirtio-bench cores --hosts 1000 --seed 7 --out /tmp/cores --json | jq .claims
+
+No host is measured: hosts and VMs are drawn from the seed, the placements and their time are real. Exit code 2 when a
+claim is not met.")]
+    Cores(BenchCoresArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\

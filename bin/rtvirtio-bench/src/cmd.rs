@@ -11,6 +11,7 @@ use rtvirtio_console::{Global, Ui, need_root, show, write_file};
 use rtvirtio_experiments::before_after::BeforeAfterData;
 use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
+use rtvirtio_experiments::cores::CoresData;
 use rtvirtio_experiments::cpu_predict::{self, CpuPredictData};
 use rtvirtio_experiments::cyclictest::CyclictestData;
 use rtvirtio_experiments::daemon::scale::sleep_with;
@@ -39,9 +40,9 @@ use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
-    accuracy, before_after, blame, cases, contention, cyclictest, directory, fleet, fleet_cluster, host, iod,
-    iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning, regulation,
-    reservation, responsiveness, sweep, tails,
+    accuracy, before_after, blame, cases, contention, cores, cyclictest, directory, fleet, fleet_cluster,
+    host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning,
+    regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -52,11 +53,11 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
-    BenchContentionArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs, BenchFleetArgs,
-    BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs,
-    BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs, BenchParavirtArgs,
-    BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs,
-    BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchContentionArgs, BenchCoresArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs,
+    BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs,
+    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
+    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -73,6 +74,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::CpuPredict(args) => run_cpu_predict(args, &of("cpu-predict", &args.result)),
         BenchCommand::DemoBusy(args) => run_demo_busy(args, &of("demo-busy", &args.result)),
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
+        BenchCommand::Cores(args) => run_cores(args, &of("cores", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
@@ -201,6 +203,15 @@ fn run_plan(args: &BenchPlanArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
         save(&path, &planning::measure(args.repeat.max(1), args.model.as_deref())?, run.ui)?;
     }
     run.shown::<Planning>(&path)
+}
+
+fn run_cores(args: &BenchCoresArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(CoresData::FILE);
+    if !args.result.report_only {
+        run.check_result()?;
+        save(&path, &cores::measure(&args.options(), run.ui)?, run.ui)?;
+    }
+    run.shown::<CoresData>(&path)
 }
 
 fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {

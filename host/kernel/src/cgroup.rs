@@ -36,7 +36,7 @@ pub enum Hierarchy {
     V2,
 }
 
-/// The hierarchy that holds the block I/O controller, or the CPU controller.
+/// The hierarchy that holds the block I/O controller, the CPU controller, or that of memory.
 ///
 /// A cgroup is named by its path below the hierarchy's root, such as `/machine.slice/vm0.scope`, as
 /// `/proc/PID/cgroup` prints it.
@@ -179,6 +179,28 @@ impl Cgroups {
             m.point.display(),
             controllers.trim()
         )))
+    }
+
+    /// Finds the hierarchy of the memory controller: v1 `memory` when it is mounted, else v2 with
+    /// `memory`; `None` where neither is there.
+    ///
+    /// # Errors
+    /// When the mounts or the controllers cannot be read.
+    pub fn detect_memory(root: &Root) -> Result<Option<Self>, HostError> {
+        let mounts = mounts(root)?;
+        let outermost = |f: &dyn Fn(&&Mount) -> bool| {
+            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
+        };
+        let make = |hierarchy, m: Mount| {
+            let (mount, mount_root) = (m.point, m.root);
+            Self { hierarchy, mount, mount_root, controller: "memory" }
+        };
+        if let Some(m) = outermost(&|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "memory")) {
+            return Ok(Some(make(Hierarchy::V1, m)));
+        }
+        let Some(m) = outermost(&|m| m.fs == "cgroup2") else { return Ok(None) };
+        let controllers = root.read(m.point.join("cgroup.controllers"))?;
+        Ok(text::has_word(&controllers, "memory").then(|| make(Hierarchy::V2, m)))
     }
 
     /// Cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is not
@@ -336,6 +358,14 @@ impl Cgroups {
     /// # Errors
     /// When one cannot be read.
     pub fn io_to_enable(&self, root: &Root, cgroup: &Path) -> Result<Vec<PathBuf>, HostError> {
+        self.to_enable(root, cgroup, "io")
+    }
+
+    /// Files as of [`Cgroups::io_to_enable`], for a controller of this name.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub fn to_enable(&self, root: &Root, cgroup: &Path, controller: &str) -> Result<Vec<PathBuf>, HostError> {
         if self.hierarchy == Hierarchy::V1 {
             return Ok(Vec::new());
         }
@@ -343,7 +373,7 @@ impl Cgroups {
         let mut files = Vec::new();
         for above in dir.ancestors().skip(1).take_while(|d| d.starts_with(&self.mount)) {
             let file = above.join("cgroup.subtree_control");
-            if !text::has_word(&root.read(&file)?, "io") {
+            if !text::has_word(&root.read(&file)?, controller) {
                 files.push(file);
             }
         }

@@ -24,6 +24,15 @@ use rtvirtio_measure::workload::{Place, VmLoad};
 /// Prefix of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that
 /// labs with different run directories do not share it.
 const CGROUP: &str = "/rtvirtio-lab-";
+/// Cgroup of a VM of the lab that this process makes, below the hierarchy's root.
+///
+/// On cgroup v1 a guest also joins the group of the memory controller with this path, where there
+/// is one: memory stays with the group in which it was first used.
+#[must_use]
+pub fn vm_cgroup(vm: &str) -> PathBuf {
+    PathBuf::from(format!("{CGROUP}{}", std::process::id())).join(vm)
+}
+
 /// Directory of the I/O domain's sockets and log, below the run directory.
 pub const DOMAIN_DIR: &str = "iod";
 /// Directory of the guests' sockets and logs, below the run directory.

@@ -20,6 +20,8 @@ pub mod twin;
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
 pub use host::{AccelChoice, LabHost, choose_accel};
-pub use lab::{DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels};
+pub use lab::{
+    DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels, vm_cgroup,
+};
 pub use leftovers::remove_leftovers;
 pub use ram_disk::RamDisk;

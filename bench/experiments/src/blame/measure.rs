@@ -7,11 +7,13 @@ use anyhow::{Context as _, ensure};
 use rtvirtio_harness::BENCH_DIR;
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{Run, TaskResult, Verdict};
-use rtvirtio_testbed::{AccelChoice, LabHost};
+use rtvirtio_testbed::{AccelChoice, LabHost, vm_cgroup};
+use rtvirtio_workflow::leftovers::LAB_FILE;
 use rtvirtio_workflow::run::measure_loads;
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Dirs, Progress, generated};
 
+use super::paging::{MemoryGroup, SWAP_FILE};
 use super::plant::{Kind, PlantedCause, draw};
 use super::spec::{VM, rate_of, spec_text, vm_name};
 use super::undo::{Target, Undo, has_cpu_groups, plant};
@@ -47,25 +49,27 @@ pub fn measure(
     let _lock = labs.dirs.lock_vms()?;
     let labs = labs.below(BENCH_DIR);
     labs.remove()?;
+    // Before the lab, whose guests begin in the group, and gone after it.
+    let (kinds, memory) = kinds(options, &labs, progress)?;
     let _guard = RemoveOnDrop(&labs);
     let lab = labs.up(&spec, (BENCH_DIR, &text), AccelChoice::Auto, None, progress)?;
     let site = Site::find(spec, &labs.dirs)?;
-    let target = Target { site: &site, lab: &lab };
-    let measured = rounds(options, &target, path, &labs.dirs, progress);
+    let target = Target { site: &site, lab: &lab, memory: memory.as_ref() };
+    let measured = rounds(options, &kinds, &target, path, &labs.dirs, progress);
     labs.remove()?;
     measured
 }
 
 fn rounds(
     options: &BlameOptions,
+    kinds: &[Kind],
     target: &Target<'_>,
     path: &Path,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let kinds = kinds(options, progress);
     let mut data = begin(options, target);
-    let runs = draw(&kinds, options.rounds, options.seed);
+    let runs = draw(kinds, options.rounds, options.seed);
     let total = runs.len();
     let (before, mut failures) = (path.exists().then(|| read::<BlameData>(path)).transpose()?, 0);
     if let Some(before) = before.filter(|before| goes_on(before, &data, &runs)) {
@@ -103,17 +107,35 @@ pub(super) fn goes_on(before: &BlameData, now: &BlameData, drawn: &[Vec<PlantedC
         && before.runs.iter().zip(drawn).all(are_same)
 }
 
-/// Kinds that are named, or all that can be planted here.
-fn kinds(options: &BlameOptions, progress: &dyn Progress) -> Vec<Kind> {
-    if !options.only.is_empty() {
-        return options.only.clone();
+/// Kinds that are named, or all that can be planted here, and the group of the VM's memory where it
+/// is to be paged.
+fn kinds(
+    options: &BlameOptions,
+    labs: &LabHost,
+    progress: &dyn Progress,
+) -> anyhow::Result<(Vec<Kind>, Option<MemoryGroup>)> {
+    let is_named = !options.only.is_empty();
+    let mut all = options.only.clone();
+    if !is_named {
+        all.extend(Kind::ALL.into_iter().filter(|kind| kind.fits(options.vm)));
+        if !has_cpu_groups() {
+            progress.warn("cpu_others and cpu_quota are left out: they are planted by cgroup v1 only");
+            all.retain(|kind| !matches!(kind, Kind::CpuOthers | Kind::CpuQuota));
+        }
     }
-    let mut all: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.fits(options.vm)).collect();
-    if !has_cpu_groups() {
-        progress.warn("cpu_others and cpu_quota are left out: they are planted by cgroup v1 only");
-        all.retain(|kind| !matches!(kind, Kind::CpuOthers | Kind::CpuQuota));
+    if !all.contains(&Kind::Paging) {
+        return Ok((all, None));
     }
-    all
+    let swap = labs.cache_dir.join(SWAP_FILE);
+    match MemoryGroup::make(&vm_cgroup(VM), &swap, &labs.dirs.run.join(LAB_FILE)) {
+        Ok(group) => Ok((all, Some(group))),
+        Err(e) if is_named => Err(e.context("--only paging: it cannot be planted here")),
+        Err(e) => {
+            progress.warn(&format!("paging is left out: it cannot be planted here: {e:#}"));
+            all.retain(|kind| *kind != Kind::Paging);
+            Ok((all, None))
+        }
+    }
 }
 
 fn begin(options: &BlameOptions, target: &Target<'_>) -> BlameData {

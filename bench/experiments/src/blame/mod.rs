@@ -7,6 +7,7 @@
 mod guest;
 mod measure;
 mod page;
+mod paging;
 mod plant;
 mod spec;
 mod undo;

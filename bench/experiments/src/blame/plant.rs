@@ -2,17 +2,23 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rtvirtio_blame::CauseKind;
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 use serde::{Deserialize, Serialize};
 
+use super::paging::Squeeze;
+
 /// Block sizes of floods, in KiB.
 const BLOCKS: [u64; 4] = [32, 64, 128, 256];
 /// Factor of the twin's service times while it is slow: with 15 ms for a read the eMMC serves
 /// fewer than the VM reads.
 pub const SLOW_BY: u32 = 60;
+
+/// Time for which a memory limit is in force: much longer than the target.
+const HOLD: Duration = Duration::from_millis(600);
 
 /// Kind of what is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,11 +44,13 @@ pub enum Kind {
     Device,
     /// Limit below the VM's rate inside the guest.
     GuestLimit,
+    /// Memory of the VM that is swapped out and read back.
+    Paging,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Nothing,
         Self::CpuOthers,
         Self::CpuQuota,
@@ -53,6 +61,7 @@ impl Kind {
         Self::Load,
         Self::Device,
         Self::GuestLimit,
+        Self::Paging,
     ];
 
     /// Name, as in results and on the command line.
@@ -69,6 +78,7 @@ impl Kind {
             Self::Load => "load",
             Self::Device => "device",
             Self::GuestLimit => "guest_limit",
+            Self::Paging => "paging",
         }
     }
 
@@ -86,13 +96,14 @@ impl Kind {
             Self::Load => CauseKind::Load,
             Self::Device => CauseKind::Device,
             Self::GuestLimit => CauseKind::Guest,
+            Self::Paging => CauseKind::Paging,
         })
     }
 
     /// Whether it can be planted in such a VM.
     #[must_use]
     pub fn fits(self, vm: LabKind) -> bool {
-        !matches!(self, Self::QemuThrottle | Self::GuestLimit) || vm == LabKind::Qemu
+        !matches!(self, Self::QemuThrottle | Self::GuestLimit | Self::Paging) || vm == LabKind::Qemu
     }
 }
 
@@ -114,7 +125,8 @@ pub struct PlantedCause {
     pub kind: Kind,
     /// Strength, 0 for the weakest to 1.
     pub strength: f64,
-    /// Form, 0 to 1: the block size of a flood, the pause between stops of the device.
+    /// Form, 0 to 1: the block size of a flood, the pause between stops of the device or memory
+    /// limits.
     pub form: f64,
 }
 
@@ -168,6 +180,15 @@ impl PlantedCause {
         (rate * self.between(0.9, 0.4)).max(1.0) as u64
     }
 
+    /// Limit of the memory of the VM's processes. An emulated guest that reads uses more all the
+    /// time, so that it waits for memory while the limit is in force, and after it.
+    #[must_use]
+    pub(super) fn squeeze(&self) -> Squeeze {
+        let limit_mib = self.between(24.0, 10.0).round() as u64;
+        let pause = Duration::from_millis((800.0 + 800.0 * self.form) as u64);
+        Squeeze { limit_mib, hold: HOLD, pause }
+    }
+
     /// Settings in words, as results have them.
     #[must_use]
     pub fn describe(&self, vm: LabKind, rate: f64) -> String {
@@ -189,6 +210,11 @@ impl PlantedCause {
                 format!("{} reads/s", self.limit(rate))
             }
             Kind::Device => format!("{SLOW_BY} times as slow"),
+            Kind::Paging => {
+                let Squeeze { limit_mib, hold, pause } = self.squeeze();
+                let (hold, pause) = (hold.as_millis(), pause.as_millis());
+                format!("a memory limit of {limit_mib} MiB for {hold} ms, again after {pause} ms")
+            }
         }
     }
 }
@@ -230,7 +256,7 @@ mod tests {
         let runs = draw(&Kind::ALL, 3, 7);
         assert_eq!(runs, draw(&Kind::ALL, 3, 7));
         assert_ne!(runs, draw(&Kind::ALL, 3, 8));
-        assert_eq!(runs.len(), 3 * (10 + 4));
+        assert_eq!(runs.len(), 3 * (11 + 5));
         for kind in Kind::ALL {
             let alone = runs.iter().filter(|run| run.len() == 1 && run[0].kind == kind);
             assert_eq!(alone.count(), 3, "{}", kind.name());
@@ -253,5 +279,16 @@ mod tests {
         assert_eq!((weak.quota_us(LabKind::Qemu), strong.quota_us(LabKind::Qemu)), (40_000, 8_000));
         assert_eq!((weak.threads_per_cpu(), strong.threads_per_cpu()), (2, 8));
         assert_eq!((weak.weight(), strong.weight()), (8_192, 16_384));
+        assert_eq!((weak.squeeze().limit_mib, strong.squeeze().limit_mib), (24, 10));
+        assert_eq!(weak.squeeze().pause, Duration::from_millis(1_600));
+    }
+
+    #[test]
+    fn memory_is_paged_in_a_guest_only_and_its_settings_are_said() {
+        assert!(Kind::Paging.fits(LabKind::Qemu) && !Kind::Paging.fits(LabKind::Process));
+        let one = PlantedCause { kind: Kind::Paging, strength: 1.0, form: 0.5 };
+        let said = one.describe(LabKind::Qemu, 100.0);
+        assert_eq!(said, "a memory limit of 10 MiB for 600 ms, again after 1200 ms");
+        assert_eq!(Kind::Paging.cause(), Some(CauseKind::Paging));
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_kernel::cgroup::Limit;
@@ -17,18 +17,19 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::guest;
+use super::paging::{self, MemoryGroup, wait};
 use super::plant::{Kind, PlantedCause};
 use super::spec::{NEIGHBOUR, VICTIM, flood_task, rate_of};
 
 /// Period of the CPU quota.
 const PERIOD_US: u64 = 100_000;
-/// Interval at which a pause notices its end.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Places where causes are planted.
 pub struct Target<'a> {
     pub site: &'a Site,
     pub lab: &'a Lab,
+    /// Group of the VM's memory, where it is to be paged.
+    pub memory: Option<&'a MemoryGroup>,
 }
 
 /// A step that takes a planted cause away. Done on drop at the latest.
@@ -86,6 +87,10 @@ pub fn plant<'a>(
         Kind::GuestLimit => {
             let reads = what.limit(rate_of(&target.site.spec)?);
             Some(Undo::new(guest::limit(reads, loads.get(VICTIM).context("no such VM")?)?))
+        }
+        Kind::Paging => {
+            let group = target.memory.context("the VM's memory has no cgroup of its own")?;
+            Some(Undo::new(paging::squeeze(group, what.squeeze())?))
         }
     })
 }
@@ -204,12 +209,6 @@ fn stops<'a>(what: &PlantedCause, target: &Target<'_>) -> anyhow::Result<Undo<'a
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let process = twin.clone();
-    let wait = move |flag: &AtomicBool, time: Duration| {
-        let begin = Instant::now();
-        while begin.elapsed() < time && !flag.load(Ordering::Relaxed) {
-            std::thread::sleep(TICK.min(time));
-        }
-    };
     let thread = std::thread::Builder::new().name("stops".to_owned()).spawn(move || {
         while !flag.load(Ordering::Relaxed) {
             wait(&flag, pause);

@@ -25,9 +25,7 @@ pub struct BenchBlameArgs {
     /// VM whose target is judged, and its neighbour
     #[arg(long, value_name = "KIND", value_enum, default_value_t = BlameVm::Qemu)]
     pub vm: BlameVm,
-    /// Only these causes: nothing, cpu_others, cpu_quota, neighbour, disk_stall, kernel_limit,
-    /// qemu_throttle, load, device
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', help = only_help())]
     pub only: Vec<Kind>,
     /// Rounds: each cause alone, and random pairs, half as many
     #[arg(long = "runs", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
@@ -54,4 +52,9 @@ impl BenchBlameArgs {
             seed: self.seed,
         }
     }
+}
+
+/// Help of `--only`: every kind.
+fn only_help() -> String {
+    format!("Only these causes: {}", Kind::ALL.map(Kind::name).join(", "))
 }

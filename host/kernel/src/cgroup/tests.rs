@@ -59,6 +59,25 @@ fn no_io_controller_names_the_remedy() {
 }
 
 #[test]
+fn the_memory_controller_is_found_on_both_versions_or_not_there() {
+    let (_d, root) = fixture("39 31 0:36 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    let found = Cgroups::detect_memory(&root).unwrap().unwrap();
+    assert_eq!((found.hierarchy, found.mount.as_path()), (Hierarchy::V1, Path::new("/sys/fs/cgroup/memory")));
+    let (_d, root) = fixture(V2);
+    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+    file(&root, "/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
+    file(&root, "/sys/fs/cgroup/lab/cgroup.subtree_control", "io\n");
+    let found = Cgroups::detect_memory(&root).unwrap().unwrap();
+    let missing = found.to_enable(&root, Path::new("/lab/vm"), "memory").unwrap();
+    let files = ["/sys/fs/cgroup/cgroup.subtree_control", "/sys/fs/cgroup/lab/cgroup.subtree_control"];
+    assert_eq!((found.hierarchy, missing), (Hierarchy::V2, files.map(PathBuf::from).to_vec()));
+    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
+    assert_eq!(Cgroups::detect_memory(&root).unwrap(), None);
+    let (_d, root) = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
+    assert_eq!(Cgroups::detect_memory(&root).unwrap(), None);
+}
+
+#[test]
 fn paths_cannot_leave_the_hierarchy() {
     let (_d, root) = fixture("38 31 0:35 /docker/x /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n");
     let c = Cgroups::detect(&root).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rtvirtio_kernel::holders::describe_unseen;
 use rtvirtio_kernel::leftovers::mark;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, Hierarchy, Root};
 use rtvirtio_spec::{Device, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
@@ -230,7 +230,7 @@ impl Lab {
             };
             configs.push(QemuConfig {
                 accel,
-                cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],
+                cgroup_procs: procs_of(cgroups, &vm.cgroup)?,
                 // From the start: after a crash before the state is saved, `down` finds the guest
                 // in its cgroup.
                 lifetime: Lifetime::Detached,
@@ -262,4 +262,49 @@ impl Lab {
 
 fn stop_when_cancelled(options: &UpOptions<'_>) -> Result<(), LabError> {
     if options.cancel.load(Ordering::Relaxed) { Err(LabError::Cancelled) } else { Ok(()) }
+}
+
+/// Files by which a guest joins the VM's cgroup, and on v1 the memory controller's of the same path
+/// where there is one ([`vm_cgroup`](super::vm_cgroup)).
+fn procs_of(cgroups: &Cgroups, vm: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let root = Root::default();
+    let own = cgroups.dir(vm)?;
+    let memory = Cgroups::detect_memory(&root)?.filter(|memory| memory.hierarchy == Hierarchy::V1);
+    // A path that is not mounted there is no group.
+    let memory = memory.and_then(|memory| memory.dir(vm).ok()).filter(|dir| *dir != own);
+    let mut dirs = vec![own];
+    if let Some(dir) = memory {
+        if root.exists(&dir)? {
+            dirs.push(dir);
+        }
+    }
+    Ok(dirs.iter().map(|dir| dir.join("cgroup.procs")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_testkit::{Need, has, skip};
+
+    use super::super::vm_cgroup;
+    use super::*;
+
+    #[test]
+    fn a_guest_joins_the_memory_group_that_was_made_for_it() {
+        let test = "a_guest_joins_the_memory_group_that_was_made_for_it";
+        if !has(test, &[Need::Root]) {
+            return;
+        }
+        let root = Root::default();
+        let memory = Cgroups::detect_memory(&root).unwrap().filter(|found| found.hierarchy == Hierarchy::V1);
+        let Some(memory) = memory else { return skip(test, "no cgroup v1 of the memory controller") };
+        let (cgroups, vm) = (Cgroups::detect(&root).unwrap(), vm_cgroup("joins-memory"));
+        let without = procs_of(&cgroups, &vm).unwrap();
+        memory.create(&root, &vm).unwrap();
+        let with = procs_of(&cgroups, &vm).unwrap();
+        memory.remove(&root, &vm).unwrap();
+        memory.remove(&root, vm.parent().unwrap()).unwrap();
+        let own = cgroups.dir(&vm).unwrap().join("cgroup.procs");
+        assert_eq!(without, [own.clone()]);
+        assert_eq!(with, [own, memory.dir(&vm).unwrap().join("cgroup.procs")]);
+    }
 }
