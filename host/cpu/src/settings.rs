@@ -28,7 +28,7 @@ pub fn group_name(vm: &str) -> String {
 /// [`CpuError::NoVcpu`] where no vCPU is known; [`CpuError::CannotHold`] where the mechanism cannot
 /// hold these threads, each with a remedy.
 pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
-    settings_in(root, probe, backend, ask, None)
+    settings_in(root, probe, (backend, None), ask)
 }
 
 /// Like [`settings`], for a VM whose CPUs become this partition before its settings are written:
@@ -39,9 +39,8 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
 pub fn settings_in(
     root: &Root,
     probe: &Probe,
-    backend: Backend,
+    (backend, partition): (Backend, Option<&Partition>),
     ask: &Ask<'_>,
-    partition: Option<&Partition>,
 ) -> Result<Settings, CpuError> {
     if ask.threads.is_empty() {
         return Err(CpuError::NoThreads { vm: ask.vm.to_owned() });

@@ -70,6 +70,20 @@ pub struct PartitionStep {
     pub created_by: Option<usize>,
 }
 
+/// Checks that this kernel makes partitions in groups that are in none, without a group: decided by
+/// the groups below the root, else by the version.
+///
+/// # Errors
+/// [`PartitionError::Cannot`] where it does not, with the remedy.
+pub fn partition_support(root: &Root) -> Result<(), PartitionError> {
+    let cpusets = Cpusets::find(root)?;
+    let below: Vec<PathBuf> = child_dirs(root, &cpusets.mount)?
+        .iter()
+        .filter_map(|dir| Some(Path::new("/").join(dir.file_name()?)))
+        .collect();
+    cpusets.check_kernel(below.iter().map(PathBuf::as_path))
+}
+
 /// Writes that make each of these groups a partition of its CPUs, in the order that the kernel
 /// needs: the controller from the root down, exclusive CPUs from the outermost group down, then the
 /// partitions. Nothing is written.
@@ -213,7 +227,7 @@ impl<'r> Cpusets<'r> {
             let why = "it runs in the root cgroup, which cannot be given CPUs".to_owned();
             return cannot(why, "start the VM in a cgroup of its own, e.g. with `systemd-run --scope`");
         }
-        self.check_kernel(group)?;
+        self.check_kernel(below_root(group))?;
         let kind = self.root.read_optional(self.file(group, KIND))?;
         if let Some(kind) = kind.filter(|kind| kind != "member") {
             let why = format!("{} is a partition already: {KIND} shows `{kind}`", group.display());
@@ -228,8 +242,8 @@ impl<'r> Cpusets<'r> {
 
     /// Whether the kernel makes partitions in groups that are in none: decided by a group that has
     /// the controller, else by the version.
-    fn check_kernel(&self, group: &Path) -> Result<(), PartitionError> {
-        for node in below_root(group) {
+    fn check_kernel<'g>(&self, groups: impl Iterator<Item = &'g Path>) -> Result<(), PartitionError> {
+        for node in groups {
             if self.root.exists(self.file(node, EXCLUSIVE))? {
                 return Ok(());
             }
