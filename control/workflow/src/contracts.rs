@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cpu::{
-    Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Partition, Probe, Settings, UrgencyRange,
-    admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
+    Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Partition, Probe, Settings,
+    UrgencyRange, admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};

@@ -181,8 +181,8 @@ pub fn keep(
             failures.forget(&vm.contract().vm);
         }
         host_cpus.poll(&keeper, &kept).iter().for_each(|line| progress.warn(line));
-        let in_force = kept.iter().map(ManagedVm::contract);
-        partitions.poll(&keeper.root, in_force).iter().for_each(|line| progress.warn(line));
+        let invalid = partitions.poll(&keeper.root, kept.iter().map(ManagedVm::contract));
+        invalid.iter().for_each(|line| progress.warn(line));
         if let Some(follower) = &mut follower {
             put_back |= follower.poll(dirs, progress)? == Some(rtvirtio_urgency_host::Ended::PutBack);
         }

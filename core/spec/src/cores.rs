@@ -92,7 +92,9 @@ fn of_table(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Cores>
     let (whole, fair_server_off, partition) = (whole?, server?, partition?);
     if partition && (whole || given.is_none()) {
         let (message, help) = match whole {
-            true => ("`partition` with `whole`: its threads have the partition's CPUs together", "remove `whole`"),
+            true => {
+                ("`partition` with `whole`: its threads have the partition's CPUs together", "remove `whole`")
+            }
             false => ("`partition` without `cpus`: which CPUs is not known", "add cpus = \"2-3\""),
         };
         report.add(section.value_span("partition"), message, help);

@@ -111,9 +111,8 @@ impl HostFiles for Kernel {
         let shown = path.strip_prefix(MOUNT).unwrap().display().to_string();
         self.written.borrow_mut().push(format!("{shown} {}", value.trim()));
         if path.ends_with("cgroup.subtree_control") {
-            let below = [(EXCLUSIVE, "\n"), (KIND, "member\n")].map(|(name, text)| {
-                (self.root.at(SCOPE).join(name), text)
-            });
+            let below = [(EXCLUSIVE, "\n"), (KIND, "member\n")]
+                .map(|(name, text)| (self.root.at(SCOPE).join(name), text));
             let mut words: BTreeSet<String> =
                 HostFiles::read(self, path)?.split_whitespace().map(str::to_owned).collect();
             if value == "+cpuset" {
@@ -221,11 +220,14 @@ fn a_controller_that_another_program_has_come_to_use_stays() {
     let other = format!("{SLICE}/other.scope/{KIND}");
     kernel.put(&other, "root\n");
     let fates = kernel.revert(OnConflict::Report);
-    let is_kept = |fate: &Fate| matches!(fate, Fate::Conflict { found } if found.starts_with("+cpuset, used by"));
+    let is_kept =
+        |fate: &Fate| matches!(fate, Fate::Conflict { found } if found.starts_with("+cpuset, used by"));
     assert_eq!(fates.iter().filter(|fate| is_kept(fate)).count(), 1, "{fates:?}");
     kernel.put(&other, "member\n");
     kernel.revert(OnConflict::Report);
-    assert!(!kernel.files().keys().any(|file| file.starts_with(kernel.root.at(SCOPE)) && file.ends_with(KIND)));
+    assert!(
+        !kernel.files().keys().any(|file| file.starts_with(kernel.root.at(SCOPE)) && file.ends_with(KIND))
+    );
 }
 
 fn threads() -> Vec<Thread> {
@@ -272,7 +274,8 @@ fn a_reservation_in_a_partition_is_a_guarantee_on_its_cpus() {
     let entered = partition.entered(&kernel.root, &threads).unwrap();
     let cpus: Vec<&str> = entered.iter().map(|thread| thread.affinity.as_str()).collect();
     assert_eq!(cpus, ["2-3", "2-3", "0-1"]);
-    let held = settings_in(&kernel.root, &probe, (Backend::Deadline, Some(&partition)), &ask(&entered)).unwrap();
+    let held =
+        settings_in(&kernel.root, &probe, (Backend::Deadline, Some(&partition)), &ask(&entered)).unwrap();
     assert_eq!((held.strength, held.writes.len()), (Enforcement::Guarantee, 2), "{held:?}");
     assert!(held.outside.iter().any(|(tid, why)| *tid == 9 && why.contains("0-1 only")), "{held:?}");
     let runtime = |write: &Write| write.value.parse::<Attr>().unwrap().reservation.unwrap().runtime;

@@ -182,10 +182,7 @@ fn below_root(group: &Path) -> impl Iterator<Item = &Path> {
 }
 
 /// Refuses two partitions that share a CPU, or of which one is in the other.
-fn apart(
-    one: (&Path, &BTreeSet<u32>),
-    other: (&Path, &BTreeSet<u32>),
-) -> Result<(), PartitionError> {
+fn apart(one: (&Path, &BTreeSet<u32>), other: (&Path, &BTreeSet<u32>)) -> Result<(), PartitionError> {
     let shared: BTreeSet<u32> = one.1.intersection(other.1).copied().collect();
     if !shared.is_empty() {
         let why = format!("CPU {} would be in two partitions", cpu_ranges(&shared));
@@ -288,7 +285,8 @@ impl<'r> Cpusets<'r> {
             return cannot(why, "list other CPUs, or put that partition back first");
         }
         if Cgroups::is_root(around) && free.is_subset(cpus) {
-            let why = format!("no CPU would be left for all other programs, which have {}", cpu_ranges(&free));
+            let why =
+                format!("no CPU would be left for all other programs, which have {}", cpu_ranges(&free));
             return cannot(why, "leave at least one CPU out");
         }
         Ok(())

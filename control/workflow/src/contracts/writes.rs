@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{
-    Ask, Backend, Contract, Cores, Partition, Probe, room_beyond, settings_in, with_levels,
-};
+use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Partition, Probe, room_beyond, settings_in, with_levels};
 use rtvirtio_kernel::Root;
 use rtvirtio_units::Enforcement;
 use rtvirtio_vmm::threads::{discover, discover_among};

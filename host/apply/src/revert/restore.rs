@@ -115,12 +115,8 @@ fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(
 /// Files of a controller in the groups below, each with its text where it sets nothing.
 type ControllerFiles = &'static [(&'static str, &'static str)];
 
-const IO_FILES: ControllerFiles = &[
-    ("io.max", ""),
-    ("io.latency", ""),
-    ("io.weight", "default 100"),
-    ("io.bfq.weight", "default 100"),
-];
+const IO_FILES: ControllerFiles =
+    &[("io.max", ""), ("io.latency", ""), ("io.weight", "default 100"), ("io.bfq.weight", "default 100")];
 const CPUSET_FILES: ControllerFiles = &[
     ("cpuset.cpus", ""),
     ("cpuset.mems", ""),
