@@ -9,7 +9,7 @@ use rtvirtio_kernel::{Root, task, text};
 use rustix::io::Errno;
 
 /// Longest wait for a thread to run on its new CPUs, and the pause between two tries.
-const RUNS_WITHIN: Duration = Duration::from_secs(2);
+const RUNS_WITHIN: Duration = Duration::from_secs(10);
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Sets a thread's scheduling. A thread that has slept since its CPUs became a partition still
