@@ -116,7 +116,11 @@ pub(crate) fn fault(root: &Root, of: &InForce) -> Option<(BTreeSet<u32>, String)
 
 #[cfg(test)]
 mod tests {
-    use super::super::cores::tests::{auto, host, in_force, one, placed, put};
+    use rtvirtio_cpu::{Backend, Level, Order, Settings};
+    use rtvirtio_kernel::task::Membership;
+    use rtvirtio_units::Enforcement;
+
+    use super::super::cores::tests::{auto, host, in_force, one, placed, put, threads};
     use super::*;
 
     const SCOPE: &str = "/sys/fs/cgroup/machine.slice/plc.scope";
@@ -141,6 +145,66 @@ mod tests {
         put(&root, "/proc/self/mountinfo", "damaged\n");
         let (_, text) = fault(&root, &of).unwrap();
         assert!(text.starts_with("plc: "), "{text}");
+    }
+
+    #[test]
+    fn a_vm_without_a_group_of_its_own_is_named() {
+        let (_dir, root) = host();
+        put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
+        for (file, text) in [("cgroup.controllers", "cpuset\n"), ("cgroup.subtree_control", "cpuset\n")] {
+            put(&root, &format!("/sys/fs/cgroup/{file}"), text);
+        }
+        put(&root, &format!("{SCOPE}/cgroup.procs"), "100\n");
+        put(&root, "/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "cpuset\n");
+        let wanted = rtvirtio_spec::Cores { cpus: Some(partition().cpus), partition: true, ..auto() };
+        let (plc, web) = (one("plc", 10, wanted), one("web", 10, auto()));
+        let mut of_plc = threads(100, 1);
+        let in_group = |group: &str| Membership { controllers: String::new(), path: group.into() };
+        let found = |of_plc: &[Thread]| {
+            let all = [(&plc, of_plc), (&web, of_plc)];
+            find(&root, all.into_iter())
+        };
+        let error = found(&of_plc).unwrap_err();
+        assert!(
+            error.to_string().starts_with("plc: its CPUs cannot be a partition: it runs in the root"),
+            "{error}"
+        );
+        of_plc.iter_mut().for_each(|thread| thread.cgroups = vec![in_group("/machine.slice/plc.scope")]);
+        let found = found(&of_plc).unwrap();
+        assert_eq!(found, BTreeMap::from([("plc".to_owned(), partition())]));
+        let files: Vec<String> =
+            writes(&root, &found).unwrap().iter().map(|write| write.target.to_string()).collect();
+        assert_eq!(files.last().unwrap(), &format!("{SCOPE}/cpuset.cpus.partition"));
+    }
+
+    #[test]
+    fn only_apply_makes_partitions() {
+        let one = one("plc", 10, auto());
+        let settings = Settings {
+            backend: Backend::Deadline,
+            strength: Enforcement::Guarantee,
+            writes: Vec::new(),
+            group: None,
+            outside: Vec::new(),
+            notes: Vec::new(),
+        };
+        let held = |partition| VmCpu {
+            vm: one.vm.clone(),
+            contract: one.contract,
+            order: Order::Contract,
+            level: Level::ALONE,
+            settings: settings.clone(),
+            found: None,
+            urgency: None,
+            cores: None,
+            partition,
+        };
+        refuse(&[held(None)]).unwrap();
+        let error = refuse(&[held(None), held(Some(partition()))]).unwrap_err();
+        assert!(
+            error.kind() == Kind::Argument && error.to_string().contains("`rtvirtio apply` alone"),
+            "{error}"
+        );
     }
 
     #[test]
