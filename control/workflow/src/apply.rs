@@ -299,6 +299,7 @@ pub fn resolve(
             append(&mut writes, interrupts::writes(host, sites, &held, dirs, progress));
             append(&mut writes, fair_server::writes(host, &held, dirs, progress)?);
         } else {
+            contracts::refuse_partitions(&held)?;
             fair_server::warn_left(host, &held, progress);
         }
     }

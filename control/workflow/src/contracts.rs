@@ -2,6 +2,7 @@
 
 mod cores;
 mod in_turn;
+mod partitions;
 mod ranks;
 mod shared_cpus;
 #[cfg(test)]
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cpu::{
-    Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Probe, Settings, UrgencyRange,
-    admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
+    Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Partition, Probe, Settings,
+    UrgencyRange, admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
@@ -32,6 +33,7 @@ use crate::started;
 pub(crate) use cores::tests as cores_tests;
 pub(crate) use cores::{FAIR_SERVER_STAYS, give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
+pub(crate) use partitions::{fault as partition_fault, refuse as refuse_partitions};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, check_cpus, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
@@ -59,6 +61,9 @@ pub struct VmCpu {
     /// CPUs of its threads, where the spec has `cores`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
+    /// CPUs of its cgroup, where the spec has `partition` in `cores`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Partition>,
 }
 
 /// A contract in force, as saved next to the journal.
@@ -84,6 +89,9 @@ pub struct InForce {
     /// CPUs of its threads, where they were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
+    /// CPUs of its cgroup, where they were made a partition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Partition>,
 }
 
 impl InForce {
@@ -99,6 +107,7 @@ impl InForce {
             group: v.settings.group.clone(),
             urgency: v.urgency,
             cores: v.cores.clone(),
+            partition: v.partition.clone(),
         }
     }
 
@@ -113,6 +122,7 @@ impl InForce {
             group: None,
             urgency: one.urgency,
             cores,
+            partition: None,
         }
     }
 }
@@ -297,8 +307,15 @@ fn needs<'a>(
         let Some(need) = vm.cpu.need else { continue };
         let order = order(vm);
         let (cores, real_time) = (vm.cpu.cores.clone(), order == Order::Rt);
-        let found =
-            if cores.is_some() { choose_pinned(probe, real_time) } else { choose(probe, None, real_time) };
+        let has_partition = cores.as_ref().is_some_and(|cores| cores.partition);
+        if has_partition {
+            partitions::check(&Root::default(), &vm.name)?;
+        }
+        let found = if cores.is_some() && !has_partition {
+            choose_pinned(probe, real_time)
+        } else {
+            choose(probe, None, real_time)
+        };
         let Some(found) = found else {
             let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
             bail!(

@@ -1,5 +1,5 @@
 //! Contracts with `cores` whose CPUs are not what they were chosen as: CPUs of the host have gone
-//! offline, or have come back.
+//! offline, or have come back, or are no valid partition any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{Root, topology};
 use serde::Serialize;
 
-use crate::contracts::{IN_FORCE_FILE, InForce};
+use crate::contracts::{IN_FORCE_FILE, InForce, partition_fault};
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Context as _, Result};
 use crate::holders;
@@ -21,7 +21,8 @@ pub struct CoreFault {
     pub vm: String,
     /// CPUs of its vCPUs that are concerned.
     pub cpus: BTreeSet<u32>,
-    /// Whether another VM is on a core that the VM is to have whole; else they are offline.
+    /// Whether another VM is on a core that the VM is to have whole; else they are offline, or no
+    /// valid partition.
     pub is_shared: bool,
     /// Sentence on it.
     pub text: String,
@@ -37,12 +38,17 @@ pub fn core_faults(root: &Root, dirs: &Dirs) -> Result<Vec<CoreFault>> {
     let is_applied = there(JOURNAL_FILE)? && there(IN_FORCE_FILE)?;
     let mut all = if is_applied { holders::cpu_in(&dirs.state)? } else { Vec::new() };
     all.extend(holders::cpu_of_others(dirs)?);
-    all.retain(|(of, _)| of.cores.is_some());
+    all.retain(|(of, _)| of.cores.is_some() || of.partition.is_some());
     if all.is_empty() {
         return Ok(Vec::new());
     }
     let cpus = topology(root).context("the host's CPUs are not known")?;
-    Ok(faults(&cpus, &all.iter().map(|(of, _)| of).collect::<Vec<_>>()))
+    let mut found = faults(&cpus, &all.iter().map(|(of, _)| of).collect::<Vec<_>>());
+    found.extend(all.iter().filter_map(|(of, _)| {
+        let (cpus, text) = partition_fault(root, of)?;
+        Some(CoreFault { vm: of.vm.clone(), cpus, is_shared: false, text })
+    }));
+    Ok(found)
 }
 
 /// The faults of these contracts on a host with these CPUs online.

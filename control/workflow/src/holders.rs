@@ -327,6 +327,7 @@ mod tests {
             group: None,
             urgency: None,
             cores: None,
+            partition: None,
         };
         let agents = resource_dirs(&dirs, "rtvm").state;
         write_state(&agents, JOURNAL_FILE, b"{}").unwrap();

@@ -16,11 +16,13 @@ use crate::in_force;
 use crate::managed_vm::ManagedVm;
 use crate::progress::Progress;
 use host_cpus::HostCpus;
+use partitions::Partitions;
 use search::{Search, SearchResult};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
 
 mod host_cpus;
+mod partitions;
 mod search;
 mod signals;
 mod urgency;
@@ -121,7 +123,8 @@ pub fn keep(
         if sought.values().any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
     let (mut failures, mut lookups) = (Failures::default(), Failures::default());
     // Whether the thread that follows urgency has seen the revert.
-    let (mut put_back, mut host_cpus) = (false, HostCpus::default());
+    let mut put_back = false;
+    let (mut host_cpus, mut partitions) = (HostCpus::default(), Partitions::default());
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
@@ -178,6 +181,8 @@ pub fn keep(
             failures.forget(&vm.contract().vm);
         }
         host_cpus.poll(&keeper, &kept).iter().for_each(|line| progress.warn(line));
+        let invalid = partitions.poll(&keeper.root, kept.iter().map(ManagedVm::contract));
+        invalid.iter().for_each(|line| progress.warn(line));
         if let Some(follower) = &mut follower {
             put_back |= follower.poll(dirs, progress)? == Some(rtvirtio_urgency_host::Ended::PutBack);
         }

@@ -42,11 +42,13 @@ impl KnobClass {
     }
 }
 
-/// Whether a setting limits CPU time: a VM that has another value does not have its contract. Path
+/// Whether a setting limits CPU time, or is the partition in which that is counted: a VM that has
+/// another value does not have its contract. Path
 /// and value are those of a journal.
 #[must_use]
 pub fn limits_cpu_time(path: &str, value: &str) -> bool {
-    const FILES: [&str; 4] = ["cpu.rt_runtime_us", "cpu.rt.max", "cpu.max", "cpu.cfs_quota_us"];
+    const FILES: [&str; 5] =
+        ["cpu.rt_runtime_us", "cpu.rt.max", "cpu.max", "cpu.cfs_quota_us", "cpuset.cpus.partition"];
     match KnobClass::of_path(path) {
         KnobClass::Budget => FILES.contains(&path.rsplit('/').next().unwrap_or_default()),
         KnobClass::Thread => value.starts_with("deadline "),
@@ -86,6 +88,8 @@ mod tests {
             (format!("{group}/cpu.rt_period_us"), "100000", false),
             (group.to_owned(), "present", false),
             ("/sys/fs/cgroup/machine.slice/a.scope/cpu.max".to_owned(), "1000 100000", true),
+            ("/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.partition".to_owned(), "root", true),
+            ("/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.exclusive".to_owned(), "2-3", false),
             ("/proc/7/task/8/sched".to_owned(), "deadline 1000000/100000000/100000000", true),
             ("/proc/7/task/8/sched".to_owned(), "fifo 97", false),
             ("plc:/sys/fs/cgroup/cpu.max".to_owned(), "1000 100000", false),

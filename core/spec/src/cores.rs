@@ -21,13 +21,25 @@ pub struct Cores {
     /// Whether the kernel keeps no time for ordinary threads on the vCPUs' CPUs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub fair_server_off: bool,
+    /// Whether the CPUs become a partition of cgroup v2's cpuset for the VM's cgroup, so that its
+    /// threads have them together and SCHED_DEADLINE needs no others.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partition: bool,
+}
+
+impl Cores {
+    /// CPUs of the VM's partition; `None` where a CPU is chosen for each vCPU.
+    #[must_use]
+    pub fn partition(&self) -> Option<&BTreeSet<u32>> {
+        self.cpus.as_ref().filter(|_| self.partition)
+    }
 }
 
 fn ranges<S: Serializer>(cpus: &Option<BTreeSet<u32>>, s: S) -> Result<S::Ok, S::Error> {
     cpus.as_ref().map(cpu_ranges).serialize(s)
 }
 
-const KEYS: &[&str] = &["cpus", "whole", "fair_server"];
+const KEYS: &[&str] = &["cpus", "whole", "fair_server", "partition"];
 const FAIR_SERVER_OFF: &[(&str, bool)] = &[("off", true), ("on", false)];
 const ALIASES: &[(&str, &str)] = &[
     ("cpu", "cpus"),
@@ -70,29 +82,40 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
 
 fn of_table(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Cores> {
     let list = section.string(report, "cpus", "\"2-5\"").optional();
-    let whole = flag(report, section);
+    let whole = flag(report, section, "whole");
+    let partition = flag(report, section, "partition");
     let server = section.word(report, "fair_server", FAIR_SERVER_OFF, &[]).or(false);
     let given = match list? {
         Some(text) => Some(cpus(report, &section.place("cpus")?, text)?),
         None => None,
     };
-    let (whole, fair_server_off) = (whole?, server?);
+    let (whole, fair_server_off, partition) = (whole?, server?, partition?);
+    if partition && (whole || given.is_none()) {
+        let (message, help) = match whole {
+            true => {
+                ("`partition` with `whole`: its threads have the partition's CPUs together", "remove `whole`")
+            }
+            false => ("`partition` without `cpus`: which CPUs is not known", "add cpus = \"2-3\""),
+        };
+        report.add(section.value_span("partition"), message, help);
+        return None;
+    }
     if fair_server_off && !whole {
         let message =
             "`fair_server = \"off\"` without whole CPUs: threads of others on them would get no time";
         report.add(section.value_span("fair_server"), message, "add whole = true");
         return None;
     }
-    Some(Cores { cpus: given, whole, fair_server_off })
+    Some(Cores { cpus: given, whole, fair_server_off, partition })
 }
 
-fn flag(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<bool> {
-    match section.get("whole") {
-        None => section.absent("whole").or(false),
-        Some((_, DeValue::Boolean(whole))) => Some(*whole),
+fn flag(report: &mut Report<'_>, section: &Section<'_, '_>, key: &'static str) -> Option<bool> {
+    match section.get(key) {
+        None => section.absent(key).or(false),
+        Some((_, DeValue::Boolean(set))) => Some(*set),
         Some((place, other)) => {
-            let message = format!("`whole` must be true or false, not {}", kind(other));
-            report.add(place.value, message, "write whole = true");
+            let message = format!("`{key}` must be true or false, not {}", kind(other));
+            report.add(place.value, message, format!("write {key} = true"));
             None
         }
     }
@@ -108,18 +131,39 @@ fn cpus(report: &mut Report<'_>, place: &Place, text: &str) -> Option<BTreeSet<u
 
 #[cfg(test)]
 mod tests {
+    use super::{Cores, cpu_ranges};
     use crate::HostSpec;
+
+    fn parse(cores: &str) -> Result<Cores, String> {
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nqmp = \"/run/plc.qmp\"\n\
+             cpu = {{ budget = \"4ms\", period = \"20ms\" }}\ncores = {cores}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        let spec = HostSpec::parse("x.toml", &text).map_err(|e| e.to_string())?;
+        Ok(spec.vms()[0].cpu.cores.clone().unwrap())
+    }
+
+    #[test]
+    fn a_partition_is_of_listed_cpus_which_its_threads_share() {
+        let of = parse("{ cpus = \"2-3\", partition = true }").unwrap();
+        assert_eq!(of.partition().map(cpu_ranges).as_deref(), Some("2-3"));
+        for off in ["\"2-3\"", "{ cpus = \"2-3\" }", "{ cpus = \"2-3\", partition = false }"] {
+            assert_eq!(parse(off).unwrap().partition(), None, "{off}");
+        }
+        for (refused, why) in [
+            ("{ partition = true }", "`partition` without `cpus`"),
+            ("{ cpus = \"2-3\", whole = true, partition = true }", "`partition` with `whole`"),
+            ("{ cpus = \"2-3\", partition = \"on\" }", "`partition` must be true or false"),
+        ] {
+            let error = parse(refused).unwrap_err();
+            assert!(error.contains(why), "{refused}: {error}");
+        }
+    }
 
     #[test]
     fn the_fair_server_is_left_on_unless_the_table_says_off() {
-        let of = |cores: &str| {
-            let text = format!(
-                "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nqmp = \"/run/plc.qmp\"\n\
-                 cpu = {{ budget = \"4ms\", period = \"20ms\" }}\ncores = {cores}\n\
-                 [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
-            );
-            HostSpec::parse("x.toml", &text).unwrap().vms()[0].cpu.cores.clone().unwrap()
-        };
+        let of = |cores: &str| parse(cores).unwrap();
         let off = of("{ cpus = \"0,4-5\", whole = true, fair_server = \"off\" }");
         assert!(off.fair_server_off && off.whole && off.cpus.is_some_and(|cpus| cpus.len() == 3));
         for on in [

@@ -323,7 +323,10 @@ fn stands_alone(write: &Write) -> bool {
     let alone = write.created_by.is_none() && write.side_effects.is_empty();
     let of_one_file = match (&write.target.place, &write.target.form) {
         (Place::Thread { .. }, _) => true,
-        (Place::Host, form) => !matches!(form, Form::Elevator | Form::Group { .. } | Form::IoEnabled),
+        (Place::Host, form) => !matches!(
+            form,
+            Form::Elevator | Form::Group { .. } | Form::IoEnabled | Form::CpusetEnabled | Form::Partition
+        ),
         (Place::Guest { .. }, _) => false,
     };
     alone && of_one_file

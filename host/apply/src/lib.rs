@@ -9,6 +9,7 @@
 
 mod amend;
 mod apply;
+mod asleep;
 mod capture;
 mod drift;
 mod error;

@@ -90,6 +90,14 @@ pub enum Form {
     },
     /// Whether `io` stands in a v2 `cgroup.subtree_control`: the value is `+io` or `-io`.
     IoEnabled,
+    /// Whether `cpuset` stands in a v2 `cgroup.subtree_control`: the value is `+cpuset` or
+    /// `-cpuset`.
+    CpusetEnabled,
+    /// List of CPUs in a file of a cpuset: the value is the kernel's list, empty without CPUs.
+    CpuList,
+    /// `cpuset.cpus.partition`: the value is `member`, `root` or `isolated`, for a partition that
+    /// is not valid with ` invalid` and the kernel's reason after it.
+    Partition,
     /// Policy and parameters of a thread: the value is the text of [`Attr`].
     Scheduling,
     /// CPUs that a thread may use: the value is the kernel's list, such as `0-3,6`.
@@ -170,7 +178,7 @@ impl Form {
     pub fn value(&self, file: &str) -> Option<String> {
         let or = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |v| v.to_string());
         Some(match self {
-            Self::Plain | Self::Jiffies => file.trim().to_owned(),
+            Self::Plain | Self::Jiffies | Self::Partition => file.trim().to_owned(),
             Self::Elevator => text::elevators(file)?.current,
             Self::DeviceWeight { dev } | Self::IoWeight { dev } => {
                 match text::weights(file)?.devices.get(dev) {
@@ -183,6 +191,10 @@ impl Form {
             Self::IoCostModel { dev } => io_cost(IoCostFile::Model, file, dev)?,
             Self::IoCostQos { dev } => io_cost(IoCostFile::Qos, file, dev)?,
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
+            Self::CpusetEnabled => {
+                (if text::has_word(file, "cpuset") { "+cpuset" } else { "-cpuset" }).to_owned()
+            }
+            Self::CpuList => text::cpu_ranges(&text::cpu_list(file.trim())?),
             Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
             Self::Affinity => {
                 let list = file.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -208,10 +220,15 @@ impl Form {
     #[must_use]
     pub fn text(&self, value: &str) -> String {
         match self {
+            // Nothing at all would be no write.
+            Self::CpuList if value.is_empty() => "\n".to_owned(),
             Self::Plain
             | Self::Elevator
             | Self::Jiffies
             | Self::IoEnabled
+            | Self::CpusetEnabled
+            | Self::CpuList
+            | Self::Partition
             | Self::Scheduling
             | Self::Affinity
             | Self::Interrupt { .. }
@@ -230,7 +247,8 @@ impl Form {
         }
     }
 
-    /// The value of a line that is not there; `None` for forms that always have a value.
+    /// The value of a line, or of a cpuset's file, that is not there; `None` for forms that always
+    /// have a value.
     #[must_use]
     pub fn unset(&self) -> Option<&'static str> {
         match self {
@@ -240,6 +258,8 @@ impl Form {
             Self::IoCostModel { .. } => Some(MODEL_UNSET),
             Self::IoCostQos { .. } => Some(QOS_UNSET),
             Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
+            Self::CpuList => Some(""),
+            Self::Partition => Some("member"),
             _ => None,
         }
     }
@@ -260,6 +280,7 @@ impl Form {
     pub fn shown(&self, value: &str) -> String {
         match self {
             Self::Throttle { dev } => format!("{dev} {value}"),
+            Self::CpuList if value.is_empty() => "none".to_owned(),
             _ if self.unit().is_some() => self.text(value).replace('\n', " "),
             _ => self.text(value),
         }
@@ -284,8 +305,12 @@ impl Form {
     }
 
     /// Whether a value that was read is what the kernel left of `old`: a thread's CPUs are cut to
-    /// those of its cpuset that are online, an interrupt's to those that its chip can send it to.
+    /// those of its cpuset that are online, an interrupt's to those that its chip can send it to, and
+    /// a partition that it no longer keeps is invalid.
     pub(crate) fn is_left_of(&self, found: &str, old: &str) -> bool {
+        if *self == Self::Partition {
+            return found.strip_prefix(old).is_some_and(|reason| reason.starts_with(" invalid"));
+        }
         let cpus = |list: &str| text::cpu_list(list).filter(|cpus| !cpus.is_empty());
         matches!(self, Self::Affinity | Self::Interrupt { .. })
             && cpus(found).zip(cpus(old)).is_some_and(|(found, old)| found.is_subset(&old))

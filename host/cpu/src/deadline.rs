@@ -9,10 +9,12 @@ use rtvirtio_kernel::{HostError, Root, root_domain, text};
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Level, Order, Probe, Settings, Share, attr, choose, split};
+use crate::{Ask, Backend, CpuError, Level, Order, Partition, Probe, Settings, Share, attr, choose, split};
 
+/// Reservations of the VM's threads, in the root domain that they have, or that this partition will
+/// be.
 pub(crate) fn deadline(
-    root: &Root,
+    (root, partition): (&Root, Option<&Partition>),
     probe: &Probe,
     ask: &Ask<'_>,
     out: &mut Settings,
@@ -23,7 +25,10 @@ pub(crate) fn deadline(
         why,
         remedy: remedy.to_owned(),
     };
-    let domain = domain_of(root, ask.threads)?;
+    let domain = match partition {
+        Some(partition) => partition.cpus.clone(),
+        None => domain_of(root, ask.threads)?,
+    };
     let held = held(ask, &domain, out);
     for t in &held {
         if !may_run_on(t, &domain) {
@@ -32,8 +37,8 @@ pub(crate) fn deadline(
                     "thread {} ({}) may run on CPUs {} only, and a deadline thread must be allowed on all of its root domain",
                     t.tid, t.role, t.affinity
                 ),
-                "remove the pinning, or make these CPUs a partition of cgroup v2 (in the VM's group or one above it: write the CPUs to \
-                 cpuset.cpus, then `root` to cpuset.cpus.partition)",
+                "remove the pinning, or give the VM a partition (`partition = true` in `cores`; before Linux 6.7 by hand, in its group or one \
+                 above it: write the CPUs to cpuset.cpus, then `root` to cpuset.cpus.partition)",
             ));
         }
     }

@@ -19,7 +19,7 @@ use crate::{Ask, Backend, Probe, Settings, Share, attr};
 const LEAST_CHANGE: f64 = 0.05;
 
 impl Settings {
-    fn none(backend: Backend) -> Self {
+    pub(crate) fn none(backend: Backend) -> Self {
         Self {
             backend,
             strength: backend.strength(),

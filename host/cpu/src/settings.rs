@@ -11,7 +11,7 @@ use rtvirtio_vmm::threads::main_loop_without_vcpus;
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
+use crate::{Ask, Backend, CpuError, Order, Partition, Probe, Settings, attr, deadline, managed};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -28,18 +28,25 @@ pub fn group_name(vm: &str) -> String {
 /// [`CpuError::NoVcpu`] where no vCPU is known; [`CpuError::CannotHold`] where the mechanism cannot
 /// hold these threads, each with a remedy.
 pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
+    settings_in(root, probe, (backend, None), ask)
+}
+
+/// Like [`settings`], for a VM whose CPUs become this partition before its settings are written:
+/// its threads are as by [`Partition::entered`].
+///
+/// # Errors
+/// As [`settings`].
+pub fn settings_in(
+    root: &Root,
+    probe: &Probe,
+    (backend, partition): (Backend, Option<&Partition>),
+    ask: &Ask<'_>,
+) -> Result<Settings, CpuError> {
     if ask.threads.is_empty() {
         return Err(CpuError::NoThreads { vm: ask.vm.to_owned() });
     }
     has_vcpus(ask)?;
-    let mut out = Settings {
-        backend,
-        strength: backend.strength(),
-        writes: Vec::new(),
-        group: None,
-        outside: Vec::new(),
-        notes: Vec::new(),
-    };
+    let mut out = Settings::none(backend);
     match backend {
         Backend::RtGroup => {
             let cgroups = hierarchy(probe, backend, ask)?;
@@ -69,7 +76,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
             units_file(root, cgroups, ask, "cpu.rt.max", ask.contract.budget_us(), &mut out)?;
             priorities(ask, &mut out);
         }
-        Backend::Deadline => deadline::deadline(root, probe, ask, &mut out)?,
+        Backend::Deadline => deadline::deadline((root, partition), probe, ask, &mut out)?,
         Backend::Throttle => {
             priorities(ask, &mut out);
             out.notes.push(format!(

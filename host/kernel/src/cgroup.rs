@@ -453,7 +453,7 @@ fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<()
 }
 
 /// Directories in a directory, sorted.
-fn child_dirs(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
+pub(crate) fn child_dirs(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
     let wrap = |source| HostError::Read { path: dir.to_owned(), source };
     let mut out = Vec::new();
     for entry in fs::read_dir(root.at(dir)).map_err(wrap)? {

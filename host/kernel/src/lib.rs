@@ -21,6 +21,7 @@ pub mod io_counters;
 pub mod irq;
 pub mod leftovers;
 pub mod mounts;
+mod partition;
 pub mod pressure;
 pub mod process;
 pub mod queue_file;
@@ -42,6 +43,9 @@ pub use check::{Finding, Level, check, guest_priority, preempt_rt};
 pub use cpuset::{PinnedCpus, cpuset, pinned_cpus};
 pub use error::{Gone, HostError, is_gone, unless_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
+pub use partition::{
+    PartitionError, PartitionFile, PartitionStep, partition_fault, partition_steps, partition_support,
+};
 pub use process::ProcessId;
 pub use root::Root;
 pub use root_domain::root_domain;

@@ -88,6 +88,7 @@ fn have(p: &Parameters, vms: &[&str]) {
         group: None,
         urgency: None,
         cores: None,
+        partition: None,
     };
     let text = serde_json::to_vec(&vms.iter().map(had).collect::<Vec<_>>()).unwrap();
     write_state(&p.own().state, contracts::IN_FORCE_FILE, &text).unwrap();

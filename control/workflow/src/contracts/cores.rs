@@ -33,9 +33,9 @@ pub(super) struct CoresAsk<'a> {
 }
 
 impl<'a> CoresAsk<'a> {
-    /// `None` where the spec wants no CPUs.
+    /// `None` where the spec wants no CPUs, or has them as a partition.
     pub(super) fn from_contract(one: &'a Contracted, threads: &'a [Thread]) -> Option<Self> {
-        let wanted = one.cores.as_ref()?;
+        let wanted = one.cores.as_ref().filter(|cores| !cores.partition)?;
         Some(Self { vm: &one.vm, wanted, contract: one.contract, backend: one.backend, threads })
     }
 

@@ -10,10 +10,11 @@ use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::discover_among;
 
 use super::cores::{self, CoresAsk};
+use super::partitions::BY_APPLY_ALONE;
 use super::ranks::rank;
 use super::{ActiveContracts, Admitted, Contracted, InForce, VmNeed, fitting, forget_own, needs};
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Error, Kind, Result};
+use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::progress::Progress;
 
 /// VMs as they are while contracts are admitted, for the CPUs of those with `cores`.
@@ -138,6 +139,9 @@ fn place(
     placed: &[(InForce, Vec<u32>)],
 ) -> Result<Option<(InForce, Vec<u32>)>> {
     let Some(wanted) = &one.cores else { return Ok(None) };
+    if wanted.partition {
+        bail!(Infeasible, "{}: {BY_APPLY_ALONE}", one.vm);
+    }
     let own = now.in_force.iter().find(|(of, _)| of.vm == one.vm);
     let has_them = |(of, _): &(InForce, Vec<u32>)| {
         of.contract == one.contract && of.cores.as_ref().is_some_and(|cores| is_for(cores, wanted))

@@ -93,6 +93,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
         group: None,
         urgency: None,
         cores: None,
+        partition: None,
     };
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
         let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Probe, room_beyond, settings, with_levels};
+use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Partition, Probe, room_beyond, settings_in, with_levels};
 use rtvirtio_kernel::Root;
 use rtvirtio_units::Enforcement;
 use rtvirtio_vmm::threads::{discover, discover_among};
 use rtvirtio_vmm::{Thread, VmHandle};
 
 use super::cores::{self, CoresAsk};
-use super::{Admitted, Contracted, DemandChoice, InForce, VmCpu, shared_cpus};
-use crate::error::{Context as _, Result};
+use super::{Admitted, Contracted, DemandChoice, InForce, VmCpu, partitions, shared_cpus};
+use crate::error::{Context as _, Result, bail};
 use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::started;
@@ -64,11 +64,14 @@ pub(crate) fn writes(
     let asks: Vec<CoresAsk<'_>> =
         discovered.iter().filter_map(|(one, threads, _)| CoresAsk::from_contract(one, threads)).collect();
     let mut chosen = cores::choose(&root, &probe, &asks, &[], &[])?;
-    let (mut all, mut out) = (Vec::new(), Vec::new());
+    let of = discovered.iter().map(|(one, threads, _)| (one, threads.as_slice()));
+    let mut partitions = partitions::find(&root, of)?;
+    partitions::check_apart(&partitions, &chosen)?;
+    let (mut all, mut out) = (partitions::writes(&root, &partitions)?, Vec::new());
     for (one, threads, before) in discovered {
         let used = cpu_time_since(&before, &threads);
-        let cores = chosen.remove(&one.vm);
-        let held = hold(&root, &probe, one, cores, &threads, &used)?;
+        let on = (chosen.remove(&one.vm), partitions.remove(&one.vm));
+        let held = hold(&root, &probe, one, on, &threads, &used)?;
         append(&mut all, held.settings.writes.clone());
         out.push(held);
     }
@@ -114,11 +117,14 @@ pub fn writes_of_one(
     others: &[(InForce, Vec<u32>)],
 ) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
+    if one.cores.as_ref().is_some_and(|cores| cores.partition) {
+        bail!(Argument, "{}: {}", one.vm, partitions::BY_APPLY_ALONE);
+    }
     let threads = discover_among(&root, vm, processes)?;
     let ask = CoresAsk::from_contract(&one, &threads);
     let cores = cores::choose(&root, probe, ask.as_slice(), others, &[])?.remove(&one.vm);
     let wants_off = one.cores.as_ref().is_some_and(|cores| cores.fair_server_off);
-    let mut held = hold(&root, probe, one, cores, &threads, &[])?;
+    let mut held = hold(&root, probe, one, (cores, None), &threads, &[])?;
     held.settings.notes.extend(wants_off.then(|| cores::FAIR_SERVER_STAYS.to_owned()));
     Ok((held, threads))
 }
@@ -127,15 +133,19 @@ fn hold(
     root: &Root,
     probe: &Probe,
     one: Contracted,
-    cores: Option<Cores>,
+    (cores, partition): (Option<Cores>, Option<Partition>),
     threads: &[Thread],
     used: &[(u32, Duration)],
 ) -> Result<VmCpu> {
     let (contract, order, level) = (one.contract, one.order, one.level);
-    let pinned = cores.as_ref().map(|cores| cores.pinned(threads));
-    let threads = pinned.as_deref().unwrap_or(threads);
+    let placed = match (&cores, &partition) {
+        (_, Some(partition)) => Some(partition.entered(root, threads)?),
+        (Some(cores), None) => Some(cores.pinned(threads)),
+        (None, None) => None,
+    };
+    let threads = placed.as_deref().unwrap_or(threads);
     let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
-    let mut settings = settings(root, probe, one.backend, &ask)?;
+    let mut settings = settings_in(root, probe, (one.backend, partition.as_ref()), &ask)?;
     settings.notes.extend(one.notes);
     settings.notes.extend(shared_cpus::note(threads, one.backend));
     if let Some(range) = &one.urgency {
@@ -144,8 +154,11 @@ fn hold(
     if let Some(cores) = &cores {
         cores::add(cores, probe, &one.vm, threads, &mut settings);
     }
+    if let Some(partition) = &partition {
+        settings.notes.push(partitions::note(root, partition)?);
+    }
     let (vm, found, urgency) = (one.vm, one.found, one.urgency);
-    Ok(VmCpu { vm, contract, order, level, settings, found, urgency, cores })
+    Ok(VmCpu { vm, contract, order, level, settings, found, urgency, cores, partition })
 }
 
 /// Writes to the cgroups above those of managed VMs, to be made before the VMs' own; `before` as in

@@ -75,6 +75,8 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             ])
         }
         (form, Place::Host) if form.unit().is_some() => unit(form, old),
+        // `echo` ends even an empty list with the line feed that the kernel needs.
+        (Form::CpuList, Place::Host) => Ok(vec![echo(old, &target.path)?]),
         (form, Place::Host) => {
             if let Some(dev) = target.dev() {
                 dev_number(dev)?;

@@ -30,7 +30,8 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
             let others = others.ok_or_else(|| failed("its weights are not understood".to_owned()))?;
             write(target, &others, machine)?;
         }
-        (Form::IoEnabled, "-io") => disable_io(target, machine)?,
+        (Form::IoEnabled, "-io") => disable(target, old, IO_FILES, machine)?,
+        (Form::CpusetEnabled, "-cpuset") => disable(target, old, CPUSET_FILES, machine)?,
         (Form::Group { home, scheduling }, ABSENT) => {
             group::empty(&target.path, home, scheduling, machine)?;
             group::give_back(&target.path, machine);
@@ -111,18 +112,26 @@ fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(
     Ok(())
 }
 
-/// Takes the I/O controller from the groups below, unless another program has come to rely on it.
-fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
+/// Files of a controller in the groups below, each with its text where it sets nothing.
+type ControllerFiles = &'static [(&'static str, &'static str)];
+
+const IO_FILES: ControllerFiles =
+    &[("io.max", ""), ("io.latency", ""), ("io.weight", "default 100"), ("io.bfq.weight", "default 100")];
+const CPUSET_FILES: ControllerFiles = &[
+    ("cpuset.cpus", ""),
+    ("cpuset.mems", ""),
+    ("cpuset.cpus.exclusive", ""),
+    ("cpuset.cpus.partition", "member"),
+];
+
+/// Takes a controller from the groups below by writing `off`, unless another program has come to
+/// rely on it.
+fn disable(target: &Target, off: &str, files: ControllerFiles, machine: &Machine<'_>) -> Result<(), Fate> {
     let dir = target.path.parent().unwrap_or(Path::new("/"));
     let unknown =
         |path: &Path, e: io::Error| failed(format!("whether {} uses it cannot be read: {e}", path.display()));
     for name in machine.host().list(dir).map_err(|e| unknown(dir, e))? {
-        for (file, unset) in [
-            ("io.max", ""),
-            ("io.latency", ""),
-            ("io.weight", "default 100"),
-            ("io.bfq.weight", "default 100"),
-        ] {
+        for (file, unset) in files {
             let path = dir.join(&name).join(file);
             let text = match machine.host().read(&path) {
                 Ok(text) => text,
@@ -135,12 +144,13 @@ fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
             };
             let text = text.trim();
             // BFQ shows a bare number where no device has a line (before 5.4).
-            if !text.is_empty() && text != unset && text != unset.trim_start_matches("default ") {
-                return Err(Fate::Conflict { found: format!("+io, used by {}", path.display()) });
+            if !text.is_empty() && text != *unset && text != unset.trim_start_matches("default ") {
+                let on = off.replacen('-', "+", 1);
+                return Err(Fate::Conflict { found: format!("{on}, used by {}", path.display()) });
             }
         }
     }
-    write(target, "-io", machine)
+    write(target, off, machine)
 }
 
 fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {

@@ -28,6 +28,11 @@ fn values_and_texts_of_each_form() {
         ),
         (Form::IoEnabled, "cpu io\n", "+io", "+io"),
         (Form::IoEnabled, "cpu\n", "-io", "-io"),
+        (Form::CpusetEnabled, "cpuset cpu\n", "+cpuset", "+cpuset"),
+        (Form::CpusetEnabled, "cpu\n", "-cpuset", "-cpuset"),
+        (Form::CpuList, "2-3\n", "2-3", "2-3"),
+        (Form::CpuList, "\n", "", "\n"),
+        (Form::Partition, "member\n", "member", "member"),
     ] {
         assert_eq!(form.value(file).as_deref(), Some(value), "{form:?}");
         assert_eq!(form.text(value), text, "{form:?}");

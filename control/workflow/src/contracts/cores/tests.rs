@@ -41,7 +41,7 @@ fn probe() -> Probe {
     Probe { found, missing: Vec::new(), cpus: 8, cgroups: None }
 }
 
-fn threads(pid: u32, vcpus: u32) -> Vec<Thread> {
+pub fn threads(pid: u32, vcpus: u32) -> Vec<Thread> {
     let thread = |tid: u32, role: Role| Thread {
         pid,
         tid,

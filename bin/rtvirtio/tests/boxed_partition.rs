@@ -1,0 +1,164 @@
+//! A VM with `partition = true`: reservations on two CPUs of sixteen, on a kernel that makes the
+//! partition. In the box, because the machine that runs the tests need not have cgroup v2.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rtvirtio_kernel::{Root, partition_fault, root_domain, sched, task};
+use rtvirtio_testbed::boxed::{self, BoxRun};
+use rtvirtio_testbed::image::{self, Kernel};
+use rtvirtio_testkit::Machine;
+use serde_json::Value;
+
+/// A run takes about a minute on two free cores; beyond this it hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+const MOUNT: &str = "/sys/fs/cgroup";
+/// Groups above the VM's, which give no controller to those below.
+const SLICES: [&str; 2] = ["/machine.slice", "/machine.slice/machine-plc.slice"];
+const GROUP: &str = "/machine.slice/machine-plc.slice/plc.scope";
+const DIR: &str = "/root/plc";
+/// Pause between two wake-ups of the VM's threads.
+const WAKE_EVERY: Duration = Duration::from_millis(20);
+
+#[test]
+fn a_partition_of_a_vm_on_a_host_of_sixteen_cpus() {
+    let test = "a_partition_of_a_vm_on_a_host_of_sixteen_cpus";
+    let image = match boxed::ensure_kernel(&image::default_cache(), Kernel::Standard, &|l| eprintln!("{l}")) {
+        Ok(image) => image,
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
+    };
+    let me = std::env::current_exe().unwrap();
+    let name = me.file_name().unwrap().to_str().unwrap();
+    let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
+    let mut run = BoxRun::new(&script, LIMIT);
+    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    run.programs = &programs;
+    run.two_sockets = true;
+    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("1 passed"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
+
+fn rtvirtio(args: &[&str]) -> Output {
+    Command::new("rtvirtio").args(args).env("RTVIRTIO_STATE_DIR", "/root/state").output().unwrap()
+}
+
+fn said(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+fn ok(args: &[&str]) -> String {
+    let out = rtvirtio(args);
+    assert!(out.status.success(), "{args:?}: {}", said(&out));
+    said(&out)
+}
+
+fn spec(cores: &str) -> String {
+    let path = PathBuf::from(DIR).join("spec.toml");
+    let spec = format!(
+        "[device]\npath = \"/dev/nullb0\"\n[[vm]]\nname = \"plc\"\nqmp = \"{DIR}/qmp\"\n\
+         cpu = {{ budget = \"10ms\", period = \"20ms\" }}\ncores = {cores}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+    );
+    fs::write(&path, spec).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Applies a spec while all threads of the VM wake up now and then, as those of a guest that works:
+/// the kernel takes no reservation for a thread that has slept since its CPUs changed.
+fn apply(machine: &Machine, spec: &str) -> Value {
+    let done = AtomicBool::new(false);
+    let wake = format!("kill -STOP {0}; kill -CONT {0}", machine.pid());
+    let out = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let _ = Command::new("sh").args(["-c", &wake]).status();
+                std::thread::sleep(WAKE_EVERY);
+            }
+        });
+        let out = rtvirtio(&["apply", spec, "--cpu-only", "--json"]);
+        done.store(true, Ordering::Relaxed);
+        out
+    });
+    assert!(out.status.success(), "{}", said(&out));
+    println!("{}", said(&out));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+/// What must come back: policy and CPUs of each thread, and all settings of the groups.
+fn snapshot(machine: &Machine) -> String {
+    let mut out = String::new();
+    for thread in machine.threads() {
+        writeln!(out, "{thread:?} {}", sched::get(thread.tid).unwrap()).unwrap();
+    }
+    for group in ["", SLICES[0], SLICES[1], GROUP] {
+        let mut names: Vec<_> =
+            fs::read_dir(format!("{MOUNT}{group}")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        for path in names {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if name.starts_with("cpuset.") || name == "cgroup.subtree_control" {
+                writeln!(out, "{}: {:?}", path.display(), fs::read_to_string(&path).ok()).unwrap();
+            }
+        }
+    }
+    out
+}
+
+/// Puts back with the program itself; nothing may differ from before.
+fn revert(machine: &Machine, before: &str) {
+    println!("{}", ok(&["revert"]));
+    let after = snapshot(machine);
+    assert!(before == after, "before\n{before}\nafter\n{after}");
+}
+
+#[test]
+#[ignore = "runs in the box, started by the test above"]
+fn inside_the_box() {
+    fs::create_dir_all(format!("{MOUNT}{GROUP}")).unwrap();
+    fs::create_dir_all(DIR).unwrap();
+    fs::write(format!("{MOUNT}/cgroup.subtree_control"), "+cpu +cpuset").unwrap();
+    let machine = Machine::start(Path::new(DIR), "plc", &["-machine", "q35"]);
+    fs::write(format!("{MOUNT}{GROUP}/cgroup.procs"), machine.pid().to_string()).unwrap();
+    let before = snapshot(&machine);
+
+    // What the kernel would not have is refused, and sets nothing.
+    let out = rtvirtio(&["apply", &spec("{ cpus = \"0-15\", partition = true }"), "--cpu-only"]);
+    assert!(!out.status.success() && said(&out).contains("no CPU would be left"), "{}", said(&out));
+    assert_eq!(snapshot(&machine), before);
+
+    // A guarantee on two CPUs, in a group two levels below the root.
+    let of_two = spec("{ cpus = \"2-3\", partition = true }");
+    let held = apply(&machine, &of_two);
+    assert!(held[0]["backend"] == "deadline" && held[0]["strength"] == "guarantee", "{held}");
+    let root = Root::default();
+    assert_eq!(partition_fault(&root, Path::new(GROUP)).unwrap(), None);
+    let mut runtimes = 0;
+    for thread in machine.threads() {
+        let cgroups = task::cgroups(&root, machine.pid(), thread.tid).unwrap();
+        let domain = root_domain(&root, &cgroups, &thread.cpus).unwrap();
+        assert_eq!((domain, thread.cpus.as_str()), (BTreeSet::from([2, 3]), "2-3"), "{thread:?}");
+        runtimes += sched::get(thread.tid).unwrap().reservation.map_or(0, |r| r.runtime);
+    }
+    // 10 ms on each of the CPUs; the parts are whole nanoseconds.
+    assert!((10_000_000..=20_000_000).contains(&runtimes), "{runtimes}");
+    let status = ok(&["status"]);
+    assert!(!status.contains("no valid partition"), "{status}");
+    revert(&machine, &before);
+    println!("put back: 0 differences");
+
+    // Another program takes the partition away.
+    apply(&machine, &of_two);
+    fs::write(format!("{MOUNT}{GROUP}/cpuset.cpus.partition"), "member").unwrap();
+    let fault = partition_fault(&root, Path::new(GROUP)).unwrap().unwrap();
+    let out = rtvirtio(&["status"]);
+    println!("{fault}\n{}", said(&out));
+    assert!(said(&out).contains("no valid partition") && fault.contains("`member`"), "{}", said(&out));
+    revert(&machine, &before);
+}

@@ -1,0 +1,89 @@
+//! CPUs of a VM as a partition of cgroup v2's cpuset: there SCHED_DEADLINE needs no other CPU.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{Form, Target, Write};
+use rtvirtio_kernel::text::{cpu_list, cpu_ranges};
+use rtvirtio_kernel::{
+    Cgroups, HostError, PartitionError, PartitionFile, PartitionStep, Root, cpuset, partition_steps,
+};
+use rtvirtio_vmm::Thread;
+use serde::{Deserialize, Serialize};
+
+use crate::ask::main_of;
+
+/// Partition for the threads of one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// The VM's cgroup, below the root of the hierarchy.
+    pub group: PathBuf,
+    /// CPUs that the group has, and no group next to it.
+    pub cpus: BTreeSet<u32>,
+}
+
+impl Partition {
+    /// Partition of these CPUs for the cgroup of a VM with these threads: of the systemd unit
+    /// around them where there is one. The root where no cgroup of v2 is known.
+    #[must_use]
+    pub fn of_threads(threads: &[Thread], cpus: BTreeSet<u32>) -> Self {
+        let group = main_of(threads).and_then(of_v2).map(Cgroups::unit_of);
+        Self { group: group.unwrap_or_else(|| PathBuf::from("/")), cpus }
+    }
+
+    /// The threads as they are once the partition is made: a thread in the group has its CPUs, as
+    /// far as no program has pinned it, and any other one none of them.
+    ///
+    /// # Errors
+    /// When the CPUs that are online or a cpuset cannot be read.
+    pub fn entered(&self, root: &Root, threads: &[Thread]) -> Result<Vec<Thread>, HostError> {
+        let online = cpuset(root, &[])?;
+        let entered = |t: &Thread| {
+            let Some(mask) = cpu_list(&t.affinity) else { return Ok(t.clone()) };
+            let cpus: BTreeSet<u32> = if self.has(t) {
+                let unpinned: BTreeSet<u32> = cpuset(root, &t.cgroups)?;
+                let left: BTreeSet<u32> = mask.intersection(&self.cpus).copied().collect();
+                let is_pinned = !unpinned.is_subset(&mask) && !left.is_empty();
+                if is_pinned { left } else { self.cpus.clone() }
+            } else {
+                // What no other group may use is not left to the threads of the kernel either.
+                let left: BTreeSet<u32> = mask.difference(&self.cpus).copied().collect();
+                if left.is_empty() { online.difference(&self.cpus).copied().collect() } else { left }
+            };
+            Ok::<_, HostError>(Thread { affinity: cpu_ranges(&cpus), ..t.clone() })
+        };
+        threads.iter().map(entered).collect()
+    }
+
+    /// Whether a thread is in the group, or in one below it.
+    fn has(&self, thread: &Thread) -> bool {
+        of_v2(thread).is_some_and(|group| group.starts_with(&self.group))
+    }
+}
+
+/// Cgroup of a thread in the hierarchy of v2.
+fn of_v2(thread: &Thread) -> Option<&Path> {
+    thread.cgroups.iter().find(|m| m.controllers.is_empty()).map(|m| m.path.as_path())
+}
+
+/// Writes that make the partitions of these VMs, to be made before those of their contracts. The
+/// journal puts them back in the opposite order.
+///
+/// # Errors
+/// As [`partition_steps`].
+pub fn partition_writes(root: &Root, all: &[(&str, &Partition)]) -> Result<Vec<Write>, PartitionError> {
+    let wanted: Vec<_> = all.iter().map(|(_, of)| (of.group.as_path(), &of.cpus)).collect();
+    let steps = partition_steps(root, &wanted)?;
+    let write = |step: PartitionStep| {
+        let of = all.iter().find(|(_, partition)| partition.group == step.group);
+        let name = of.map_or_else(|| step.group.display().to_string(), |(vm, _)| (*vm).to_owned());
+        let (what, form) = match step.what {
+            PartitionFile::Controllers => ("cpuset controller below", Form::CpusetEnabled),
+            PartitionFile::Exclusive => ("exclusive CPUs of", Form::CpuList),
+            PartitionFile::Kind => ("partition of", Form::Partition),
+        };
+        let target = Target::host(step.file, form);
+        Write { created_by: step.created_by, ..Write::new(format!("{what} {name}"), target, step.value) }
+    };
+    Ok(steps.into_iter().map(write).collect())
+}

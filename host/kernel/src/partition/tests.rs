@@ -1,0 +1,132 @@
+use std::fs;
+
+use super::*;
+
+const MOUNT: &str = "/sys/fs/cgroup";
+const GROUP: &str = "/machine.slice/plc.slice/plc.scope";
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A group in two others; only the root gives the controller to those below.
+fn host() -> (tempfile::TempDir, Root) {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
+    put(&root, ONLINE, "0-3\n");
+    put(&root, &format!("{MOUNT}/cgroup.controllers"), "cpuset cpu\n");
+    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
+    put(&root, &format!("{MOUNT}/{CONTROLLERS}"), "cpuset cpu\n");
+    for (file, text) in [(EXCLUSIVE, "\n"), (KIND, "member\n"), (CONTROLLERS, "cpu\n")] {
+        put(&root, &format!("{MOUNT}/machine.slice/{file}"), text);
+    }
+    put(&root, &format!("{MOUNT}/machine.slice/plc.slice/{CONTROLLERS}"), "\n");
+    put(&root, &format!("{MOUNT}{GROUP}/cgroup.procs"), "7\n");
+    (dir, root)
+}
+
+fn steps(root: &Root, wanted: &[(&str, &str)]) -> Result<Vec<String>, String> {
+    let wanted: Vec<(&Path, BTreeSet<u32>)> =
+        wanted.iter().map(|(group, cpus)| (Path::new(*group), text::cpu_list(cpus).unwrap())).collect();
+    let wanted: Vec<(&Path, &BTreeSet<u32>)> = wanted.iter().map(|(group, cpus)| (*group, cpus)).collect();
+    let steps = partition_steps(root, &wanted).map_err(|e| e.to_string())?;
+    let shown = |step: PartitionStep| {
+        let file = step.file.strip_prefix(MOUNT).unwrap().display().to_string();
+        format!("{file} {} {:?}", step.value, step.created_by)
+    };
+    Ok(steps.into_iter().map(shown).collect())
+}
+
+#[track_caller]
+fn refused(root: &Root, cpus: &str, why: &str) {
+    let error = steps(root, &[(GROUP, cpus)]).unwrap_err();
+    assert!(error.contains(why) && error.contains("; "), "{error}");
+}
+
+#[test]
+fn controllers_come_first_and_the_partition_last() {
+    let (_dir, root) = host();
+    let all = steps(&root, &[(GROUP, "2-3")]).unwrap();
+    assert_eq!(
+        all,
+        [
+            "machine.slice/cgroup.subtree_control +cpuset None",
+            "machine.slice/plc.slice/cgroup.subtree_control +cpuset None",
+            "machine.slice/cpuset.cpus.exclusive 2-3 None",
+            "machine.slice/plc.slice/cpuset.cpus.exclusive 2-3 Some(0)",
+            "machine.slice/plc.slice/plc.scope/cpuset.cpus.exclusive 2-3 Some(1)",
+            "machine.slice/plc.slice/plc.scope/cpuset.cpus.partition root Some(1)",
+        ]
+    );
+    assert!(steps(&root, &[]).unwrap().is_empty());
+}
+
+#[test]
+fn groups_above_keep_what_they_have_and_get_what_all_below_need() {
+    let (_dir, root) = host();
+    put(&root, &format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1\n");
+    put(&root, &format!("{MOUNT}/machine.slice/hmi.scope/cgroup.procs"), "8\n");
+    let all = steps(&root, &[(GROUP, "3"), ("/machine.slice/hmi.scope", "2")]).unwrap();
+    assert!(all.contains(&"machine.slice/cpuset.cpus.exclusive 1-3 None".to_owned()), "{all:?}");
+    assert!(all.contains(&"machine.slice/hmi.scope/cpuset.cpus.exclusive 2 Some(0)".to_owned()), "{all:?}");
+    assert_eq!(all.iter().filter(|step| step.contains("subtree_control")).count(), 2, "{all:?}");
+    assert!(all[all.len() - 2..].iter().all(|step| step.contains(KIND)), "{all:?}");
+    let both = steps(&root, &[(GROUP, "2-3"), ("/machine.slice/hmi.scope", "2")]).unwrap_err();
+    assert!(both.contains("CPU 2 would be in two partitions"), "{both}");
+    let nested = steps(&root, &[(GROUP, "3"), ("/machine.slice", "2")]).unwrap_err();
+    assert!(nested.contains("start each VM in a cgroup of its own"), "{nested}");
+}
+
+#[test]
+fn what_the_kernel_would_refuse_is_refused_with_a_remedy() {
+    let (_dir, root) = host();
+    refused(&root, "3-4", "CPU 4 is not online");
+    refused(&root, "0-3", "no CPU would be left");
+    put(&root, "/sys/devices/system/cpu/isolated", "3\n");
+    refused(&root, "2-3", "CPU 3 is isolated already");
+    put(&root, "/sys/devices/system/cpu/isolated", "\n");
+    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-2\n");
+    refused(&root, "2-3", "CPU 3 is in another partition: / has 0-2");
+    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
+    put(&root, &format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "2\n");
+    refused(&root, "2-3", "CPU 2 is exclusive to /sys/fs/cgroup/system.slice");
+    put(&root, &format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "\n");
+    put(&root, &format!("{MOUNT}{GROUP}/{EXCLUSIVE}"), "\n");
+    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    refused(&root, "2-3", "is a partition already");
+    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "member\n");
+    steps(&root, &[(GROUP, "2-3")]).unwrap();
+    let whole = steps(&root, &[("/", "2-3")]).unwrap_err();
+    assert!(whole.contains("root cgroup"), "{whole}");
+}
+
+#[test]
+fn a_kernel_without_exclusive_cpus_is_named() {
+    let (_dir, root) = host();
+    fs::remove_file(root.at(format!("{MOUNT}/machine.slice/{EXCLUSIVE}"))).unwrap();
+    refused(&root, "2-3", "comes with Linux 6.7, and this is 6.12");
+    fs::remove_file(root.at(format!("{MOUNT}/machine.slice/{KIND}"))).unwrap();
+    steps(&root, &[(GROUP, "2-3")]).unwrap();
+    put(&root, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+    refused(&root, "2-3", "and this is 6.1");
+    put(&root, &format!("{MOUNT}/cgroup.controllers"), "cpu\n");
+    refused(&root, "2-3", "cgroup_no_v1=cpuset");
+    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+    refused(&root, "2-3", "mount -t cgroup2");
+}
+
+#[test]
+fn only_a_plain_root_is_a_partition() {
+    let (_dir, root) = host();
+    let fault = || partition_fault(&root, Path::new(GROUP)).unwrap();
+    assert!(fault().unwrap().contains("has no cpuset.cpus.partition any more"));
+    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    assert_eq!(fault(), None);
+    let reason = "root invalid (Parent unable to distribute cpu downstream)";
+    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), &format!("{reason}\n"));
+    assert_eq!(fault().unwrap(), format!("cpuset.cpus.partition shows `{reason}`"));
+}
