@@ -141,6 +141,9 @@ impl Vring {
         let next =
             if inflight.is_some() && lost == 0 { used.wrapping_add(resubmit.len() as u16) } else { base };
         queue.set_next_avail(next);
+        // A process that was killed may have put a completion into the ring and not into the log.
+        let ring_bytes = 6 + 8 * usize::from(size);
+        mem.mark_written(GuestAddress(queue.used_ring()), ring_bytes);
         Ok(Self {
             queue,
             mem,
@@ -261,6 +264,19 @@ impl Vring {
 
     /// Whether the queue may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
-        self.active && !self.broken && self.stopping.is_none()
+        let is_wanted = self.stopping.is_none() || (self.moves() && !self.resubmit.is_empty());
+        self.active && !self.broken && is_wanted
+    }
+
+    /// Whether it stops for a guest that goes on elsewhere: a live migration does not take the
+    /// memory of requests in flight along.
+    pub fn moves(&self) -> bool {
+        self.stops_for_good && self.mem.is_logged()
+    }
+
+    /// Whether a stop has nothing to wait for: all that was fetched is completed, and of a guest
+    /// that moves also what the previous process has fetched.
+    pub fn is_drained(&self) -> bool {
+        self.outstanding == 0 && (self.broken || self.resubmit.is_empty() || !self.moves())
     }
 }

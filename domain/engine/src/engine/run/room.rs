@@ -97,8 +97,7 @@ impl EventLoop {
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
         let (queue, generation) = (request.queue, request.generation);
         let vring = vm.slots.get(queue).and_then(|s| s.vring.as_ref());
-        let moves = |v: &Vring| v.stops_for_good && v.mem.is_logged();
-        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !moves(v);
+        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !v.moves();
         if !vring.is_some_and(keeps) {
             return Ok(false);
         }
