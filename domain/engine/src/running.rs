@@ -190,6 +190,7 @@ impl Running {
             let (what, directories) = (named("port", &port.name), self.0.directories.clone());
             return Err(ReloadError::Directory { what, directories });
         }
+        growth::lock(&state, &growths)?;
         let mut changes = Vec::new();
         for (device, name) in &membership.detach {
             self.detach(&mut state, *device, name)?;
