@@ -264,8 +264,7 @@ impl Vring {
 
     /// Whether the queue may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
-        let is_wanted = self.stopping.is_none() || (self.moves() && !self.resubmit.is_empty());
-        self.active && !self.broken && is_wanted
+        self.active && !self.broken && (self.stopping.is_none() || self.ends_recovery())
     }
 
     /// Whether it stops for a guest that goes on elsewhere: a live migration does not take the
@@ -274,9 +273,14 @@ impl Vring {
         self.stops_for_good && self.mem.is_logged()
     }
 
-    /// Whether a stop has nothing to wait for: all that was fetched is completed, and of a guest
-    /// that moves also what the previous process has fetched.
+    /// Whether it stops, and before that serves what the previous process has fetched: the guest
+    /// moves.
+    pub fn ends_recovery(&self) -> bool {
+        self.stopping.is_some() && self.moves() && !self.resubmit.is_empty()
+    }
+
+    /// Whether a stop has nothing to wait for.
     pub fn is_drained(&self) -> bool {
-        self.outstanding == 0 && (self.broken || self.resubmit.is_empty() || !self.moves())
+        self.outstanding == 0 && (self.broken || !self.ends_recovery())
     }
 }
