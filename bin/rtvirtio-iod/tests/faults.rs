@@ -212,7 +212,7 @@ impl FullDisk {
         Self::start_with(test, "")
     }
 
-    /// The same with more keys of the disk.
+    /// A disk with more keys than [`FullDisk::start`] gives it.
     fn start_with(test: &str, more: &str) -> Option<Self> {
         let dir = disk(8);
         let Some(mount) = Tmpfs::mount(&dir.path().join("full"), "1m") else {

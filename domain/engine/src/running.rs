@@ -223,8 +223,7 @@ impl Running {
         }
         for port in ready_ports {
             let (network, name) = (port.network, port.name.clone());
-            let attached = state.networks[network].attach(&new, port, &self.0.front_ends);
-            attached.map_err(|e| e.after(&changes))?;
+            state.networks[network].attach(&new, port, &self.0.front_ends).map_err(|e| e.after(&changes))?;
             let table = new.networks[network].ports.iter().find(|port| port.name == name);
             state.file.networks[network].ports.extend(table.cloned());
             changes.push(format!("port \"{name}\": attached"));
