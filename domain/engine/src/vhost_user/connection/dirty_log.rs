@@ -115,8 +115,8 @@ impl<C: From<QueueCommand>> Connection<C> {
         is_asked && self.log.memory.is_some()
     }
 
-    /// Puts the log in place that is to be used. Every write before the reply is in the old one, and
-    /// in the new one if there are both.
+    /// Puts the log in place that is to be used. Every write before the reply is in the old one,
+    /// and in the new one if there are both.
     fn replace_log(&mut self) -> Result<()> {
         let wants_log = self.wants_log();
         // The memory may have grown while the log was off.
