@@ -149,7 +149,9 @@ pub fn play(data: &[u8]) {
             neighbour.reads(u64::from(flags));
         }
         if flags & 64 != 0 {
-            handle.ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply }).expect("the engine lives");
+            handle
+                .ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply: Some(reply) })
+                .expect("the engine lives");
         } else {
             handle
                 .ask(|reply| QueueCommand::Stop { vm: VmId(0), queue: QueueId(0), for_good: true, reply })

@@ -184,7 +184,7 @@ pub fn play(data: &[u8]) {
         lan.neighbour_sends();
         if flags & 64 != 0 {
             lan.handle
-                .ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply })
+                .ask(|reply| QueueCommand::Disconnect { vm: VmId(0), reply: Some(reply) })
                 .expect("the engine lives");
         } else {
             lan.handle

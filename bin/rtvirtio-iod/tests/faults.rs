@@ -3,6 +3,7 @@
 mod common;
 
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -208,6 +209,11 @@ struct FullDisk {
 
 impl FullDisk {
     fn start(test: &str) -> Option<Self> {
+        Self::start_with(test, "")
+    }
+
+    /// A disk with more keys than [`FullDisk::start`] gives it.
+    fn start_with(test: &str, more: &str) -> Option<Self> {
         let dir = disk(8);
         let Some(mount) = Tmpfs::mount(&dir.path().join("full"), "1m") else {
             rtvirtio_testkit::skip(test, "no file system can be mounted here");
@@ -215,7 +221,8 @@ impl FullDisk {
         };
         let image = mount.0.join("sparse");
         std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        let config = pair(dir.path(), &image, &dir.path().join("disk")).replace("on_full = \"error\"\n", "");
+        let config = pair(dir.path(), &image, &dir.path().join("disk"));
+        let config = config.replace("on_full = \"error\"\n", more);
         let iod = Iod::start(dir.path(), &config);
         let filler = mount.0.join("filler");
         let full = Self { iod, dir, _mount: mount, filler };
@@ -404,4 +411,44 @@ fn a_guest_that_was_saved_is_not_served_twice() {
     drop(a);
     let (status, log) = full.iod.end();
     assert!(status.success() && log.contains("1 requests that were under way elsewhere"), "{status}: {log}");
+}
+
+/// A guest moves on whose queues were started a moment ago: what a previous process had fetched is
+/// answered, also where waiting writes of another queue have all places of requests.
+#[test]
+fn a_stop_before_a_move_waits_for_no_room() {
+    let test = "a_stop_before_a_move_waits_for_no_room";
+    let Some(full) = FullDisk::start_with(test, "depth = 2\n") else { return };
+    let options = Options { queues: 2, ..Options::default() };
+    let mut a = Client::connect(&full.dir.path().join("a"), options).unwrap();
+    let there = a.raw().get_protocol_features().unwrap();
+    a.raw().set_protocol_features(there).unwrap();
+    assert_eq!(a.stop_queue(0).unwrap(), 0);
+    let size = a.queues[0].size();
+    let (made, file) = a.raw().get_inflight_fd(&VhostUserInflight::new(0, 0, 2, size)).unwrap();
+    // As a killed process leaves the first queue: the version, the number of descriptors, and the
+    // flag of a request of three.
+    let slot = a.queues[0].push_with(&write(0, 4_096), &[1; 4_096]).unwrap();
+    file.write_all_at(&1_u16.to_ne_bytes(), 8).unwrap();
+    file.write_all_at(&size.to_ne_bytes(), 10).unwrap();
+    file.write_all_at(&[1], 16 + 16 * 3 * u64::from(slot)).unwrap();
+    a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+    let log = DirtyPages::covering(&a.mem).unwrap();
+    a.share_log(&log).unwrap();
+    a.set_logging(true).unwrap();
+    for sector in [1_024, 2_048] {
+        a.queues[1].push_with(&write(sector, 4_096), &[2; 4_096]).unwrap();
+    }
+    a.queues[1].notify().unwrap();
+    full.wait_for(2);
+    a.raw().set_vring_base(0, 1).unwrap();
+    let kick = a.queues[0].kick.try_clone().unwrap();
+    a.raw().set_vring_kick(0, &kick).unwrap();
+    assert_eq!(a.stop_queue(0).unwrap(), 1);
+    assert_eq!(a.queues[0].pop_used().map(|answer| answer.status), Some(1));
+    for _ in 0..2 {
+        assert_eq!(completion(&mut a.queues[1]).map(|answer| answer.status), Some(1));
+    }
+    drop(a);
+    full.end([3, 0]);
 }

@@ -5,10 +5,11 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Iod, connect, disk, read, request, write};
+use common::{Iod, configure, connect, disk, read, request, write};
 use rtvirtio_testbed::image::{self, GuestImage};
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testkit::HANG;
+use rtvirtio_testkit::site::wait_for;
 
 /// Migrations of one run: `RTVIRTIO_MIGRATIONS`, or five.
 fn migrations() -> usize {
@@ -18,12 +19,15 @@ fn migrations() -> usize {
 /// An I/O domain in a directory of its own, on a disk in another.
 fn domain(dir: &Path, image: &Path, more: &str) -> Iod {
     std::fs::create_dir_all(dir).unwrap();
-    let (dir_text, image) = (dir.display(), image.display());
-    let config = format!(
+    Iod::start(dir, &configuration(dir, image, more))
+}
+
+fn configuration(dir: &Path, image: &Path, more: &str) -> String {
+    let (dir, image) = (dir.display(), image.display());
+    format!(
         "[[device]]\nname = \"d\"\nwindow = 4\n[[device.disk]]\nname = \"a\"\nserial = \"moves\"\n\
-         socket = \"{dir_text}/a\"\npath = \"{image}\"\n{more}"
-    );
-    Iod::start(dir, &config)
+         socket = \"{dir}/a\"\npath = \"{image}\"\n{more}"
+    )
 }
 
 fn guest(name: &str, image: &GuestImage, dir: &Path, incoming: bool) -> QemuGuest {
@@ -140,4 +144,31 @@ fn a_disk_that_moves_is_served_by_one_domain_at_a_time() {
     assert!(refused.contains("in use"), "{refused}");
     let (status, log) = first.end();
     assert!(status.success(), "{log}");
+}
+
+/// A disk that may move does not grow into one that a guest of another I/O domain uses.
+#[test]
+fn a_disk_that_moves_grows_into_no_other() {
+    let dir = disk(64);
+    let disk = dir.path().join("disk");
+    let (one, two) = (dir.path().join("0"), dir.path().join("1"));
+    let first = domain(&one, &disk, "migrate = true\nsize = \"4MiB\"\n");
+    let second = domain(&two, &disk, "migrate = true\noffset = \"4MiB\"\nsize = \"4MiB\"\n");
+    let mut grows = connect(&one.join("a"));
+    let next = connect(&two.join("a"));
+    configure(&one, &configuration(&one, &disk, "migrate = true\nsize = \"8MiB\"\n"));
+    let refused = first.reload(false);
+    let text = refused["error"].as_str().unwrap_or_default();
+    assert!(text.starts_with("nothing is changed") && text.contains("another I/O domain"), "{refused}");
+    assert_eq!(request(&mut grows, &read(4 << 11, 4_096), None).0, 1, "beyond the end");
+    drop(next);
+    let grown = serde_json::json!(["disk \"a\": size 4MiB -> 8MiB"]);
+    wait_for("the end of the other guest", || first.reload(false)["changed"] == grown);
+    assert_eq!(request(&mut grows, &read(4 << 11, 4_096), None).0, 0);
+    assert!(rtvirtio_domain_client::Client::connect(&two.join("a"), Default::default()).is_err());
+    drop(grows);
+    for iod in [first, second] {
+        let (status, log) = iod.end();
+        assert!(status.success(), "{log}");
+    }
 }

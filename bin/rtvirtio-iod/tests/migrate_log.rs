@@ -3,13 +3,16 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{AttackedDomain, Iod, Neighbour, completion, connect, read, request, two_disks, write};
-use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, SharedMemory};
+use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
 use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::vhost_user::message::VhostUserInflight;
 use vhost::{VhostBackend as _, VhostUserDirtyLogRegion};
 
 const PAGE: usize = 4_096;
@@ -98,6 +101,84 @@ fn exactly_the_written_pages_are_marked() {
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert!(!next.take().is_empty());
     assert_eq!(taken(&log), BTreeSet::new());
+}
+
+/// A driver that starts anew during a migration: QEMU shares another log after it has started the
+/// queues, and what they have written before that is in it too.
+#[test]
+fn what_is_written_before_another_log_is_shared_is_in_that() {
+    let place = AttackedDomain::new();
+    let mut client = connect(&place.dir.path().join("a"));
+    let first = DirtyPages::covering(&client.mem).unwrap();
+    let second = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&first).unwrap();
+    client.set_logging(true).unwrap();
+    let slot = client.queues[0].push(&read(0, 16_384)).unwrap();
+    client.queues[0].notify().unwrap();
+    assert_eq!(completion(&mut client.queues[0]).map(|answer| answer.status), Some(0));
+    client.share_log(&second).unwrap();
+    let marked = taken(&second);
+    let written = pages(client.queues[0].data(slot), 16_384);
+    for page in written.union(&completed(&client, slot)) {
+        assert!(marked.contains(page), "{page:#x}: {marked:?}");
+    }
+}
+
+/// A process that was killed may have put a completion into the ring and not into the log.
+#[test]
+fn the_used_ring_of_a_queue_that_starts_is_marked() {
+    let place = AttackedDomain::new();
+    // Of so many descriptors that the threshold of kicks is on another page than the index.
+    let options = Options { size: 512, ..Options::default() };
+    let mut client = Client::connect(&place.dir.path().join("a"), options).unwrap();
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    settle(&mut client);
+    let _ = log.take();
+    settle(&mut client);
+    let (_, _, used) = client.queues[0].ring_offsets();
+    assert!(taken(&log).contains(&page(used)));
+}
+
+/// Requests that a previous process has fetched and not completed, more than this one fetches at
+/// once: all are answered before their guest goes on elsewhere, because the memory of requests in
+/// flight does not come along.
+#[test]
+fn requests_of_a_previous_process_are_answered_before_their_guest_moves() {
+    let dir = common::disk(64);
+    let more = "name = \"a\"\ndepth = 2\nread_cap = { requests = \"20/s\" }\n";
+    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", more, 1);
+    let _iod = Iod::start(dir.path(), &config);
+    let mut client = connect(&dir.path().join("a"));
+    let there = client.raw().get_protocol_features().unwrap();
+    client.raw().set_protocol_features(there).unwrap();
+    assert_eq!(client.stop_queue(0).unwrap(), 0);
+    let size = client.queues[0].size();
+    let (made, file) = client.raw().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, size)).unwrap();
+    // As a killed process leaves it: the version, the number of descriptors, then of each request
+    // a flag and its place in the order.
+    let put = |bytes: &[u8], at: u64| file.write_all_at(bytes, at).unwrap();
+    put(&1_u16.to_ne_bytes(), 8);
+    put(&size.to_ne_bytes(), 10);
+    for i in 0..8_u64 {
+        let slot = client.queues[0].push(&read(i * 8, 4_096)).unwrap();
+        // Each request takes three descriptors.
+        let at = 16 + 16 * 3 * u64::from(slot);
+        put(&[1], at);
+        put(&i.to_ne_bytes(), at + 8);
+    }
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    client.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+    client.raw().set_vring_base(0, 8).unwrap();
+    let kick = client.queues[0].kick.try_clone().unwrap();
+    client.raw().set_vring_kick(0, &kick).unwrap();
+    assert_eq!(client.stop_queue(0).unwrap(), 8);
+    let answers: Vec<u8> =
+        std::iter::from_fn(|| client.queues[0].pop_used()).map(|answer| answer.status).collect();
+    assert_eq!(answers, [0; 8]);
 }
 
 /// Requests that were fetched before logging began, and complete after it.
@@ -201,7 +282,7 @@ fn invalid_logs_are_refused() {
         ..log.region()
     };
     let of_disk = VhostUserDirtyLogRegion {
-        mmap_handle: std::os::fd::AsRawFd::as_raw_fd(&disk),
+        mmap_handle: disk.as_raw_fd(),
         ..region(&full, 4_096, 0)
     };
     for (why, log) in [

@@ -1,13 +1,17 @@
 //! Disks that have grown since they were opened, or whose `size` is larger by now: their guests see
 //! it while they run. A disk never shrinks under its guest.
 
+use std::io;
+use std::path::PathBuf;
+
 use rtvirtio_domain_config::{Disk, File};
 use rtvirtio_domain_resources::OpenError;
 use rtvirtio_domain_resources::backing::BackingError;
+use rtvirtio_domain_resources::use_lock::UseLockError;
 use rtvirtio_sched::VmId;
 use rtvirtio_units::Bytes;
 
-use crate::disk::Part;
+use crate::disk::{Member, Part};
 use crate::engine::{Command, EngineHandle, ReconfigureError};
 use crate::refusal::{ReloadError, named};
 use crate::reload::Membership;
@@ -18,6 +22,7 @@ use crate::running_state::State;
 pub(crate) struct Growth {
     device: usize,
     place: VmId,
+    path: PathBuf,
     /// The disk's part of its file, with the new size.
     pub(crate) part: Part,
 }
@@ -44,10 +49,31 @@ pub(crate) fn find(state: &State, new: &File, membership: &Membership) -> Result
             }
             parts.retain(|other| other.name != grown.name);
             parts.push(grown.clone());
-            all.push(Growth { device, place, part: grown });
+            all.push(Growth { device, place, path: disk.path.clone(), part: grown });
         }
     }
     Ok(all)
+}
+
+/// Locks the new ends of disks that may move and that guests use, all of them or none: a disk of
+/// another I/O domain may be there.
+///
+/// # Errors
+/// A lock that cannot be had.
+pub(crate) fn lock(state: &State, growths: &[Growth]) -> Result<(), ReloadError> {
+    for (i, growth) in growths.iter().enumerate() {
+        let Err(e) = growth.set_locked_size(state, growth.part.size()) else { continue };
+        for before in growths.iter().take(i) {
+            let old = before.member(state).map_or(0, |member| member.part.size());
+            if let Err(e) = before.set_locked_size(state, old) {
+                crate::log::line(&before.part.name, format_args!("its new end stays locked: {e}"));
+            }
+        }
+        let (path, what, disk) = (growth.path.clone(), "cannot lock its new end", growth.part.name.clone());
+        let source = BackingError::Io { path, what, source: io::Error::other(e) };
+        return Err(OpenError::Disk { disk, source }.into());
+    }
+    Ok(())
 }
 
 /// Size to which a disk grows; `None` where it stays.
@@ -80,6 +106,15 @@ fn new_size(disk: &Disk, part: &Part) -> Result<Option<u64>, ReloadError> {
 }
 
 impl Growth {
+    fn member<'a>(&self, state: &'a State) -> Option<&'a Member> {
+        state.places.get(self.device)?.get(self.place)?.as_ref()
+    }
+
+    fn set_locked_size(&self, state: &State, size: u64) -> Result<(), UseLockError> {
+        let lock = self.member(state).and_then(|member| member.server().use_lock());
+        lock.map_or(Ok(()), |lock| lock.set_size(size))
+    }
+
     /// Carries it out. Returns the change, in words; `None` where the disk was detached.
     ///
     /// # Errors
@@ -89,7 +124,7 @@ impl Growth {
         state: &mut State,
         engines: &[(String, EngineHandle)],
     ) -> Result<Option<String>, ReloadError> {
-        let Self { device, place, part } = self;
+        let Self { device, place, path: _, part } = self;
         let size = part.size();
         let (name, handle) = &engines[device];
         let Some(member) = state.places[device][place].as_mut() else { return Ok(None) };

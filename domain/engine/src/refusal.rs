@@ -104,6 +104,32 @@ pub enum ReloadError {
         /// Error of the engine.
         source: ReconfigureError,
     },
+    /// A disk or port cannot be added or removed, after other changes.
+    #[error("{why}. In force by now: {}", changes.join(", "))]
+    Partly {
+        /// Reason, in words.
+        why: String,
+        /// Changes before it, each with its place.
+        changes: Vec<String>,
+    },
+}
+
+impl ReloadError {
+    /// The error after these changes: not all is as it was before.
+    pub(crate) fn after(self, changes: &[String]) -> Self {
+        if changes.is_empty() {
+            return self;
+        }
+        let why = match self {
+            Self::Serve(e) => e.to_string(),
+            Self::Attach { disk, source } => format!("disk \"{disk}\": {source}"),
+            Self::Draining { what, seconds } => format!(
+                "{what} is not removed: its requests in flight have not completed after {seconds} s. Its guest is disconnected. Try again"
+            ),
+            other => return other,
+        };
+        Self::Partly { why, changes: changes.to_vec() }
+    }
 }
 
 /// A disk or port in a message.
@@ -122,4 +148,25 @@ fn of_size(list: &[String]) -> &'static str {
 
 fn list(directories: &BTreeSet<PathBuf>) -> String {
     directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_changed_is_said() {
+        let serve = || {
+            let source = std::io::ErrorKind::NotFound.into();
+            ReloadError::Serve(DomainError::Socket { device: named("disk", "b"), source })
+        };
+        let drain = || ReloadError::Draining { what: named("disk", "b"), seconds: 10 };
+        assert!(serve().after(&[]).to_string().starts_with("nothing is changed: "));
+        assert!(drain().after(&[]).to_string().contains("all others are unchanged"));
+        for error in [serve(), drain()] {
+            let text = error.after(&["disk \"a\": detached".to_owned()]).to_string();
+            assert!(text.contains("disk \"b\"") && !text.contains("changed"), "{text}");
+            assert!(text.ends_with(". In force by now: disk \"a\": detached"), "{text}");
+        }
+    }
 }

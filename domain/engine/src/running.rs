@@ -190,14 +190,15 @@ impl Running {
             let (what, directories) = (named("port", &port.name), self.0.directories.clone());
             return Err(ReloadError::Directory { what, directories });
         }
+        growth::lock(&state, &growths)?;
         let mut changes = Vec::new();
         for (device, name) in &membership.detach {
-            self.detach(&mut state, *device, name)?;
+            self.detach(&mut state, *device, name).map_err(|e| e.after(&changes))?;
             changes.push(format!("disk \"{name}\": detached"));
         }
         for (network, name) in &membership.detach_ports {
             let of = state.file.networks[*network].name.clone();
-            state.networks[*network].detach(&of, name)?;
+            state.networks[*network].detach(&of, name).map_err(|e| e.after(&changes))?;
             state.file.networks[*network].ports.retain(|port| port.name != *name);
             changes.push(format!("port \"{name}\": detached"));
         }
@@ -215,14 +216,14 @@ impl Running {
         }
         for disk in ready {
             let (device, name) = (disk.device, disk.part.name.clone());
-            self.attach(&mut state, disk)?;
+            self.attach(&mut state, disk).map_err(|e| e.after(&changes))?;
             let table = new.devices[device].disks.iter().find(|d| d.name == name);
             state.file.devices[device].disks.extend(table.cloned());
             changes.push(format!("disk \"{name}\": attached"));
         }
         for port in ready_ports {
             let (network, name) = (port.network, port.name.clone());
-            state.networks[network].attach(&new, port, &self.0.front_ends)?;
+            state.networks[network].attach(&new, port, &self.0.front_ends).map_err(|e| e.after(&changes))?;
             let table = new.networks[network].ports.iter().find(|port| port.name == name);
             state.file.networks[network].ports.extend(table.cloned());
             changes.push(format!("port \"{name}\": attached"));

@@ -112,6 +112,12 @@ impl<C: From<QueueCommand>> VhostUserServer<C> {
         &self.socket.device().config
     }
 
+    /// The lock of a disk that may move.
+    #[must_use]
+    pub fn use_lock(&self) -> Option<&UseLock> {
+        self.socket.device().use_lock.as_deref()
+    }
+
     /// Messages and connections that were refused.
     #[must_use]
     pub fn refusals(&self) -> &Refusals {

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::holders::image_lock::{lock_in_use, unlock_in_use};
@@ -34,8 +34,15 @@ pub enum UseLockError {
 pub struct UseLock {
     file: Arc<File>,
     start: u64,
-    size: u64,
     writes: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Size of the part, in bytes, which grows with the disk.
+    size: u64,
+    is_locked: bool,
 }
 
 impl UseLock {
@@ -43,7 +50,18 @@ impl UseLock {
     /// that does the I/O.
     #[must_use]
     pub fn new(file: Arc<File>, start: u64, size: u64, writes: bool) -> Self {
-        Self { file, start, size, writes }
+        Self { file, start, writes, state: Mutex::new(State { size, is_locked: false }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_acquire(&self) -> io::Result<bool> {
+        let mut state = self.state();
+        let is_locked = lock_in_use(&self.file, self.start, state.size, self.writes)?;
+        state.is_locked |= is_locked;
+        Ok(is_locked)
     }
 
     /// Takes the lock; waits up to `timeout` for another I/O domain that stops or has died.
@@ -52,7 +70,7 @@ impl UseLock {
     /// [`UseLockError`].
     pub fn acquire(&self, timeout: Duration) -> Result<(), UseLockError> {
         let begin = Instant::now();
-        while !lock_in_use(&self.file, self.start, self.size, self.writes)? {
+        while !self.try_acquire()? {
             if begin.elapsed() >= timeout {
                 return Err(UseLockError::InUse);
             }
@@ -66,7 +84,28 @@ impl UseLock {
     /// # Errors
     /// The file system's.
     pub fn release(&self) -> io::Result<()> {
-        unlock_in_use(&self.file, self.start, self.size)
+        let mut state = self.state();
+        unlock_in_use(&self.file, self.start, state.size)?;
+        state.is_locked = false;
+        Ok(())
+    }
+
+    /// Gives the part another size, in bytes. A part that is locked is locked up to its new end
+    /// after that; after an error it is as before.
+    ///
+    /// # Errors
+    /// [`UseLockError`].
+    pub fn set_size(&self, size: u64) -> Result<(), UseLockError> {
+        let mut state = self.state();
+        let (old, start) = (state.size, self.start);
+        if state.is_locked && size > old && !lock_in_use(&self.file, start + old, size - old, self.writes)? {
+            return Err(UseLockError::InUse);
+        }
+        if state.is_locked && size < old {
+            unlock_in_use(&self.file, start + size, old - size)?;
+        }
+        state.size = size;
+        Ok(())
     }
 }
 
@@ -102,5 +141,33 @@ mod tests {
         // Closed with the last descriptor of its open file.
         drop((reader, another));
         first.acquire(soon).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_a_disk_that_grows_is_locked_too() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        std::fs::write(&path, [0; 16_384]).unwrap();
+        let of = |start| {
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            UseLock::new(Arc::new(file), start, 4_096, true)
+        };
+        let soon = Duration::from_millis(1);
+        let (grows, next) = (of(0), of(4_096));
+        grows.acquire(soon).unwrap();
+        next.acquire(soon).unwrap();
+        assert!(matches!(grows.set_size(8_192), Err(UseLockError::InUse)));
+        next.release().unwrap();
+        grows.set_size(8_192).unwrap();
+        assert!(next.acquire(soon).is_err());
+        grows.release().unwrap();
+        next.acquire(soon).unwrap();
+        assert!(grows.acquire(soon).is_err(), "it has its new size at the next use too");
+        grows.set_size(4_096).unwrap();
+        grows.acquire(soon).unwrap();
+        next.release().unwrap();
+        grows.set_size(8_192).unwrap();
+        grows.set_size(4_096).unwrap();
+        next.acquire(soon).unwrap();
     }
 }

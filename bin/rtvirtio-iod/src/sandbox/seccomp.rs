@@ -236,8 +236,8 @@ fn filters(role: Role, log: bool, pins: bool) -> anyhow::Result<Vec<BpfProgram>>
         let filter = vec![rule(2, SeccompCmpOp::Eq, libc::SO_ATTACH_FILTER as u64)?];
         rules.insert(libc::SYS_setsockopt, filter);
     }
-    if matches!(role, Role::VhostUser | Role::Spawner) {
-        // The lock of a disk that moves with its guest.
+    if matches!(role, Role::VhostUser | Role::Spawner | Role::Control) {
+        // The lock of a disk that moves with its guest, and that of its new end when it grows.
         rules.entry(libc::SYS_fcntl).or_default().push(rule(1, SeccompCmpOp::Eq, libc::F_OFD_SETLK as u64)?);
     }
     if role == Role::Spawner {

@@ -122,8 +122,9 @@ pub enum QueueCommand {
     Disconnect {
         /// Index of the VM.
         vm: VmId,
-        /// Sent when no request of the VM is in flight.
-        reply: SyncSender<()>,
+        /// Sent when no request of the VM is in flight. `None` leaves a thread waiting that waits
+        /// for that already.
+        reply: Option<SyncSender<()>>,
     },
 }
 

@@ -58,6 +58,8 @@ pub struct EventLoop {
     poll: AdaptivePoll,
     /// Requests of a VM wait for room.
     has_held: bool,
+    /// A queue stops as soon as its requests are completed.
+    has_stopping: bool,
     /// Writer of the running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
@@ -135,6 +137,7 @@ impl EventLoop {
             regulator_lateness: LatencyRecorder::default(),
             poll: AdaptivePoll::new(poll),
             has_held: false,
+            has_stopping: false,
             trace: None,
             quit: false,
         };
@@ -148,6 +151,7 @@ impl EventLoop {
     /// Runs one round; sleeps only without work.
     fn run_once(&mut self) -> io::Result<()> {
         let fetched = self.fetch();
+        self.retire_drained()?;
         let retry = self.try_held()?;
         let wake = self.dispatch()?.min(retry);
         self.notify_guests()?;

@@ -141,6 +141,9 @@ impl Vring {
         let next =
             if inflight.is_some() && lost == 0 { used.wrapping_add(resubmit.len() as u16) } else { base };
         queue.set_next_avail(next);
+        // A process that was killed may have put a completion into the ring and not into the log.
+        let ring_bytes = 6 + 8 * usize::from(size);
+        mem.mark_written(GuestAddress(queue.used_ring()), ring_bytes);
         Ok(Self {
             queue,
             mem,
@@ -261,6 +264,23 @@ impl Vring {
 
     /// Whether the queue may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
-        self.active && !self.broken && self.stopping.is_none()
+        self.active && !self.broken && (self.stopping.is_none() || self.ends_recovery())
+    }
+
+    /// Whether it stops for a guest that goes on elsewhere: a live migration does not take the
+    /// memory of requests in flight along.
+    pub fn moves(&self) -> bool {
+        self.stops_for_good && self.mem.is_logged()
+    }
+
+    /// Whether it stops, and before that serves what the previous process has fetched: the guest
+    /// moves.
+    pub fn ends_recovery(&self) -> bool {
+        self.stopping.is_some() && self.moves() && !self.resubmit.is_empty()
+    }
+
+    /// Whether a stop has nothing to wait for.
+    pub fn is_drained(&self) -> bool {
+        self.outstanding == 0 && (self.broken || !self.ends_recovery())
     }
 }

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
@@ -46,7 +46,12 @@ pub enum LogError {
 
 /// A log that a front end shares.
 #[derive(Debug)]
-pub struct LogMemory(Mapping);
+pub struct LogMemory {
+    bytes: Mapping,
+    /// A bit of each page of the log in which this process has marked something: the others may be
+    /// holes of the file, which a read would fill.
+    marked: Box<[AtomicU64]>,
+}
 
 impl LogMemory {
     /// Maps a log, under the conditions of guest memory: one that is not trusted cannot be
@@ -66,7 +71,8 @@ impl LogMemory {
         }
         let extent = Extent { base: 0, size, offset, page };
         let mapping = Mapping::new(Some(file), extent, trust != Trust::None, Claims::default());
-        mapping.map(Self).map_err(fail)
+        let marked = (0..size.div_ceil(64 * PAGE)).map(|_| AtomicU64::new(0)).collect();
+        mapping.map(|bytes| Self { bytes, marked }).map_err(fail)
     }
 
     /// Refuses a log without bits for a part of the memory.
@@ -74,13 +80,13 @@ impl LogMemory {
     /// # Errors
     /// [`LogError::Covers`].
     pub fn check_covers(&self, mem: &GuestMem) -> Result<(), LogError> {
-        let (log, needed) = (self.0.len() as u64, mem.end().div_ceil(BYTE_COVERS));
+        let (log, needed) = (self.bytes.len() as u64, mem.end().div_ceil(BYTE_COVERS));
         if log < needed { Err(LogError::Covers { log, needed }) } else { Ok(()) }
     }
 
     /// Whether the log was taken away, so that marks are lost.
     fn is_lost(&self) -> bool {
-        self.0.is_lost()
+        self.bytes.is_lost()
     }
 
     /// Marks the pages of `len` bytes at a guest address. The front end clears bits meanwhile, and
@@ -93,11 +99,45 @@ impl LogMemory {
             let to = last.min(byte * 8 + 7) % 8;
             let bits = (0xff_u8 << from) & (0xff_u8 >> (7 - to));
             // Beyond the log there is no memory: it was checked to cover all.
-            let Some(at) = usize::try_from(byte).ok().and_then(|byte| self.0.at(byte)) else { return };
+            let Some(at) = usize::try_from(byte).ok().and_then(|byte| self.bytes.at(byte)) else { return };
+            self.note_marked(byte);
             // SAFETY: a byte of the mapping, which lives as long as `self`, and which this process
             // reaches by atomic accesses only.
             // Also where the bit is set already: the order makes the data visible before it.
             unsafe { AtomicU8::from_ptr(at) }.fetch_or(bits, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes that a byte of the log has marks of this process.
+    fn note_marked(&self, byte: u64) {
+        let (page, bit) = (byte / PAGE, 1_u64 << (byte / PAGE % 64));
+        let Some(word) = self.marked.get((page / 64) as usize) else { return };
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Marks what is marked in a log that was in use before, and in which nobody marks any more. A
+    /// front end that stops and starts its queues may have given that one up before it shares this
+    /// one, and the queues have written in between.
+    pub fn add_marks_of(&self, before: &Self) {
+        let has_marks = |page: &u64| {
+            let word = before.marked.get((page / 64) as usize);
+            word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % 64) & 1 == 1)
+        };
+        for page in (0..before.marked.len() as u64 * 64).filter(has_marks) {
+            for byte in page * PAGE..(page + 1) * PAGE {
+                let at = |log: &Self| usize::try_from(byte).ok().and_then(|byte| log.bytes.at(byte));
+                let (Some(from), Some(to)) = (at(before), at(self)) else { break };
+                // SAFETY: bytes of the mappings, which live as long as both logs, and which this
+                // process reaches by atomic accesses only.
+                let (from, to) = unsafe { (AtomicU8::from_ptr(from), AtomicU8::from_ptr(to)) };
+                let bits = from.load(Ordering::SeqCst);
+                if bits != 0 {
+                    self.note_marked(byte);
+                    to.fetch_or(bits, Ordering::SeqCst);
+                }
+            }
         }
     }
 }

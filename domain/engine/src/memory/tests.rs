@@ -1,3 +1,5 @@
+use std::os::unix::fs::FileExt as _;
+
 use vm_memory::Bytes;
 
 use super::*;
@@ -310,4 +312,27 @@ fn the_addresses_that_one_vm_may_take_have_a_limit() {
     drop(first);
     drop(second.with_region(&at(TIB, 16 * TIB, 0), &file, Trust::None).unwrap());
     drop(map(24 * TIB).unwrap());
+}
+
+/// Pages that this process has marked in a log are marked in the one that replaces it.
+#[test]
+fn marks_of_a_replaced_log_are_kept() {
+    let files = [memfd(true), memfd(true)];
+    let map = |file: &File, size| Arc::new(LogMemory::map(file, size, 0, Trust::None).unwrap());
+    let new = map(&files[1], 1 << 19);
+    let log = DirtyLog::default();
+    assert!(log.replace(Some(map(&files[0], 1 << 20))).is_none());
+    // The last one is beyond the new log.
+    for address in [5 * PAGE, (1 << 27) + PAGE, 20 << 30] {
+        log.mark(address, 1);
+    }
+    // Of another process, in a part without marks of this one.
+    files[0].write_all_at(&[1], 8_192).unwrap();
+    let old = log.replace(Some(Arc::clone(&new))).unwrap();
+    log.mark(6 * PAGE, 1);
+    new.add_marks_of(&old);
+    let mut bytes = vec![0_u8; 1 << 20];
+    files[1].read_exact_at(&mut bytes, 0).unwrap();
+    let marked: Vec<(usize, u8)> = bytes.into_iter().enumerate().filter(|(_, bits)| *bits != 0).collect();
+    assert_eq!(marked, [(0, 0b110_0000), (4_096, 0b10)]);
 }

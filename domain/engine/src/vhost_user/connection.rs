@@ -145,7 +145,7 @@ impl<C: From<QueueCommand>> Drop for Connection<C> {
         // Requests without a completion are in the in-flight memory; nothing is completed without a
         // connection.
         let vm = self.device.vm;
-        let is_idle = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply }).is_ok();
+        let is_idle = self.engine.ask(|reply| QueueCommand::Disconnect { vm, reply: Some(reply) }).is_ok();
         self.in_use.store(false, Ordering::Relaxed);
         if is_idle {
             self.release_disk();

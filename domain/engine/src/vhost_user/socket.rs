@@ -115,9 +115,9 @@ impl<C: From<QueueCommand>> Socket<C> {
             let _ = rustix::net::shutdown(&*stream, Shutdown::Both);
         }
         // A thread may wait for a queue to stop, which takes as long as the guest's requests: they
-        // are cancelled, and QEMU keeps them in flight.
-        let (reply, _) = std::sync::mpsc::sync_channel(1);
-        let _ = self.engine.send(QueueCommand::Disconnect { vm: self.device.vm, reply });
+        // are cancelled, and QEMU keeps them in flight. A thread that waits for the last of them
+        // waits on.
+        let _ = self.engine.send(QueueCommand::Disconnect { vm: self.device.vm, reply: None });
         // Wakes a thread that waits for a connection, also when the socket's name was removed.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         self.wake.wake();

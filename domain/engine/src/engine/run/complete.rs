@@ -162,7 +162,7 @@ impl EventLoop {
         if let Some(vring) = vring.filter(|v| v.generation == generation) {
             put_used(vring);
             vring.outstanding -= 1;
-            stopped = vring.outstanding == 0 && vring.stopping.is_some();
+            stopped = vring.stopping.is_some() && vring.is_drained();
         }
         if stopped {
             self.retire_vring(i, queue)?;

@@ -15,6 +15,7 @@ use crate::engine::command::{
 use crate::engine::poll::AdaptivePoll;
 use crate::engine::queue_host::QueueHost;
 use crate::engine::queue_id::QueueId;
+use crate::engine::vring::Vring;
 
 /// Limits of the commands in one round, number and time: all guests wait for them.
 const COMMAND_BATCH: usize = 16;
@@ -128,13 +129,32 @@ impl EventLoop {
             }
             Some(vring) => {
                 (vring.stopping, vring.stops_for_good) = (Some(reply), for_good);
-                if vring.outstanding == 0 {
+                if vring.is_drained() {
                     return self.retire_vring(vm, queue);
                 }
             }
         }
+        self.has_stopping = true;
         self.release_held(time, vm, queue)?;
         self.complete_discards(time, vm)
+    }
+
+    /// Ends queues that stop and whose last requests were answered without the device.
+    pub(super) fn retire_drained(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.has_stopping) {
+            return Ok(());
+        }
+        for vm in self.vms.indices() {
+            for queue in self.vms[vm].slots.indices() {
+                let vring = self.vms[vm].slots[queue].vring.as_ref();
+                match vring.filter(|vring| vring.stopping.is_some()).map(Vring::is_drained) {
+                    Some(true) => self.retire_vring(vm, queue)?,
+                    Some(false) => self.has_stopping = true,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Discards are hints, and paced ones may take hours: those in the backlog of a stopping VM
@@ -149,7 +169,7 @@ impl EventLoop {
     }
 
     /// Cancels the backlog. Pieces in flight end without a completion, because the queues are gone.
-    fn disconnect(&mut self, time: Nanos, vm: VmId, reply: SyncSender<()>) -> io::Result<()> {
+    fn disconnect(&mut self, time: Nanos, vm: VmId, reply: Option<SyncSender<()>>) -> io::Result<()> {
         let Some(v) = self.vms.get_mut(vm) else { return Ok(()) };
         let requests = &mut v.requests;
         self.scheduler.cancel_backlog(time, vm, |r| requests.release(r.tag as u32));
@@ -161,7 +181,9 @@ impl EventLoop {
             self.cancel_call_write(vm, queue)?;
         }
         self.vms[vm].deferred = false;
-        self.vms[vm].disconnect_reply = Some(reply);
+        if reply.is_some() {
+            self.vms[vm].disconnect_reply = reply;
+        }
         self.reply_to_disconnect(vm);
         Ok(())
     }

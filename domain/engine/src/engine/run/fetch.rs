@@ -145,7 +145,10 @@ impl EventLoop {
                 trace.record(TraceEvent { refused: Some(reason), status, arrival: time, ..of });
             }
         };
-        while fetched.chains < FETCH_BATCH && fetched.immediate < immediate && !vring.broken && now() < until
+        while fetched.chains < FETCH_BATCH
+            && fetched.immediate < immediate
+            && vring.needs_fetch()
+            && now() < until
         {
             let Some((slot, request)) = requests.first_free() else {
                 // The table is full: fetching resumes at a completion.

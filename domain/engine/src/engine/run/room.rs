@@ -25,6 +25,9 @@ impl EventLoop {
         if vring.stopping.is_some() {
             return self.leave_inflight(i, scheduled.tag);
         }
+        if vm.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::ends_recovery) {
+            return Ok(false);
+        }
         let has_waited = request.arrived.is_some();
         request.retry(scheduled.arrival);
         if vm.room.add(time, scheduled, has_waited) {
@@ -72,11 +75,17 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Ends the waiting requests of a queue that stops.
+    /// Ends the waiting requests of a queue that stops. All of its VM's where they may take the
+    /// places of those that the queue serves before: a stop does not wait for room.
     pub(super) fn release_held(&mut self, time: Nanos, i: VmId, queue: QueueId) -> io::Result<()> {
         let vm = &mut self.vms[i];
+        let vring = vm.slots.get(queue).and_then(|s| s.vring.as_ref());
+        let of_all = vring.is_some_and(Vring::ends_recovery);
         let requests = &mut vm.requests;
-        let is_of = |r: &Request| requests.get(r.tag as u32).is_none_or(|request| request.queue == queue);
+        let is_of = |r: &Request| {
+            let request = requests.get(r.tag as u32);
+            of_all || request.is_none_or(|request| request.queue == queue)
+        };
         for request in vm.room.take(is_of) {
             if !self.leave_inflight(i, request.tag)? {
                 // No later start of the queue would complete it.
@@ -89,17 +98,16 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Ends a request without an answer, where its queue has memory of requests in flight: the next
-    /// start of the queue takes it from there. `false` where there is no such memory, and in a live
-    /// migration, which does not take that memory along.
+    /// Ends a request without an answer, where its queue stops and has memory of requests in flight:
+    /// the next start of the queue takes it from there. `false` where there is no such memory, and
+    /// in a live migration, which does not take that memory along.
     fn leave_inflight(&mut self, i: VmId, tag: u64) -> io::Result<bool> {
         let vm = &mut self.vms[i];
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
         let (queue, generation) = (request.queue, request.generation);
         let vring = vm.slots.get(queue).and_then(|s| s.vring.as_ref());
-        let moves = |v: &Vring| v.stops_for_good && v.mem.is_logged();
-        let keeps = |v: &Vring| v.generation == generation && v.inflight.is_some() && !moves(v);
-        if !vring.is_some_and(keeps) {
+        let vring = vring.filter(|v| v.generation == generation && v.stopping.is_some());
+        if !vring.is_some_and(|v| v.inflight.is_some() && !v.moves()) {
             return Ok(false);
         }
         vm.requests.release(tag as u32);

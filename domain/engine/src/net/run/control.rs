@@ -118,7 +118,7 @@ impl NetLoop {
         }
     }
 
-    fn disconnect(&mut self, vm: VmId, reply: SyncSender<()>) -> io::Result<()> {
+    fn disconnect(&mut self, vm: VmId, reply: Option<SyncSender<()>>) -> io::Result<()> {
         if vm >= self.ports.next_idx() {
             return Ok(());
         }
@@ -127,7 +127,9 @@ impl NetLoop {
             self.ports[vm].slots[usize::from(queue)].pending = None;
             self.cancel_call_write(vm, queue)?;
         }
-        self.ports[vm].disconnect_reply = Some(reply);
+        if reply.is_some() {
+            self.ports[vm].disconnect_reply = reply;
+        }
         self.reply_to_disconnect(vm);
         Ok(())
     }

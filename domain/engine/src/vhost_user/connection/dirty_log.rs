@@ -115,7 +115,8 @@ impl<C: From<QueueCommand>> Connection<C> {
         is_asked && self.log.memory.is_some()
     }
 
-    /// Puts the log in place that is to be used. Every write before the reply is in the old one.
+    /// Puts the log in place that is to be used. Every write before the reply is in the old one,
+    /// and in the new one if there are both.
     fn replace_log(&mut self) -> Result<()> {
         let wants_log = self.wants_log();
         // The memory may have grown while the log was off.
@@ -124,9 +125,12 @@ impl<C: From<QueueCommand>> Connection<C> {
         }
         self.log.is_on = wants_log;
         let memory = self.log.memory.clone().filter(|_| self.log.is_on);
-        let old = self.log.in_use.replace(memory);
+        let old = self.log.in_use.replace(memory.clone());
         let vm = self.device.vm;
         let passed = self.engine.ask(|reply| QueueCommand::Barrier { vm, reply });
+        if let (Some(new), Some(old)) = (&memory, &old) {
+            new.add_marks_of(old);
+        }
         // Unmapped by this thread, which serves one VM.
         drop(old);
         passed.map_err(|e| log_and_reject(&self.device.name, "engine", e))
