@@ -281,10 +281,7 @@ fn invalid_logs_are_refused() {
         mmap_offset: offset,
         ..log.region()
     };
-    let of_disk = VhostUserDirtyLogRegion {
-        mmap_handle: disk.as_raw_fd(),
-        ..region(&full, 4_096, 0)
-    };
+    let of_disk = VhostUserDirtyLogRegion { mmap_handle: disk.as_raw_fd(), ..region(&full, 4_096, 0) };
     for (why, log) in [
         ("too few bits", region(&full, 32, 0)),
         ("no bits", region(&full, 0, 0)),

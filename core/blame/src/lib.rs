@@ -315,14 +315,23 @@ impl Facts {
         self.device.as_ref().is_some_and(|device| device.waited < lost / 2.0)
     }
 
+    /// Most time that the task's own requests spent in standstills, in seconds: these say nothing of
+    /// how long the device takes else.
+    fn stood_still(&self) -> f64 {
+        let depth = f64::from(self.depth.unwrap_or(1).max(1));
+        self.standstills().map_or(0.0, |stops| stops.total.0 as f64 / 1e9 * depth)
+    }
+
     /// Whether the device is where requests wait.
     fn is_at_device(&self) -> bool {
+        let stood = self.stood_still();
+        let mean_of = |waited: f64, requests: f64| (waited - stood).max(0.0) / requests;
         self.late.saturating_mul(2) >= self.n.max(1)
             && self.device.as_ref().filter(|device| device.requests >= 1.0).is_some_and(|device| {
-                let mean = device.waited / device.requests;
+                let mean = mean_of(device.waited, device.requests);
                 // Its own requests may take longer or shorter than those of all VMs.
                 let own = self.below.filter(|below| below.requests >= 1.0);
-                let own = own.map_or(mean, |below| below.waited / below.requests);
+                let own = own.map_or(mean, |below| mean_of(below.waited, below.requests));
                 let each = self.depth.filter(|_| self.rate > 0.0).map(|depth| f64::from(depth) / self.rate);
                 let is_full = each.is_some_and(|each| mean.min(own) >= each / 2.0);
                 // A backlog makes latencies longer than what the device takes.
@@ -351,7 +360,7 @@ impl Facts {
             let is_known = !below.is_mixed || (in_flight >= MANY && self.depth.is_some() && of >= NAMED);
             // A thread that waits for a CPU delays all that are in flight.
             let for_cpus = (self.ready? + self.stolen_of_one()?) * self.seconds * in_flight.max(1.0);
-            is_known.then_some((below.requests, below.waited - for_cpus))
+            is_known.then_some((below.requests, below.waited - for_cpus - self.stood_still()))
         };
         spent().filter(|_| self.late > 0).is_some_and(|(requests, waited)| match self.depth {
             // Each of the task's places was taken while it was late, and by the others for at most

@@ -47,8 +47,7 @@ fn engine(file: File) -> Engine {
 /// A guest's memory with one read of 4 KiB in its available ring.
 fn guest_with_a_read() -> GuestMem {
     let mem = GuestMem::anonymous(&[(GuestAddress(0), 1 << 16)]).unwrap();
-    let descriptors: [(u64, u32, u16, u16); 3] =
-        [(HEADER, 16, 1, 1), (DATA, 4_096, 3, 2), (STATUS, 1, 2, 0)];
+    let descriptors: [(u64, u32, u16, u16); 3] = [(HEADER, 16, 1, 1), (DATA, 4_096, 3, 2), (STATUS, 1, 2, 0)];
     for (i, (address, len, flags, next)) in (0..).zip(descriptors) {
         let at = 16 * i;
         mem.write_obj(address, GuestAddress(at)).unwrap();
