@@ -174,11 +174,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     }
     // The trials subtract the host's own stalls; the proof does not.
     let missed = missed(&proof, &given_up);
-    if let Some(reason) = unmet(&plan, undone.as_deref(), missed) {
-        let (sacrificed, conflict, relaxation) = (Vec::new(), Vec::new(), Vec::new());
-        plan.feasible = false;
-        plan.infeasible.get_or_insert(Infeasible { sacrificed, conflict, relaxation, reason });
-    }
+    note_unmet(&mut plan, undone.as_deref(), missed);
     // Settings that do not reach the goal do not stay in force.
     let in_force = missed == 0 && !options.put_back && undone.is_none();
     if !in_force {
@@ -337,6 +333,14 @@ fn missed(run: &Run, given_up: &[String]) -> usize {
     run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
 }
 
+/// Records in a plan that it is not known to meet all targets.
+fn note_unmet(plan: &mut Plan, undone: Option<&str>, missed: usize) {
+    let Some(reason) = unmet(plan, undone, missed) else { return };
+    let (sacrificed, conflict, relaxation) = (Vec::new(), Vec::new(), Vec::new());
+    plan.feasible = false;
+    plan.infeasible.get_or_insert(Infeasible { sacrificed, conflict, relaxation, reason });
+}
+
 /// Reason why a plan is not known to meet all targets, for those who apply it later: `undone` is what
 /// another program did to the settings, `missed` the number of targets that the last run missed.
 fn unmet(plan: &Plan, undone: Option<&str>, missed: usize) -> Option<String> {
@@ -395,6 +399,9 @@ mod tests {
         assert!(unmet(&good, Some("changed"), 0).unwrap().ends_with(": changed"));
         let open = Plan { feasible: false, ..good };
         assert!(unmet(&open, None, 0).unwrap().contains("too few trials"));
+        let mut missed = by_hand().devices.remove(0).plan;
+        note_unmet(&mut missed, None, 1);
+        assert!(!missed.feasible && HostPlan::of_one(missed).reasons()[0].contains("missed 1"));
     }
 
     #[test]
