@@ -4,6 +4,7 @@
 //! devices is not tagged and not limited, so of a VM's I/O only the copies made by its threads
 //! count. Accuracy of Intel's throttle: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
 
+use rtvirtio_text::shell_word;
 use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
@@ -166,7 +167,7 @@ pub(super) fn schemata(
     };
     let path = format!("{}/schemata", place.group);
     compiled = compiled
-        .set(Setting::Command { line: format!("mkdir -p {}", place.group) })
+        .set(Setting::Command { line: format!("mkdir -p {}", shell_word(&place.group)) })
         .set(Setting::File { path: path.clone(), text: line("MB", &place.memory_domains, &value) });
     if let Some(cache) = place.cache {
         let Some(mask) = cache.mask() else {
