@@ -341,8 +341,9 @@ fn note_unmet(plan: &mut Plan, undone: Option<&str>, missed: usize) {
     plan.infeasible.get_or_insert(Infeasible { sacrificed, conflict, relaxation, reason });
 }
 
-/// Reason why a plan is not known to meet all targets, for those who apply it later: `undone` is what
-/// another program did to the settings, `missed` the number of targets that the last run missed.
+/// Reason why a plan is not known to meet all targets, for those who apply it later: `undone` is
+/// what another program did to the settings, `missed` the number of targets that the last run
+/// missed.
 fn unmet(plan: &Plan, undone: Option<&str>, missed: usize) -> Option<String> {
     match (undone, missed) {
         (Some(why), _) => Some(format!("{NOT_PROVED}: {why}")),

@@ -106,12 +106,7 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforc
         remedy,
     };
     match *control {
-        MemoryControl::Percent { full: None, .. } => Err(CompileError::Missing {
-            actuator,
-            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
-                .to_owned(),
-        }),
-        MemoryControl::Percent { least, step, full: Some(full), mpam } => {
+        MemoryControl::Percent { least, step, full: Some(full), mpam } if full > 0.0 => {
             let step = step.max(1);
             let percent = ((rate / full * 100.0) as u32).min(100) / step * step;
             if percent < least {
@@ -121,6 +116,11 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforc
             let worth = if mpam { Enforcement::Cap } else { Enforcement::Hint };
             Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
         }
+        MemoryControl::Percent { .. } => Err(CompileError::Missing {
+            actuator,
+            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
+                .to_owned(),
+        }),
         MemoryControl::EighthGb { most } => {
             let units = (rate / EIGHTH_GB) as u32;
             if units == 0 || units > most {

@@ -242,8 +242,11 @@ fn schemata_have_the_units_of_their_maker() {
     assert!(lines(&mpam)[1].contains("MB:0=26;1=26") && mpam.worth == Enforcement::Cap);
     let mbps = of(MemoryControl::MibPerSecond).unwrap();
     assert!(lines(&mbps)[1].contains("MB:0=2479;1=2479") && mbps.worth == Enforcement::Hint);
-    let unknown = of(MemoryControl::Percent { least: 10, step: 10, full: None, mpam: false }).unwrap_err();
-    assert!(unknown.to_string().contains("--full-bandwidth"), "{unknown}");
+    // Of no bandwidth at all every rate would be 100 %.
+    for full in [None, Some(0.0), Some(f64::NAN)] {
+        let unknown = of(MemoryControl::Percent { least: 10, step: 10, full, mpam: true }).unwrap_err();
+        assert!(unknown.to_string().contains("--full-bandwidth"), "{unknown}");
+    }
     let least = of(MemoryControl::Percent { least: 10, step: 10, full: Some(1e11), mpam: false });
     assert!(matches!(least, Err(CompileError::Range { .. })), "{least:?}");
     let none = ResctrlPlace {
