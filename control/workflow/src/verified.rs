@@ -54,8 +54,6 @@ pub struct ActiveSettings {
     is_part: bool,
     /// Process that applied what is in force of `rtvirtio apply`.
     applied_by: Option<u32>,
-    /// VMs of which the service has settings in force.
-    contracts: Vec<String>,
 }
 
 impl ActiveSettings {
@@ -79,12 +77,13 @@ impl ActiveSettings {
             }
         }
         let any = applied.is_some() || scope_files::any_in_force(dirs)? || domain::status(dirs).is_some();
-        let (applied_by, contracts) = (applied.map(|status| status.pid), scope_files::vms(dirs)?);
-        Ok(Self { any, plan, held, ended, gaps, is_part, applied_by, contracts })
+        let applied_by = applied.map(|status| status.pid);
+        Ok(Self { any, plan, held, ended, gaps, is_part, applied_by })
     }
 
     /// Sentence on settings that have changed since they were found, or may have; `None` where they
-    /// are the same. A change that was undone since is not seen.
+    /// are the same. A change that was undone since is not seen, nor a contract of one VM of
+    /// several.
     #[must_use]
     pub fn changed(&self, dirs: &Dirs) -> Option<String> {
         match Self::find(dirs) {
@@ -101,7 +100,7 @@ impl ActiveSettings {
 
     fn is_same(&self, before: &Self) -> bool {
         let since = |of: &Self| of.held.as_ref().map(|held| held.since.clone());
-        let journals = |of: &Self| (of.any, of.applied_by, of.contracts.clone(), since(of));
+        let journals = |of: &Self| (of.any, of.applied_by, since(of));
         let state = |of: &Self| (of.is_part, of.ended.clone(), of.gaps.clone());
         self.plan == before.plan && journals(self) == journals(before) && state(self) == state(before)
     }
