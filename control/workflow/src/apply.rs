@@ -37,6 +37,8 @@ use crate::site::Site;
 use crate::started::{self, StartedVm};
 use crate::traffic;
 
+mod taken;
+
 /// Options of a plan that is made because none is given.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanWith<'a> {
@@ -281,7 +283,8 @@ pub fn resolve(
     let (mut of_vms, mut held, mut probe) = (Vec::new(), Vec::new(), None);
     if let Some(admitted) = admitted {
         probe = Some(admitted.probe.clone());
-        (of_vms, held) = contracts::writes(admitted, &vms, progress)?;
+        let taken = room.cpus_taken(&admitted, dirs)?;
+        (of_vms, held) = contracts::writes(admitted, &vms, &taken, progress)?;
     }
     match wanted {
         Wanted::All { .. } | Wanted::Traffic { .. } => traffic::name_unset(host.vms().iter(), progress),
@@ -329,7 +332,8 @@ pub fn check_replacing(
     let contracted = admitted.as_ref().map_or(&[][..], |admitted| &admitted.contracts);
     vms.retain(|vm| disk || contracted.iter().any(|one| one.vm == vm.name));
     if let Some(admitted) = &admitted {
-        contracts::check_cpus(admitted, &vms, &own.state, progress)?;
+        let taken = Room::OwnAndHost.cpus_taken(admitted, dirs)?;
+        contracts::check_cpus(admitted, &vms, &own.state, &taken, progress)?;
     }
     holders::refuse(&started(vms.iter(), progress)?, holder, dirs)?;
     Ok(contracted.len())

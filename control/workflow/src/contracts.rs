@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Partition, Probe, Settings,
-    UrgencyRange, admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
+    Setup, UrgencyRange, admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
-use crate::host::kernel_release;
+use crate::host::{cpu_model, kernel_release};
 use crate::progress::Progress;
 use crate::started;
 
@@ -208,7 +208,7 @@ fn profile_of(vm: &Vm, files: &[String], dirs: &Dirs, progress: &dyn Progress) -
         );
     }
     let profile = CpuProfile::load(&path)?;
-    let (setup, kernel) = (&profile.setup, kernel_release());
+    let setup = &profile.setup;
     if setup.vm != vm.name && named.is_none() {
         bail!(NotMeasured, "{} is the profile of another VM, {}", path.display(), setup.vm);
     }
@@ -220,13 +220,21 @@ fn profile_of(vm: &Vm, files: &[String], dirs: &Dirs, progress: &dyn Progress) -
             vm.name
         );
     }
-    if setup.kernel != kernel {
-        progress.warn(&format!(
-            "vm {}: its CPU profile is of kernel {}, this is {kernel}: measure again",
-            vm.name, setup.kernel
-        ));
-    }
+    let kernel = kernel_release();
+    of_another_host(&vm.name, setup, (&kernel, cpu_model())).iter().for_each(|line| progress.warn(line));
     Ok(profile)
+}
+
+/// Warnings on a profile that was measured on another kernel than this one, or on CPUs of another
+/// model, where the same time does other work.
+fn of_another_host(vm: &str, setup: &Setup, (kernel, model): (&str, &str)) -> Vec<String> {
+    let line = |what: &str, then: &str, now: &str| {
+        let differs =
+            || format!("vm {vm}: its CPU profile is of {what} {then}, this is {now}: measure again");
+        (then != now).then(differs)
+    };
+    let all = [line("kernel", &setup.kernel, kernel), line("CPU model", &setup.cpu_model, model)];
+    all.into_iter().flatten().collect()
 }
 
 fn order(vm: &Vm) -> Order {

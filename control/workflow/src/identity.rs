@@ -20,6 +20,25 @@ pub(crate) fn of_block(root: &Root, device: &BlockDevice) -> Result<Option<Strin
     Ok(file.map(|file| format!("the file {file}")))
 }
 
+/// Block device at a path, as it is now.
+#[derive(Debug, PartialEq, Eq)]
+enum Present {
+    /// Here, with this identity.
+    Known(String),
+    /// Here, and nothing tells it from another one.
+    Unknown,
+    /// Not here, as in a plan for another machine.
+    Absent,
+}
+
+fn at(root: &Root, path: &Path) -> Result<Present> {
+    match BlockDevice::find(root, path) {
+        Ok(found) => Ok(of_block(root, &found)?.map_or(Present::Unknown, Present::Known)),
+        Err(e) if e.is_gone() => Ok(Present::Absent),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Identity of a spec's device; for one that the lab makes, its source. `None` for a built-in twin,
 /// whose name is enough, and for a disk that is not here, as in a plan for another machine.
 pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
@@ -31,15 +50,22 @@ pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
         }
         Device::Twin { .. } => Ok(None),
         Device::File { path, .. } => Ok(Some(format!("the file {}", path.display()))),
-        Device::Path(path) => {
-            let root = Root::default();
-            match BlockDevice::find(&root, path) {
-                Ok(found) => of_block(&root, &found),
-                Err(e) if e.is_gone() => Ok(None),
-                Err(e) => Err(e.into()),
-            }
-        }
+        Device::Path(path) => Ok(match at(&Root::default(), path)? {
+            Present::Known(identity) => Some(identity),
+            Present::Unknown | Present::Absent => None,
+        }),
     }
+}
+
+/// Identity to compare with that of a profile; `None` where there is nothing to compare. A device
+/// that had one when it was measured and has none now is another one.
+fn now(device: &Device, root: &Root) -> Result<Option<String>> {
+    let Device::Path(path) = device else { return of_device(device) };
+    Ok(match at(root, path)? {
+        Present::Known(identity) => Some(identity),
+        Present::Unknown => Some("a device without an identity of its own".to_owned()),
+        Present::Absent => None,
+    })
 }
 
 /// Refuses the profile of another device that had the name before.
@@ -47,7 +73,8 @@ pub(crate) fn of_device(device: &Device) -> Result<Option<String>> {
 /// # Errors
 /// [`Kind::NotMeasured`](crate::Kind::NotMeasured) with both.
 pub(crate) fn check(device: &Device, profile: &Profile) -> Result<()> {
-    if let (Some(then), Some(now)) = (&profile.identity, of_device(device)?) {
+    let Some(then) = &profile.identity else { return Ok(()) };
+    if let Some(now) = now(device, &Root::default())? {
         let (name, command) = match device {
             Device::Path(path) => {
                 (path.display().to_string(), format!("rtvirtio profile {}", path.display()))
@@ -126,5 +153,11 @@ mod tests {
         std::os::unix::fs::symlink("../../block/loop0", class.join("loop0")).unwrap();
         let device = BlockDevice::find(&root, "loop0").unwrap();
         assert_eq!(of_block(&root, &device).unwrap().as_deref(), Some("the file /srv/a.img"));
+        let of = |name: &str| now(&Device::Path(name.into()), &root).unwrap();
+        assert_eq!(of("loop0").as_deref(), Some("the file /srv/a.img"));
+        assert_eq!(of("loop1"), None, "it is not here");
+        // Its number was given to a drive that nothing tells from another one.
+        std::fs::remove_file(dir.path().join("sys/block/loop0/loop/backing_file")).unwrap();
+        assert!(of("loop0").is_some_and(|now| now.contains("without an identity")));
     }
 }

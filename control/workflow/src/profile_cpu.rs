@@ -24,7 +24,7 @@ use crate::acting;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::find;
-use crate::host::kernel_release;
+use crate::host::{cpu_model, kernel_release};
 use crate::in_force;
 use crate::progress::Progress;
 use crate::scope_files;
@@ -275,14 +275,11 @@ fn setup(
     if !left_out.is_empty() {
         progress.step(&format!("left out: {} % ({limits})", left_out.join(", ")));
     }
-    let root = Root::default();
-    let cpuinfo = root.read("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     let vcpus = vm.threads()?.iter().filter(|t| matches!(t.role, Role::Vcpu(_))).count();
     Ok(Setup {
         vm: vm.name.clone(),
         kernel: kernel_release(),
-        cpu_model: model.map_or("unknown", |m| m.1.trim()).to_owned(),
+        cpu_model: cpu_model().to_owned(),
         cpus: probe.cpus,
         vcpus,
         backend,

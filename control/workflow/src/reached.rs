@@ -1,8 +1,10 @@
 //! Share of a run's reads that reached the device: answers from the host's memory or a hole of an
 //! image say nothing of the device.
 
+use std::path::Path;
+
 use rtvirtio_kernel::io_counters::IoCounters;
-use rtvirtio_kernel::{Cgroups, Hierarchy};
+use rtvirtio_kernel::{Cgroups, Hierarchy, Root};
 use rtvirtio_measure::workload::VmLoad;
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::Task;
@@ -23,13 +25,25 @@ struct Reads {
     bytes: f64,
 }
 
+/// Counter at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Counter {
+    /// Reads so far.
+    At(Reads),
+    /// Not there, or not yet: a group of v1 gets its counters with its first request, and one of v2
+    /// has none without the I/O controller.
+    Absent,
+    /// Not known: it could not be read.
+    Unread,
+}
+
 /// Counted reads of a VM on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct CountedReads {
-    /// Of the VM's cgroup; `None` where the kernel counts nothing there.
-    group: Option<Reads>,
-    /// Of the device, whoever reads; `None` where that cannot be read.
-    device: Option<Reads>,
+    /// Of the VM's cgroup.
+    group: Counter,
+    /// Of the device, whoever reads.
+    device: Counter,
 }
 
 /// The counters of all VMs of a run at one moment: by VM, then by device.
@@ -47,20 +61,26 @@ impl Counters {
 }
 
 fn seen(site: &Site, vm: &str) -> CountedReads {
+    let own = site.io_group(vm).filter(|cgroup| !Cgroups::is_root(cgroup));
     let dev = &site.stack.device.dev;
-    let group = site.io_group(vm).and_then(|cgroup| {
-        let (root, cgroups) = (site.root(), site.cgroups());
-        if Cgroups::is_root(cgroup) {
-            return None;
-        }
-        let found = IoCounters::read(root, cgroups, cgroup, dev).ok()?;
-        // A group of v2 without a line has had no request; on v1 nothing may be counted at all.
-        let none = (cgroups.hierarchy == Hierarchy::V2).then(IoCounters::default);
-        let io = found.or(none)?;
-        Some(Reads { requests: io.reads as f64, bytes: io.read_bytes as f64 })
-    });
+    let group = own.map_or(Counter::Absent, |cgroup| of_group(site.root(), site.cgroups(), cgroup, dev));
     let stat = site.root().read(site.stack.device.sysfs().join("stat")).ok();
-    CountedReads { group, device: stat.as_deref().and_then(of_stat) }
+    CountedReads { group, device: stat.as_deref().and_then(of_stat).map_or(Counter::Unread, Counter::At) }
+}
+
+fn of_group(root: &Root, cgroups: &Cgroups, cgroup: &Path, dev: &str) -> Counter {
+    match IoCounters::read(root, cgroups, cgroup, dev) {
+        Ok(Some(io)) => Counter::At(Reads { requests: io.reads as f64, bytes: io.read_bytes as f64 }),
+        // On v1 nothing may be counted at all.
+        Ok(None) if cgroups.hierarchy == Hierarchy::V1 => Counter::Absent,
+        // A group without a line has had no request. Without the I/O controller there is no file.
+        Ok(None) => match cgroups.dir(cgroup).and_then(|dir| root.exists(dir.join("io.stat"))) {
+            Ok(true) => Counter::At(Reads::default()),
+            Ok(false) => Counter::Absent,
+            Err(_) => Counter::Unread,
+        },
+        Err(_) => Counter::Unread,
+    }
 }
 
 /// Reads, reads that were merged with others, sectors read.
@@ -70,11 +90,14 @@ fn of_stat(text: &str) -> Option<Reads> {
     Some(Reads { requests: (done + merged) as f64, bytes: (sectors * SECTOR) as f64 })
 }
 
-/// Difference of two samples; `None` where a counter began anew.
-fn between(before: Option<Reads>, after: Option<Reads>) -> Option<Reads> {
-    let after = after?;
-    // A group of v1 gets its counters with its first request.
-    let before = before.unwrap_or_default();
+/// Difference of two samples; `None` where a counter began anew, or one of them is not known: all
+/// that was ever read would count as this run's.
+fn between(before: Counter, after: Counter) -> Option<Reads> {
+    let (before, after) = match (before, after) {
+        (Counter::At(before), Counter::At(after)) => (before, after),
+        (Counter::Absent, Counter::At(after)) => (Reads::default(), after),
+        (Counter::Unread, _) | (_, Counter::Absent | Counter::Unread) => return None,
+    };
     let past = Reads { requests: after.requests - before.requests, bytes: after.bytes - before.bytes };
     (past.requests >= 0.0 && past.bytes >= 0.0).then_some(past)
 }
@@ -200,13 +223,43 @@ mod tests {
         assert_eq!(of(None, true, true), Reached::Unknown);
     }
 
+    /// Reads that no counter of the group has are not reads that did not reach the device.
+    #[test]
+    fn a_group_without_the_io_controller_has_no_counter() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
+        put("/sys/fs/cgroup/vm.scope/cgroup.procs", "7\n");
+        let cgroups = Cgroups::detect(&root).unwrap();
+        let of = || of_group(&root, &cgroups, Path::new("/vm.scope"), "8:0");
+        assert_eq!(of(), Counter::Absent);
+        put("/sys/fs/cgroup/vm.scope/io.stat", "8:16 rbytes=1 wbytes=1 rios=1 wios=1\n");
+        assert_eq!(of(), Counter::At(Reads::default()));
+        put("/sys/fs/cgroup/vm.scope/io.stat", "8:0 rbytes=8192 wbytes=0 rios=2 wios=0\n");
+        assert_eq!(of(), Counter::At(reads(2.0, 8192.0)));
+        std::fs::remove_file(root.at("/sys/fs/cgroup/vm.scope/io.stat")).unwrap();
+        std::fs::create_dir(root.at("/sys/fs/cgroup/vm.scope/io.stat")).unwrap();
+        assert_eq!(of(), Counter::Unread, "it cannot be read");
+    }
+
     #[test]
     fn counters_are_read_and_compared() {
         let text = "  10 5 128 1 2 3 4 5 6 7 8\n";
         assert_eq!(of_stat(text), Some(reads(15.0, 65_536.0)));
         assert_eq!((of_stat("x 1 2"), of_stat("")), (None, None));
-        assert_eq!(between(None, Some(reads(3.0, 4.0))), Some(reads(3.0, 4.0)));
-        assert_eq!(between(Some(reads(9.0, 4.0)), Some(reads(3.0, 4.0))), None, "it began anew");
-        assert_eq!(between(Some(reads(9.0, 4.0)), None), None);
+        let at = |requests: f64, bytes: f64| Counter::At(reads(requests, bytes));
+        assert_eq!(between(at(1.0, 1.0), at(3.0, 4.0)), Some(reads(2.0, 3.0)));
+        assert_eq!(between(Counter::Absent, at(3.0, 4.0)), Some(reads(3.0, 4.0)));
+        assert_eq!(between(Counter::Unread, at(3.0, 4.0)), None, "what was read before is not known");
+        assert_eq!(between(at(9.0, 4.0), at(3.0, 4.0)), None, "it began anew");
+        for after in [Counter::Absent, Counter::Unread] {
+            assert_eq!(between(at(9.0, 4.0), after), None);
+        }
     }
 }

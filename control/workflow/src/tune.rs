@@ -14,13 +14,14 @@ use serde::Serialize;
 
 use crate::apply::{PlanWith, apply_plan, revert_all};
 use crate::dirs::Dirs;
-use crate::error::{Result, bail, ensure};
+use crate::error::{Result, bail, ensure, one_line};
 use crate::model_choice::ModelChoice;
 use crate::plan::{load_profile, outlook};
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::run::measure;
 use crate::site::Site;
+use crate::verified::ActiveSettings;
 
 /// Name of the scheme in results.
 const SCHEME: &str = "tuned";
@@ -30,6 +31,8 @@ const OVERHEAD: Duration = Duration::from_secs(4);
 const TRIALS_SHARE: f64 = 0.7;
 /// Late requests that a proof has room for.
 const LATE: u64 = 1;
+/// Start of the warning that the settings were not in force during all of the last run.
+const NOT_PROVED: &str = "the last run proves nothing of the settings";
 /// Longest proof, s: a task with a request an hour shall not ask for years.
 const LONGEST_PROOF: f64 = 86_400.0;
 
@@ -38,8 +41,8 @@ const LONGEST_PROOF: f64 = 86_400.0;
 pub struct Outcome {
     /// Trials in the order in which they ran.
     pub trials: Vec<TrialLine>,
-    /// The best settings found; `feasible` where the trials and the proof show that they meet all
-    /// targets.
+    /// The best settings found; `feasible` where they met all targets in the trials and the proof
+    /// missed none. Which of them it has proven is in `result`.
     pub plan: HostPlan,
     /// The last, longer run under them.
     pub result: ResultFile,
@@ -96,6 +99,8 @@ pub enum Tuned {
 /// two trials; everything is put back then, as after every other error.
 pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn Progress) -> Result<Tuned> {
     let start = Instant::now();
+    // Known before anything is in force.
+    let spec_file = std::path::absolute(options.spec_file)?;
     let budget = Duration::from_nanos(options.budget.0);
     let length = Duration::from_nanos(options.length.0);
     let profile = load_profile(&site.spec, options.with.profile, dirs)?;
@@ -162,16 +167,20 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         tuning.note(what, &tuner, &plan);
     };
     let Tuning { lines: trials, given_up, .. } = tuning;
-    let missed = missed(&proof, &given_up);
     let mut plan = plan;
+    let undone = not_as_proved(&plan, dirs);
+    if let Some(why) = &undone {
+        progress.warn(&format!("{NOT_PROVED}: {why}"));
+    }
     // The trials subtract the host's own stalls; the proof does not.
-    plan.feasible &= missed == 0;
+    let missed = missed(&proof, &given_up);
+    note_unmet(&mut plan, undone.as_deref(), missed);
     // Settings that do not reach the goal do not stay in force.
-    let in_force = missed == 0 && !options.put_back;
+    let in_force = missed == 0 && !options.put_back && undone.is_none();
     if !in_force {
         revert_all(dirs)?;
     }
-    let plan = HostPlan::of_one(plan).of_spec_file(options.spec_file)?;
+    let plan = HostPlan::of_one(plan).of_spec_file(&spec_file)?;
     let result = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![proof] };
     Ok(Tuned::Done(Box::new(Outcome { trials, plan, result, given_up, in_force })))
 }
@@ -324,6 +333,43 @@ fn missed(run: &Run, given_up: &[String]) -> usize {
     run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
 }
 
+/// Records in a plan that it is not known to meet all targets.
+fn note_unmet(plan: &mut Plan, undone: Option<&str>, missed: usize) {
+    let Some(reason) = unmet(plan, undone, missed) else { return };
+    let (sacrificed, conflict, relaxation) = (Vec::new(), Vec::new(), Vec::new());
+    plan.feasible = false;
+    plan.infeasible.get_or_insert(Infeasible { sacrificed, conflict, relaxation, reason });
+}
+
+/// Reason why a plan is not known to meet all targets, for those who apply it later: `undone` is
+/// what another program did to the settings, `missed` the number of targets that the last run
+/// missed.
+fn unmet(plan: &Plan, undone: Option<&str>, missed: usize) -> Option<String> {
+    match (undone, missed) {
+        (Some(why), _) => Some(format!("{NOT_PROVED}: {why}")),
+        (None, 0) if plan.feasible => None,
+        (None, 0) => Some("too few trials of the settings met all targets".to_owned()),
+        (None, n) => Some(format!("the last run under the settings missed {n} of the targets")),
+    }
+}
+
+/// Reason why the settings of a plan are not in force as they were applied, or not known to be:
+/// another program may have changed them during the run. `None` where they are.
+fn not_as_proved(plan: &Plan, dirs: &Dirs) -> Option<String> {
+    if plan.settings.is_empty() {
+        return None;
+    }
+    let under = match ActiveSettings::find(dirs) {
+        Ok(under) => under,
+        Err(e) => return Some(format!("whether they are in force is not known: {}", one_line(&e))),
+    };
+    let in_force = under.plan.as_ref().filter(|_| under.held.is_none()).and_then(|of| of.devices.first());
+    match in_force {
+        Some(of) if of.plan.settings == plan.settings => under.gaps.into_iter().next(),
+        _ => Some("another program has put them back".to_owned()),
+    }
+}
+
 fn observations(run: &Run) -> Vec<TrialResult> {
     run.tasks
         .iter()
@@ -339,4 +385,42 @@ fn observations(run: &Run) -> Vec<TrialResult> {
             kept: t.declared_rate.map_or(1.0, |r| t.achieved_rate.0 / r.0),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verified::tests::{applied, by_hand};
+
+    #[test]
+    fn a_plan_that_is_not_known_to_meet_its_targets_says_why() {
+        let good = by_hand().devices.remove(0).plan;
+        assert_eq!(unmet(&good, None, 0), None);
+        assert!(unmet(&good, None, 2).unwrap().contains("missed 2"));
+        assert!(unmet(&good, Some("changed"), 0).unwrap().ends_with(": changed"));
+        let open = Plan { feasible: false, ..good };
+        assert!(unmet(&open, None, 0).unwrap().contains("too few trials"));
+        let mut missed = by_hand().devices.remove(0).plan;
+        note_unmet(&mut missed, None, 1);
+        assert!(!missed.feasible && HostPlan::of_one(missed).reasons()[0].contains("missed 1"));
+    }
+
+    #[test]
+    fn settings_that_another_program_has_changed_since_are_not_proved() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let mut plan = by_hand();
+        let setting = serde_json::json!({ "knob": "host_elevator", "value": "none", "reason": "r",
+            "strength": "hint" });
+        plan.devices[0].plan.settings = vec![serde_json::from_value(setting).unwrap()];
+        let (dirs, knob) = applied(dir.path(), &plan);
+        let of = &plan.devices[0].plan;
+        assert_eq!(not_as_proved(of, &dirs), None);
+        std::fs::write(&knob, "3").unwrap();
+        assert!(not_as_proved(of, &dirs).unwrap().contains("the knob"));
+        std::fs::write(&knob, "2").unwrap();
+        revert_all(&dirs).unwrap();
+        assert!(not_as_proved(of, &dirs).unwrap().contains("put them back"));
+        let nothing = Plan { settings: Vec::new(), ..of.clone() };
+        assert_eq!(not_as_proved(&nothing, &dirs), None, "then nothing is in force");
+    }
 }

@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use rtvirtio_apply::StateDir;
+use rtvirtio_apply::{KnobState, KnobStatus, Machine, StateDir, Status};
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::{ResultFile, Run, TaskResult};
 use rtvirtio_planner::{Plan, scheme_name};
 use rtvirtio_spec::Device;
@@ -12,15 +13,18 @@ use serde::{Deserialize, Serialize};
 use crate::dirs::{Dirs, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 use crate::files::generated;
+use crate::guests::GuestAgents;
 use crate::plan_file::HostPlan;
 use crate::service_plan::{self, ServicePlan};
 use crate::started::{self, StartedVm};
-use crate::{domain, in_force, scope_files};
+use crate::{domain, in_force, interrupts, scope_files};
 
 /// File of the last verification without settings of ours, in the state directory.
 pub const FILE: &str = "as-found.json";
 /// Version of the file's form.
 const SCHEMA: &str = "rtvirtio.as-found.v1";
+/// Settings that a sentence names at most.
+const MOST_NAMED: usize = 3;
 
 /// A verification under the settings found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,8 +48,12 @@ pub struct ActiveSettings {
     pub held: Option<ServicePlan>,
     /// VMs that `rtvirtio apply` acted on and that have ended since: a later start has none of it.
     pub ended: Vec<StartedVm>,
+    /// Sentences on settings that are not as they were applied, or not known to be.
+    pub gaps: Vec<String>,
     /// Whether a VM of the plan has ended since, so that it acts in part.
     is_part: bool,
+    /// Process that applied what is in force of `rtvirtio apply`.
+    applied_by: Option<u32>,
 }
 
 impl ActiveSettings {
@@ -60,10 +68,41 @@ impl ActiveSettings {
         let held = if own.is_none() { service_plan::find(dirs)? } else { None };
         let is_part = !ended.is_empty() || (held.is_some() && !service_plan::ended(dirs)?.is_empty());
         let plan = if held.is_some() { service_plan::plan(dirs)? } else { own };
-        let any = in_force::applied_by(dirs)?.is_some()
-            || scope_files::any_in_force(dirs)?
-            || domain::status(dirs).is_some();
-        Ok(Self { any, plan, held, ended, is_part })
+        let applied = compared(dirs)?;
+        let mut gaps: Vec<String> = applied.iter().flat_map(not_as_applied).collect();
+        if held.is_some() {
+            match compared(&Dirs { state: dirs.held_plan(), run: dirs.run.clone() }) {
+                Ok(status) => gaps.extend(status.iter().flat_map(not_as_applied)),
+                Err(e) => gaps.push(format!("whether the held plan is in force is not known: {e:#}")),
+            }
+        }
+        let any = applied.is_some() || scope_files::any_in_force(dirs)? || domain::status(dirs).is_some();
+        let applied_by = applied.map(|status| status.pid);
+        Ok(Self { any, plan, held, ended, gaps, is_part, applied_by })
+    }
+
+    /// Sentence on settings that have changed since they were found, or may have; `None` where they
+    /// are the same. A change that was undone since is not seen, nor a contract of one VM of
+    /// several.
+    #[must_use]
+    pub fn changed(&self, dirs: &Dirs) -> Option<String> {
+        match Self::find(dirs) {
+            Ok(now) if now.is_same(self) => None,
+            Ok(now) => Some(format!(
+                "the settings were changed during the measurement, so it proves nothing of them: now it is {}",
+                scheme_name(&now.scheme())
+            )),
+            Err(e) => {
+                Some(format!("whether the settings were changed during the measurement is not known: {e:#}"))
+            }
+        }
+    }
+
+    fn is_same(&self, before: &Self) -> bool {
+        let since = |of: &Self| of.held.as_ref().map(|held| held.since.clone());
+        let journals = |of: &Self| (of.any, of.applied_by, since(of));
+        let state = |of: &Self| (of.is_part, of.ended.clone(), of.gaps.clone());
+        self.plan == before.plan && journals(self) == journals(before) && state(self) == state(before)
     }
 
     /// The plan of a device that the service holds; else the first of the plan of `rtvirtio apply`,
@@ -87,12 +126,60 @@ impl ActiveSettings {
             return if self.any { other } else { "as-found" }.to_owned();
         };
         let by = if self.held.is_some() { ", held by rtvirtiod" } else { "" };
-        match (self.is_part, by) {
-            (false, "") => plan.scheme().to_owned(),
-            (false, by) => format!("{}{by}", scheme_name(plan.scheme())),
-            (true, by) => format!("{} (a part of it{by})", scheme_name(plan.scheme())),
+        let part = match (self.is_part, self.gaps.is_empty()) {
+            (true, _) => "a part of it",
+            (false, false) => "a part of it at most",
+            (false, true) if by.is_empty() => return plan.scheme().to_owned(),
+            (false, true) => return format!("{}{by}", scheme_name(plan.scheme())),
+        };
+        format!("{} ({part}{by})", scheme_name(plan.scheme()))
+    }
+
+    /// Names the settings in a result that [`Self::changed`] is about.
+    #[must_use]
+    pub fn changed_scheme(&self) -> String {
+        format!("{}, changed during the run", scheme_name(&self.scheme()))
+    }
+}
+
+/// The journal of `rtvirtio apply`, or of the held plan, compared with the machine; `None` without
+/// one.
+fn compared(at: &Dirs) -> Result<Option<Status>> {
+    let root = Root::default();
+    let Some(mut status) = rtvirtio_apply::status(&at.state, &Machine::new(&root, &GuestAgents))? else {
+        return Ok(None);
+    };
+    interrupts::count_by_vcpus(&mut status, at)?;
+    Ok(Some(status))
+}
+
+/// Sentences on settings of a journal that are not as they were applied. Threads end all the time,
+/// and VMs that have ended are named apart: what is gone does not count.
+fn not_as_applied(status: &Status) -> Vec<String> {
+    let mut out = Vec::new();
+    if status.rebooted {
+        let why = "the host was restarted since: the kernel has forgotten its settings";
+        out.push(why.to_owned());
+    }
+    if !status.complete || status.reverting || status.leftover {
+        out.push("the settings are half applied, or half put back: `rtvirtio revert`".to_owned());
+    }
+    let is_gone = |knob: &KnobStatus| matches!(knob.state, KnobState::Gone { .. });
+    let differs = |knob: &&KnobStatus| knob.state != KnobState::InForce && !is_gone(knob);
+    let others: Vec<&str> = status.knobs.iter().filter(differs).map(|knob| knob.knob.as_str()).collect();
+    let named = others.iter().take(MOST_NAMED).copied().collect::<Vec<_>>().join(", ");
+    match others.len() {
+        0 if !status.knobs.is_empty() && status.knobs.iter().all(is_gone) => {
+            out.push("all settings are gone with their device, cgroup, thread or guest".to_owned());
+        }
+        0 => {}
+        n => {
+            let more = n.saturating_sub(MOST_NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            out.push(format!("not in force as applied: {named}{more} (`rtvirtio status`)"));
         }
     }
+    out
 }
 
 /// Keeps a result for later comparison.
@@ -142,7 +229,8 @@ fn asks_the_same(a: &Run, b: &Run) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use rtvirtio_apply::{Form, Session, Silent, Target, Write};
     use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, VmKind};
     use rtvirtio_units::{Iops, Nanos, Percentile};
 
@@ -229,9 +317,52 @@ mod tests {
         assert!(!without.any && without.held.is_none(), "without a journal they mean nothing");
         std::fs::write(at.join(rtvirtio_apply::JOURNAL_FILE), "{}").unwrap();
         let under = ActiveSettings::find(&dirs).unwrap();
-        assert!(under.any && under.scheme().ends_with(", held by rtvirtiod"), "{under:?}");
+        assert!(under.any && under.scheme().ends_with(", held by rtvirtiod)"), "{under:?}");
+        assert!(under.gaps[0].contains("is not known"), "the journal is damaged: {under:?}");
         assert_eq!(under.held.as_ref().unwrap().reason, "contracts are to be held");
         let of = |path: &str| under.plan_of(&Device::Path(path.into())).is_some();
         assert!(of("/dev/sdy") && !of("/dev/sdz"), "another device has no plan");
+    }
+
+    /// Directories with a plan in force whose only setting is a file that has `2`, which was `1`.
+    pub(crate) fn applied(dir: &std::path::Path, plan: &HostPlan) -> (Dirs, PathBuf) {
+        let dirs = Dirs { state: dir.join("state"), run: dir.join("run") };
+        let knob = dir.join("knob");
+        std::fs::write(&knob, "1").unwrap();
+        let (root, session) = (Root::default(), Session::open(&dirs.state).unwrap());
+        in_force::save(plan, &dirs.state).unwrap();
+        let write = Write::new("the knob", Target::host(&knob, Form::Plain), "2");
+        session.apply(&[write], &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
+        (dirs, knob)
+    }
+
+    pub(crate) fn by_hand() -> HostPlan {
+        let plan = serde_json::json!({ "scheme": "by-hand", "model": "slice", "settings": [], "tasks": [],
+            "feasible": true, "infeasible": null, "evaluated": 0 });
+        HostPlan::of_one(serde_json::from_value(plan).unwrap())
+    }
+
+    /// A run is not one under a plan that another program has changed, or put back meanwhile.
+    #[test]
+    fn settings_that_are_not_as_applied_are_said_and_a_change_during_a_run_is_seen() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let (dirs, knob) = applied(dir.path(), &by_hand());
+        let whole = ActiveSettings::find(&dirs).unwrap();
+        assert_eq!((whole.scheme().as_str(), &whole.gaps[..]), ("by-hand", &[][..]));
+        assert_eq!(whole.changed(&dirs), None);
+        std::fs::write(&knob, "3").unwrap();
+        let changed = ActiveSettings::find(&dirs).unwrap();
+        assert_eq!(changed.scheme(), "by-hand (a part of it at most)");
+        assert!(changed.gaps.len() == 1 && changed.gaps[0].contains("the knob"), "{changed:?}");
+        assert!(whole.changed(&dirs).unwrap().contains("changed during the measurement"));
+        assert_eq!(changed.changed(&dirs), None);
+        std::fs::write(&knob, "2").unwrap();
+        assert_eq!(whole.changed(&dirs), None);
+        crate::apply::revert_all(&dirs).unwrap();
+        assert!(whole.changed(&dirs).unwrap().ends_with("now it is as-found"));
+        assert_eq!(whole.changed_scheme(), "by-hand, changed during the run");
+        std::fs::create_dir_all(&dirs.state).unwrap();
+        std::fs::write(dirs.state.join(rtvirtio_apply::JOURNAL_FILE), "{").unwrap();
+        assert!(whole.changed(&dirs).unwrap().contains("is not known"));
     }
 }

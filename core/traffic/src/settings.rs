@@ -1,7 +1,9 @@
 //! Settings of an actuator, and the limits that they enforce.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use rtvirtio_text::shell_word;
 use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
@@ -135,7 +137,7 @@ impl fmt::Display for Setting {
     /// Line for a shell, a file or a monitor; a register as address and word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File { path, text } => write!(f, "echo \"{text}\" >\"{path}\""),
+            Self::File { path, text } => write!(f, "echo {} >{}", in_quotes(text), in_quotes(path)),
             Self::Command { line } | Self::Toml { line } => f.write_str(line),
             Self::Qmp { json } => f.write_str(json),
             Self::Xml { text } => f.write_str(text),
@@ -147,6 +149,18 @@ impl fmt::Display for Setting {
             }
         }
     }
+}
+
+/// Text or path in quotes for a shell. One that begins with a shell variable, for what is not known
+/// on this host, has it expanded; of any other nothing is: a cgroup may have any name.
+fn in_quotes(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| !c.is_control() && !"\"$`!".contains(c);
+    // A backslash, as in the names of systemd's scopes, is itself before these.
+    let is_literal = !text.ends_with('\\') && !text.contains("\\\\");
+    if text.starts_with('$') || (is_literal && text.chars().all(is_plain)) {
+        return Cow::Owned(format!("\"{text}\""));
+    }
+    shell_word(text)
 }
 
 /// A specification as settings of one actuator.

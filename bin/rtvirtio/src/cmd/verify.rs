@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
-use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
-use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile};
+use rtvirtio_console::{Global, UNPROVEN, Ui, exit_code, generated, need_root, show, style, write_file};
+use rtvirtio_measure::{HostFacts, RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{ModelKind, Profile};
 use rtvirtio_planner::Plan;
 use rtvirtio_report::{ReportInput, html, terminal, text};
@@ -59,6 +59,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     // Measures the running VMs under their current settings.
     let under = ActiveSettings::find(dirs)?;
     under.ended.iter().for_each(|vm| ui.warn(&vm.message()));
+    under.gaps.iter().for_each(|gap| ui.warn(&terminal(gap, false)));
     let in_force = devices.sites.first().and_then(|site| under.plan_of(&site.spec.device));
     let name = match in_force.map(|plan| plan.model) {
         Some(ModelKind::Slice) => ModelName::Slice,
@@ -67,26 +68,24 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let (predicted, profiles) = predict(&devices, name, dirs, ui)?;
     let scheme = under.scheme();
     let tasks = || measure_all(&devices, &scheme, length, &predicted, dirs, ui);
-    let run = match &flows {
+    let mut run = match &flows {
         Some(flows) => flows.run_with(length, ui, tasks)?,
         None => tasks()?,
     };
+    let changed = under.changed(dirs);
+    if let Some(why) = &changed {
+        ui.warn(&terminal(why, false));
+        run.scheme = under.changed_scheme();
+    }
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: devices.facts(), runs: vec![run] };
-    let before = if under.any { before(&file, dirs, ui) } else { None };
+    let before = if under.any && changed.is_none() { before(&file, dirs, ui) } else { None };
     // Printed first: a full disk must not cost the measurement.
-    let mut value = serde_json::to_value(&file)?;
-    if let Some(before) = &before {
-        value["before"] = serde_json::to_value(before)?;
-    }
-    if let Some(held) = &under.held {
-        value["held"] = held_json(held, under.plan.as_ref())?;
-    }
-    show(ui, &value, || {
+    show(ui, &result_json(&file, before.as_ref(), &under, changed.as_deref())?, || {
         text::results(&file, &style())
             + &under.held.as_ref().map(held_text).unwrap_or_default()
             + &before.as_ref().map(|b| change(b, &file, under.held.is_some())).unwrap_or_default()
     })?;
-    if !under.any {
+    if !under.any && changed.is_none() {
         verified::keep(&file, dirs)?;
     }
     if let Some(out) = &args.out {
@@ -96,7 +95,33 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         let profile = profiles.first();
         write_report(out, &file, (devices.sites.len() == 1).then_some((in_force, profile)))?;
     }
-    Ok(exit_code(&file.runs[0]))
+    Ok(if changed.is_some() { exit_code_of_changed(&file.runs[0]) } else { exit_code(&file.runs[0]) })
+}
+
+/// Exit code of a run during which the settings changed: what it met proves nothing of either.
+fn exit_code_of_changed(run: &Run) -> ExitCode {
+    let is_missed = run.tasks.iter().any(|task| task.verdict == Some(Verdict::Missed));
+    if is_missed { exit_code(run) } else { ExitCode::from(UNPROVEN) }
+}
+
+/// Result with the verification before, the held plan, and what changed during the run.
+fn result_json(
+    file: &ResultFile,
+    before: Option<&AsFound>,
+    under: &ActiveSettings,
+    changed: Option<&str>,
+) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(file)?;
+    if let Some(before) = before {
+        value["before"] = serde_json::to_value(before)?;
+    }
+    if let Some(held) = &under.held {
+        value["held"] = held_json(held, under.plan.as_ref())?;
+    }
+    if let Some(why) = changed {
+        value["changed"] = why.into();
+    }
+    Ok(value)
 }
 
 /// Predictions to print next to the measurement where there is a profile, and the profiles; the

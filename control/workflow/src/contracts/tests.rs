@@ -115,3 +115,27 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
         assert_eq!((kept.len(), refused), (0, vec![owned("plc")]));
     }
 }
+
+#[test]
+fn a_profile_of_another_kernel_or_of_other_cpus_is_named() {
+    let setup = Setup {
+        vm: "plc".to_owned(),
+        kernel: "6.18.3".to_owned(),
+        cpu_model: "Xeon".to_owned(),
+        cpus: 8,
+        vcpus: 2,
+        backend: Backend::RtGroup,
+        order: Order::Contract,
+        period_us: 20_000,
+        seconds: 1.0,
+        load: "true".to_owned(),
+        neighbour: None,
+        budgets: vec![20],
+        repeat: 2,
+    };
+    let on = |kernel: &str, model: &str| of_another_host("plc", &setup, (kernel, model));
+    assert_eq!(on("6.18.3", "Xeon"), Vec::<String>::new());
+    let lines = on("6.18.3", "EPYC");
+    assert!(lines.len() == 1 && lines[0].contains("of CPU model Xeon, this is EPYC"), "{lines:?}");
+    assert_eq!(on("6.1.0", "EPYC").len(), 2);
+}

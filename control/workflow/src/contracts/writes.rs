@@ -32,13 +32,15 @@ pub(crate) fn ancestor_capacity(probe: &Probe, all: &[VmCpu]) -> Result<Vec<Writ
 
 /// The writes for all VMs that have a contract, and each contract's settings; without writes to the
 /// cgroups above managed VMs': what these need follows from all contracts together, also those of
-/// other journals.
+/// other journals. CPUs are chosen next to those of the contracts `others`, which other journals
+/// have, each with the processes of its VM.
 ///
 /// # Errors
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) for a VM that does not run.
 pub(crate) fn writes(
     admitted: Admitted,
     vms: &[&HostVm],
+    others: &[(InForce, Vec<u32>)],
     progress: &dyn Progress,
 ) -> Result<(Vec<Write>, Vec<VmCpu>)> {
     let root = Root::default();
@@ -63,7 +65,9 @@ pub(crate) fn writes(
         .collect::<Result<_>>()?;
     let asks: Vec<CoresAsk<'_>> =
         discovered.iter().filter_map(|(one, threads, _)| CoresAsk::from_contract(one, threads)).collect();
-    let mut chosen = cores::choose(&root, &probe, &asks, &[], &[])?;
+    let own: BTreeSet<u32> = discovered.iter().flat_map(|(_, threads, _)| threads).map(|t| t.pid).collect();
+    let names: Vec<&str> = discovered.iter().map(|(one, ..)| one.vm.as_str()).collect();
+    let mut chosen = cores::choose(&root, &probe, &asks, &of_other_vms(others, &names, &own), &[])?;
     let of = discovered.iter().map(|(one, threads, _)| (one, threads.as_slice()));
     let mut partitions = partitions::find(&root, of)?;
     partitions::check_apart(&partitions, &chosen)?;
@@ -78,8 +82,21 @@ pub(crate) fn writes(
     Ok((all, out))
 }
 
-/// Checks that there are CPUs for the VMs with `cores`, next to those of other VMs; nothing that
-/// these VMs have now counts, nor what the contracts in force in this state directory have.
+/// The contracts among `others` that are of other VMs than these, by name and process.
+fn of_other_vms(
+    others: &[(InForce, Vec<u32>)],
+    names: &[&str],
+    own: &BTreeSet<u32>,
+) -> Vec<(InForce, Vec<u32>)> {
+    let is_own = |(of, pids): &&(InForce, Vec<u32>)| {
+        names.contains(&of.vm.as_str()) || pids.iter().any(|pid| own.contains(pid))
+    };
+    others.iter().filter(|other| !is_own(other)).cloned().collect()
+}
+
+/// Checks that there are CPUs for the VMs with `cores`, next to those of other VMs, of which the
+/// contracts `others` are in force; nothing that these VMs have now counts, nor what the contracts
+/// in force in this state directory have.
 ///
 /// # Errors
 /// As [`writes`].
@@ -87,10 +104,12 @@ pub(crate) fn check_cpus(
     admitted: &Admitted,
     vms: &[HostVm],
     state: &Path,
+    others: &[(InForce, Vec<u32>)],
     progress: &dyn Progress,
 ) -> Result<()> {
     let root = Root::default();
-    let leaving: Vec<_> = started::started(state)?.into_iter().flat_map(|vm| vm.processes).collect();
+    let started = started::started(state)?;
+    let leaving: Vec<_> = started.iter().flat_map(|vm| vm.processes.iter().cloned()).collect();
     let threads_of = |one: &Contracted| -> Result<Vec<Thread>> {
         let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
         Ok(discover(&root, &vm.handle(progress)?)?)
@@ -99,7 +118,12 @@ pub(crate) fn check_cpus(
         admitted.contracts.iter().map(|one| Ok((one, threads_of(one)?))).collect::<Result<_>>()?;
     let asks: Vec<CoresAsk<'_>> =
         all.iter().filter_map(|(one, threads)| CoresAsk::from_contract(one, threads)).collect();
-    cores::choose(&root, &admitted.probe, &asks, &[], &leaving).map(drop)
+    let of_threads = all.iter().flat_map(|(_, threads)| threads).map(|t| t.pid);
+    let own: BTreeSet<u32> = of_threads.chain(leaving.iter().map(|process| process.pid)).collect();
+    let mut names: Vec<&str> = started.iter().map(|vm| vm.vm.as_str()).collect();
+    names.extend(admitted.contracts.iter().map(|one| one.vm.as_str()));
+    let others = of_other_vms(others, &names, &own);
+    cores::choose(&root, &admitted.probe, &asks, &others, &leaving).map(drop)
 }
 
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
@@ -218,5 +242,23 @@ pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
         for (tid, why) in &s.outside {
             progress.step(&format!("{vm}: thread {tid} is outside of it: {why}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contracts::cores_tests::{in_force, one, placed, whole};
+
+    #[test]
+    fn a_vms_own_contract_of_another_journal_takes_no_cpus_from_it() {
+        let of = |vm: &str, cpus: &[u32]| in_force(&one(vm, 10, whole()), placed(cpus));
+        let others = [(of("a", &[2]), vec![7]), (of("b", &[4]), vec![8, 9]), (of("c", &[6]), Vec::new())];
+        let left = |names: &[&str], own: &[u32]| -> Vec<String> {
+            let own = own.iter().copied().collect();
+            of_other_vms(&others, names, &own).into_iter().map(|(of, _)| of.vm).collect()
+        };
+        assert_eq!(left(&["d"], &[10]), ["a", "b", "c"]);
+        assert_eq!(left(&["a"], &[9]), ["c"]);
     }
 }

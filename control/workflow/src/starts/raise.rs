@@ -88,6 +88,9 @@ impl Raise {
             rtvirtio_apply::merge(&mut all, writes.of_device)?;
         }
         if ours_alone {
+            // What an apply that was rolled back, or a revert that was cut off, has left there is
+            // not in force by this journal.
+            in_force::forget(&dirs.state)?;
             acting::note(dirs)?;
             session.apply(&all, &machine, &mut Silent)?;
         } else {
@@ -227,4 +230,34 @@ fn check(amended: &Amended) -> Result<()> {
         bail!(System, "{knob}: another program has set `{found}`; it is left alone");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_kernel::Stack;
+
+    use super::*;
+    use crate::contracts::IN_FORCE_FILE;
+    use crate::dirs::{is_there, write_state};
+
+    #[test]
+    fn a_plan_that_was_rolled_back_is_not_in_force_by_the_journal_of_raised_weights() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        for (path, text) in [("dev", "8:0\n"), ("queue/scheduler", "[none] mq-deadline\n")] {
+            let path = root.at(format!("/sys/block/sda/{path}"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        std::fs::create_dir_all(root.at("/sys/class/block/sda")).unwrap();
+        let stack = Stack::find(&root, "sda").unwrap();
+        let binding = Binding { stack, cgroups: None, vms: Default::default() };
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        write_state(&dirs.state, "plan.json", b"left").unwrap();
+        write_state(&dirs.state, IN_FORCE_FILE, b"left").unwrap();
+        let raise = Raise::begin(&[], Raised { weight: 900, slice_idle: None }, &binding, &dirs).unwrap();
+        assert_eq!(in_force::plan(&dirs.state).unwrap(), None);
+        assert!(!is_there(&dirs.state.join(IN_FORCE_FILE)).unwrap());
+        raise.end().unwrap();
+    }
 }

@@ -4,6 +4,7 @@
 //! devices is not tagged and not limited, so of a VM's I/O only the copies made by its threads
 //! count. Accuracy of Intel's throttle: Sohal et al., A Closer Look at Intel RDT (RTNS 2022).
 
+use rtvirtio_text::shell_word;
 use rtvirtio_units::Enforcement;
 use serde::Serialize;
 
@@ -105,12 +106,7 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforc
         remedy,
     };
     match *control {
-        MemoryControl::Percent { full: None, .. } => Err(CompileError::Missing {
-            actuator,
-            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
-                .to_owned(),
-        }),
-        MemoryControl::Percent { least, step, full: Some(full), mpam } => {
+        MemoryControl::Percent { least, step, full: Some(full), mpam } if full > 0.0 => {
             let step = step.max(1);
             let percent = ((rate / full * 100.0) as u32).min(100) / step * step;
             if percent < least {
@@ -120,6 +116,11 @@ fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforc
             let worth = if mpam { Enforcement::Cap } else { Enforcement::Hint };
             Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
         }
+        MemoryControl::Percent { .. } => Err(CompileError::Missing {
+            actuator,
+            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
+                .to_owned(),
+        }),
         MemoryControl::EighthGb { most } => {
             let units = (rate / EIGHTH_GB) as u32;
             if units == 0 || units > most {
@@ -166,7 +167,7 @@ pub(super) fn schemata(
     };
     let path = format!("{}/schemata", place.group);
     compiled = compiled
-        .set(Setting::Command { line: format!("mkdir -p {}", place.group) })
+        .set(Setting::Command { line: format!("mkdir -p {}", shell_word(&place.group)) })
         .set(Setting::File { path: path.clone(), text: line("MB", &place.memory_domains, &value) });
     if let Some(cache) = place.cache {
         let Some(mask) = cache.mask() else {

@@ -156,6 +156,29 @@ fn qemu_has_bursts_of_a_tenth_of_a_second_or_of_seconds() {
     assert!(no_peak.peak.kept.is_none() && no_peak.notes.iter().any(|n| n.contains("peak")));
 }
 
+/// The user of a delegated cgroup names what is below it.
+#[test]
+fn a_cgroups_name_is_no_command() {
+    let line = |cgroup: &str, dev: &str| {
+        let place = Place::IoMax { cgroup: cgroup.into(), dev: dev.into() };
+        lines(&compile(&requests(500, 100), Direction::Read, &place).unwrap()).remove(0)
+    };
+    for name in ["$(touch x)", "a`touch x`", "a\"; touch x; \"", "a!x", "a\nb", "a\\"] {
+        let shown = line(&format!("/sys/fs/cgroup/{name}"), "8:0");
+        let path = shown.strip_prefix("echo \"8:0 riops=500\" >").unwrap();
+        let echo = format!("printf %s {path}");
+        let out = std::process::Command::new("/bin/sh").args(["-c", &echo]).output().unwrap();
+        assert_eq!(
+            String::from_utf8(out.stdout).unwrap(),
+            format!("/sys/fs/cgroup/{name}/io.max"),
+            "{shown}"
+        );
+    }
+    let scope = "/sys/fs/cgroup/machine.slice/machine-qemu\\x2d1\\x2dplc.scope";
+    assert_eq!(line(scope, "8:0"), format!("echo \"8:0 riops=500\" >\"{scope}/io.max\""));
+    assert_eq!(line("$CGROUP", "$DEV"), "echo \"$DEV riops=500\" >\"$CGROUP/io.max\"");
+}
+
 #[test]
 fn libvirt_sets_both() {
     let disk = compile(&requests(100, 300), Direction::Write, &libvirt()).unwrap();
@@ -223,8 +246,11 @@ fn schemata_have_the_units_of_their_maker() {
     assert!(lines(&mpam)[1].contains("MB:0=26;1=26") && mpam.worth == Enforcement::Cap);
     let mbps = of(MemoryControl::MibPerSecond).unwrap();
     assert!(lines(&mbps)[1].contains("MB:0=2479;1=2479") && mbps.worth == Enforcement::Hint);
-    let unknown = of(MemoryControl::Percent { least: 10, step: 10, full: None, mpam: false }).unwrap_err();
-    assert!(unknown.to_string().contains("--full-bandwidth"), "{unknown}");
+    // Of no bandwidth at all every rate would be 100 %.
+    for full in [None, Some(0.0), Some(f64::NAN)] {
+        let unknown = of(MemoryControl::Percent { least: 10, step: 10, full, mpam: true }).unwrap_err();
+        assert!(unknown.to_string().contains("--full-bandwidth"), "{unknown}");
+    }
     let least = of(MemoryControl::Percent { least: 10, step: 10, full: Some(1e11), mpam: false });
     assert!(matches!(least, Err(CompileError::Range { .. })), "{least:?}");
     let none = ResctrlPlace {

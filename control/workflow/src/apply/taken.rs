@@ -1,0 +1,72 @@
+//! Contracts in force of other journals, whose CPUs new contracts are not given.
+
+use rtvirtio_apply::JOURNAL_FILE;
+
+use super::Room;
+use crate::contracts::{Admitted, IN_FORCE_FILE, InForce};
+use crate::dirs::{Dirs, is_there};
+use crate::error::Result;
+use crate::holders;
+
+impl Room<'_> {
+    /// Contracts of other journals, each with the processes of its VM, of VMs that run. None are
+    /// read where no contract wants CPUs: a damaged one is no matter of these.
+    pub(super) fn cpus_taken(self, wanted: &Admitted, dirs: &Dirs) -> Result<Vec<(InForce, Vec<u32>)>> {
+        match self {
+            _ if wanted.contracts.iter().all(|one| one.cores.is_none()) => Ok(Vec::new()),
+            Self::Own | Self::OwnAndHost => holders::cpu_of_others(dirs),
+            Self::Shared(scopes, ..) => {
+                let mut all = holders::cpu_of_others(scopes.dirs())?;
+                let state = &scopes.dirs().state;
+                // Without a journal the contracts mean nothing.
+                if is_there(&state.join(JOURNAL_FILE))? && is_there(&state.join(IN_FORCE_FILE))? {
+                    all.extend(holders::cpu_in(state)?);
+                }
+                Ok(all)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contracts::cores_tests::{in_force, one, placed, probe, whole};
+    use crate::dirs::write_state;
+    use crate::holders::Holder;
+    use crate::scope_files::{self, VmInForce, vm_dir};
+    use crate::scopes::Scopes;
+
+    /// A core that a VM of the service has whole has idle siblings, which no pinned thread shows.
+    #[test]
+    fn cpus_of_the_services_contracts_are_taken_for_apply_too() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let mut wanted = Admitted { probe: probe(), contracts: vec![one("a", 10, whole())] };
+        assert_eq!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).unwrap(), []);
+        let cpu = in_force(&one("plc", 10, whole()), placed(&[2, 4]));
+        let saved = VmInForce {
+            vm: "plc".to_owned(),
+            contract: String::new(),
+            processes: Vec::new(),
+            cpu: Some(cpu.clone()),
+            reason: String::new(),
+            since: String::new(),
+        };
+        let scope = vm_dir(&dirs, "plc");
+        write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
+        write_state(&scope, scope_files::IN_FORCE_FILE, &serde_json::to_vec(&saved).unwrap()).unwrap();
+        assert_eq!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).unwrap(), [(cpu.clone(), Vec::new())]);
+        // An agent's contract is next to that of `rtvirtio apply` too.
+        let of_apply = in_force(&one("hist", 10, whole()), placed(&[6]));
+        write_state(&dirs.state, JOURNAL_FILE, b"{}").unwrap();
+        write_state(&dirs.state, IN_FORCE_FILE, &serde_json::to_vec(&[&of_apply]).unwrap()).unwrap();
+        let (scopes, holder) = (Scopes::lock(&dirs).unwrap(), Holder::Apply);
+        let shared = Room::Shared(&scopes, &[], &holder).cpus_taken(&wanted, &dirs).unwrap();
+        assert_eq!(shared, [(cpu, Vec::new()), (of_apply, Vec::new())]);
+        write_state(&scope, scope_files::IN_FORCE_FILE, b"{").unwrap();
+        assert!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).is_err(), "damaged is not the same as none");
+        wanted.contracts[0].cores = None;
+        assert_eq!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).unwrap(), []);
+    }
+}
