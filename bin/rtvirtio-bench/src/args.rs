@@ -235,7 +235,7 @@ EXAMPLES
 
 A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
     IodCrash(BenchIodCrashArgs),
-    /// Live migrations of a real guest that verifies, next to one on QEMU's own disk; cost of the log
+    /// Live migrations of a guest that verifies, next to one on QEMU's own disk; cost of the log
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench iod-migrate                                  100 migrations of each guest, about half an hour

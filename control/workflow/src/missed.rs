@@ -429,7 +429,7 @@ impl<'a> Window<'a> {
         Stops { count, total: Nanos::from_secs_f64(disk.total_ns.0 as f64 / 1e9 * part) }
     }
 
-    /// Share of the run in which BFQ held requests back while the driver had none, where it is seen.
+    /// Share of the run in which BFQ held requests back while the driver had none, if seen.
     fn held(&self, disk: &Standstills) -> Option<f64> {
         match (self.before.idles?, self.after.idles?) {
             (false, false) => Some(0.0),

@@ -28,9 +28,9 @@
 //!   above its declaration. A VM with at least [`ALONE`] of them waits for its own load where it
 //!   sends [`OVER`] times what it declares, which the device carries then, else for the device;
 //!   neither is named where more came than declared, but not with the time before.
-//! - BFQ is named where requests wait at the device, it held some back for at least [`NAMED`] of the
-//!   time while the driver had none, and nothing else is named: a device with nothing to do is not
-//!   too slow.
+//! - BFQ is named where requests wait at the device, it held some back for at least [`NAMED`] of
+//!   the time while the driver had none, and nothing else is named: a device with nothing to do is
+//!   not too slow.
 //! - Where nothing else is named, the device and its users are not the cause, no limit holds the
 //!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
 //!   the late requests, its memory is the cause where its processes had a major fault for at least
@@ -315,8 +315,8 @@ impl Facts {
         self.device.as_ref().is_some_and(|device| device.waited < lost / 2.0)
     }
 
-    /// Most time that the task's own requests spent in standstills, in seconds: these say nothing of
-    /// how long the device takes else.
+    /// Most time that the task's own requests spent in standstills, in seconds: these say nothing
+    /// of how long the device takes else.
     fn stood_still(&self) -> f64 {
         let depth = f64::from(self.depth.unwrap_or(1).max(1));
         self.standstills().map_or(0.0, |stops| stops.total.0 as f64 / 1e9 * depth)

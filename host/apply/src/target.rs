@@ -305,8 +305,8 @@ impl Form {
     }
 
     /// Whether a value that was read is what the kernel left of `old`: a thread's CPUs are cut to
-    /// those of its cpuset that are online, an interrupt's to those that its chip can send it to, and
-    /// a partition that it no longer keeps is invalid.
+    /// those of its cpuset that are online, an interrupt's to those that its chip can send it to,
+    /// and a partition that it no longer keeps is invalid.
     pub(crate) fn is_left_of(&self, found: &str, old: &str) -> bool {
         if *self == Self::Partition {
             return found.strip_prefix(old).is_some_and(|reason| reason.starts_with(" invalid"));

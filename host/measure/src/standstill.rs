@@ -9,8 +9,8 @@
 //! less than three periods shorter, unless the thread itself was late.
 //!
 //! From Linux 6.16 on `stat` counts all requests in flight, above the driver too
-//! (`bdev_count_inflight` in `block/genhd.c`): a reading with such a request, none in the driver and
-//! no completion until it was read once more shows that the elevator held it.
+//! (`bdev_count_inflight` in `block/genhd.c`): a reading with such a request, none in the driver
+//! and no completion until it was read once more shows that the elevator held it.
 //!
 //! No order of requests changes a standstill. A lighter load may, above all of writes: drives stop
 //! to erase. One long request on a disk that serves one at a time is reported too, because the

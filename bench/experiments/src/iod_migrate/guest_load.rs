@@ -42,8 +42,8 @@ pub fn writer() -> String {
     )
 }
 
-/// Script that reads the parts until it is to stop. The device reads them into the page cache, where
-/// they are summed a while later: a page that the log has missed has another content then.
+/// Script that reads the parts until it is to stop. The device reads them into the page cache,
+/// where they are summed a while later: a page that the log has missed has another content then.
 pub fn reader() -> String {
     let mut order = ascending();
     let up = order.join(" ");

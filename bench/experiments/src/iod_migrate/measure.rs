@@ -36,12 +36,12 @@ pub struct MigrateOptions {
     pub pairs: usize,
 }
 
-/// Measures, and writes the result into a file after each migration and each round. A migration that
-/// fails ends the migrations: the guests are asked what they found, and the log is measured.
+/// Measures, and writes the result into a file after each migration and each round. A migration
+/// that fails ends the migrations: the guests are asked what they found, and the log is measured.
 ///
 /// # Errors
-/// Guests or I/O domains that do not start, and cancellation. What was measured is in the file then,
-/// once a guest has moved.
+/// Guests or I/O domains that do not start, and cancellation. What was measured is in the file
+/// then, once a guest has moved.
 pub fn measure(
     options: &MigrateOptions,
     path: &Path,

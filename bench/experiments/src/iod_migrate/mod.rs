@@ -2,8 +2,8 @@
 //! log that they need.
 //!
 //! Two I/O domains in two directories of one host serve one image with `migrate = true`, and the
-//! guest moves between two QEMUs, one on each. The same guest on QEMU's own virtio-blk, on a file of
-//! its own, moves in turn with it. Both guests write and verify all the time.
+//! guest moves between two QEMUs, one on each. The same guest on QEMU's own virtio-blk, on a file
+//! of its own, moves in turn with it. Both guests write and verify all the time.
 //!
 //! The log of written pages is measured without a VM: requests per second of one disk with the log
 //! in use, with `migrate = true` alone, and without it, in turn.

@@ -18,7 +18,7 @@ pub(super) const BY_APPLY_ALONE: &str = "`partition = true` in `cores` is for `r
 /// Directory that exists where systemd is the init (`sd_booted(3)`).
 const BOOTED: &str = "/run/systemd/system";
 
-fn error(vm: &str, error: PartitionError) -> Error {
+fn error(vm: &str, error: &PartitionError) -> Error {
     let kind = match error {
         PartitionError::Cannot { .. } => Kind::Infeasible,
         PartitionError::Host(_) => Kind::System,
@@ -28,7 +28,7 @@ fn error(vm: &str, error: PartitionError) -> Error {
 
 /// Checks that this kernel makes partitions, for a VM that may not run yet.
 pub(super) fn check(root: &Root, vm: &str) -> Result<()> {
-    partition_support(root).map_err(|e| error(vm, e))
+    partition_support(root).map_err(|e| error(vm, &e))
 }
 
 /// Partitions of the VMs that are to have one, by the VM's name, each checked on its own.
@@ -40,7 +40,7 @@ pub(super) fn find<'a>(
     for (one, threads) in all {
         let Some(cpus) = one.cores.as_ref().and_then(rtvirtio_spec::Cores::partition) else { continue };
         let partition = Partition::of_threads(threads, cpus.clone());
-        partition_writes(root, &[(one.vm.as_str(), &partition)]).map_err(|e| error(&one.vm, e))?;
+        partition_writes(root, &[(one.vm.as_str(), &partition)]).map_err(|e| error(&one.vm, &e))?;
         found.insert(one.vm.clone(), partition);
     }
     Ok(found)
@@ -50,7 +50,7 @@ pub(super) fn find<'a>(
 pub(super) fn writes(root: &Root, all: &BTreeMap<String, Partition>) -> Result<Vec<Write>> {
     let of: Vec<(&str, &Partition)> = all.iter().map(|(vm, partition)| (vm.as_str(), partition)).collect();
     let names: Vec<&str> = of.iter().map(|(vm, _)| *vm).collect();
-    partition_writes(root, &of).map_err(|e| error(&names.join(", "), e))
+    partition_writes(root, &of).map_err(|e| error(&names.join(", "), &e))
 }
 
 /// Checks that no other VM's threads were given CPUs of a partition.
@@ -75,7 +75,7 @@ pub(super) fn check_apart(
     Ok(())
 }
 
-/// What a user has to know of a partition that is about to be made.
+/// Note to the user on a partition that is about to be made.
 pub(super) fn note(root: &Root, partition: &Partition) -> Result<String> {
     let mut text = format!(
         "its threads have CPUs {} together, as a partition of its cgroup {}: no other group's threads run there, except those of the \

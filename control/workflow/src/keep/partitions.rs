@@ -18,8 +18,7 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    /// What is to be said of the partitions of these contracts, each sentence once for as long as
-    /// it is true.
+    /// Sentences about the partitions of these contracts, each once for as long as it is true.
     pub fn poll<'a>(&mut self, root: &Root, all: impl Iterator<Item = &'a InForce>) -> Vec<String> {
         let now = Instant::now();
         if self.looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK_EVERY) {

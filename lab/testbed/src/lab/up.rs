@@ -304,7 +304,7 @@ mod tests {
         memory.remove(&root, &vm).unwrap();
         memory.remove(&root, vm.parent().unwrap()).unwrap();
         let own = cgroups.dir(&vm).unwrap().join("cgroup.procs");
-        assert_eq!(without, [own.clone()]);
+        assert_eq!(without, std::slice::from_ref(&own));
         assert_eq!(with, [own, memory.dir(&vm).unwrap().join("cgroup.procs")]);
     }
 }

@@ -98,9 +98,9 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Ends a request without an answer, where its queue stops and has memory of requests in flight:
-    /// the next start of the queue takes it from there. `false` where there is no such memory, and
-    /// in a live migration, which does not take that memory along.
+    /// Ends a request without an answer, where its queue stops and has memory of requests in
+    /// flight: the next start of the queue takes it from there. `false` where there is no such
+    /// memory, and in a live migration, which does not take that memory along.
     fn leave_inflight(&mut self, i: VmId, tag: u64) -> io::Result<bool> {
         let vm = &mut self.vms[i];
         let Some(request) = vm.requests.get(tag as u32) else { return Ok(false) };
