@@ -228,7 +228,8 @@ fn users_of_the_device_are_named_where_all_are_counted() {
     assert!(target.causes.unwrap()[0].evidence.contains("bulk"));
     for facts in [flood(false, bulk), flood(true, None)] {
         let target = judged(&[(100, 900, facts)]);
-        assert_eq!((kinds(&target), target.causes_unread), (vec![], vec!["who uses the device".to_owned()]));
+        let unread = ["who uses the device", "BFQ's idling"].map(str::to_owned).to_vec();
+        assert_eq!((kinds(&target), target.causes_unread), (vec![], unread));
     }
 }
 
