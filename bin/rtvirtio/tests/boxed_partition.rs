@@ -129,7 +129,7 @@ fn inside_the_box() {
     let before = snapshot(&machine);
 
     // Linux before 6.7 makes no partition here, and nothing is set.
-    if !Path::new(&format!("{MOUNT}{GROUP}/cpuset.cpus.exclusive")).exists() {
+    if !Path::new(&format!("{MOUNT}{}/cpuset.cpus.exclusive", SLICES[0])).exists() {
         let out = rtvirtio(&["apply", &spec("{ cpus = \"2-3\", partition = true }"), "--cpu-only"]);
         println!("{}", said(&out));
         assert!(!out.status.success() && said(&out).contains("cpuset.cpus.exclusive"), "{}", said(&out));

@@ -22,17 +22,21 @@ pub(crate) fn set_when_it_has_run(root: &Root, pid: u32, tid: u32, attr: &Attr) 
         let may = text::cpu_list(&task::affinity(root, pid, tid).ok()?)?;
         Some(!may.contains(&last))
     };
+    // It may have moved between the refusal and the look.
+    let mut may_have_moved = true;
     loop {
-        match sched::set(tid, attr) {
-            Err(e)
-                if attr.reservation.is_some()
-                    && e.raw_os_error() == Some(Errno::PERM.raw_os_error())
-                    && begin.elapsed() < RUNS_WITHIN
-                    && is_off_its_cpus() == Some(true) =>
-            {
+        let refused = match sched::set(tid, attr) {
+            Err(e) if e.raw_os_error() == Some(Errno::PERM.raw_os_error()) => e,
+            done => return done,
+        };
+        match is_off_its_cpus() {
+            _ if attr.reservation.is_none() || begin.elapsed() >= RUNS_WITHIN => return Err(refused),
+            Some(true) => {
+                may_have_moved = true;
                 thread::sleep(TRY_EVERY);
             }
-            done => return done,
+            Some(false) if may_have_moved => may_have_moved = false,
+            Some(false) | None => return Err(refused),
         }
     }
 }
