@@ -3,9 +3,10 @@
 mod common;
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{LoopDevice, StallingFile, no_fuse, no_loop, skip};
+use common::{LoopDevice, StallingFile, disk_dir, no_fio, no_fuse, no_loop, skip};
 use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_units::Nanos;
 
@@ -45,4 +46,42 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
     std::thread::sleep(ms(500));
     let idle = watch.finish(None);
     assert!(idle.n > 0 && idle.count == 0, "no request was made: {idle:?}");
+}
+
+/// BFQ idles for a reader of higher priority that thinks, while another one waits.
+#[test]
+fn what_bfq_holds_back_is_seen_where_the_kernel_counts_it() {
+    let name = "what_bfq_holds_back_is_seen_where_the_kernel_counts_it";
+    if let Some(reason) = no_fio().or(no_loop()) {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let path = dir.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(256 << 20).unwrap();
+    let device = LoopDevice::new(&path);
+    let counts = |elevator: &str, seconds: u32| {
+        device.set_elevator(elevator).ok()?;
+        let watch = DiskWatch::start(&device.sysfs(), true).expect("a loop device has counters");
+        let common = "--direct=1 --bs=4k --ioengine=psync --time_based --prioclass=2";
+        let jobs = "--name=thinks --rw=read --thinktime=1000 --prio=0 --name=busy --rw=randread --prio=7";
+        let ran = Command::new("fio")
+            .arg(format!("--filename={}", device.0.display()))
+            .arg(format!("--runtime={seconds}"))
+            .args(common.split(' ').chain(jobs.split(' ')))
+            .output();
+        assert!(ran.unwrap().status.success());
+        Some(watch.finish(None))
+    };
+    let Some(idling) = counts("bfq", 6) else { return skip(name, "no BFQ") };
+    let other = counts("none", 2).unwrap();
+    eprintln!("{idling:?} {other:?}");
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut parts = release.split(['.', '-']).map(|n| n.parse::<u32>().unwrap_or_default());
+    if (parts.next(), parts.next()) >= (Some(6), Some(16)) {
+        assert!(idling.held * 50 > idling.n, "{idling:?}");
+        // Without an elevator a request is with the driver soon.
+        assert!(other.held * idling.n < idling.held * other.n, "{idling:?} {other:?}");
+    } else {
+        assert_eq!((idling.held, other.held), (0, 0));
+    }
 }
