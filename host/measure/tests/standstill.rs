@@ -4,11 +4,15 @@ mod common;
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{LoopDevice, StallingFile, disk_dir, no_fio, no_fuse, no_loop, skip};
 use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_units::Nanos;
+
+/// Held by the test that runs: one that watches a disk needs the CPUs that the other one uses.
+static RUNS: Mutex<()> = Mutex::new(());
 
 /// A block that direct I/O takes.
 #[repr(align(4096))]
@@ -31,6 +35,7 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
     if let Some(reason) = no_fuse().or(no_loop()) {
         return skip(name, reason);
     }
+    let _runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
     let ms = Duration::from_millis;
     // Times count from the first read, which the kernel makes itself when the device appears (it
     // looks for partitions).
@@ -55,6 +60,7 @@ fn what_bfq_holds_back_is_seen_where_the_kernel_counts_it() {
     if let Some(reason) = no_fio().or(no_loop()) {
         return skip(name, reason);
     }
+    let _runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = disk_dir();
     let path = dir.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(256 << 20).unwrap();
