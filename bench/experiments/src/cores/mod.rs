@@ -1,8 +1,8 @@
 //! Placements of VMs on the CPUs of random hosts, against the rules and against all placements.
 //!
 //! Hosts are drawn from a seed, VMs come and end and get vCPUs, and after each step all placements
-//! are judged by [`rules`], which is written from the guide and not from the placer. On small hosts
-//! [`exact`] tries every placement.
+//! are judged by `rules`, which is written from the guide and not from the placer. On small hosts
+//! `exact` tries every placement.
 
 mod exact;
 mod hosts;
