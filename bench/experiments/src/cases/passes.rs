@@ -309,7 +309,7 @@ impl PassTable {
             return out;
         }
         let what = format!(
-            "share of {tier} cases in which our best passes as often as the others' and, if neither always does, meets more targets or as many with misses up to {NOISE} times theirs, {of} of {all} measured"
+            "share of {tier} cases in which our best passes as often as others' and, if neither always does, meets more targets or as many with misses up to {NOISE} times theirs, {of} of {all} measured"
         );
         let share = good as f64 / of as f64;
         let claim = Claim::new(format!("cases.{tier}.ours_at_least_others"), what, share, "share", of);

@@ -33,9 +33,9 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
     let taken: Vec<f64> = counts.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
     let most = taken.iter().copied().reduce(f64::max)?;
     let what = format!(
-        "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), in the cases that some setting passes; median {}, {never} not reached",
-        goal.repeats,
+        "most trials of tuning until a setting met {} of all targets in each of {} trials, in cases that some setting passes; median {}, {never} not reached",
         goal.score,
+        goal.repeats,
         median(taken)
     );
     Some(Claim::new("tune.trials", what, most, "trials", by.len()).at_most(TRIALS))
