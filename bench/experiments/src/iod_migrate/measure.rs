@@ -138,8 +138,8 @@ pub(super) fn config(side: &Path, disk: &Path) -> String {
     )
 }
 
-/// Migrates the guests in turn, and writes the data after each migration. The one on QEMU's own disk
-/// is left out once it has failed.
+/// Migrates the guests in turn, and writes the data after each migration. The one on QEMU's own
+/// disk is left out once it has failed.
 fn move_in_turn(
     guests: &mut [MovingGuest; 2],
     n: usize,
