@@ -25,7 +25,7 @@ pub enum Size {
 
 impl Size {
     /// Size of the host of this number: a fifth is small, and a fiftieth large.
-    pub fn of(number: usize) -> Self {
+    pub fn of_host(number: usize) -> Self {
         match (number % 5, number % 50) {
             (1, _) => Self::Small,
             (_, 0) => Self::Large,
@@ -197,7 +197,7 @@ mod tests {
     fn hosts_have_what_makes_placing_hard() {
         let mut random = Random::new(3);
         let all: Vec<(Size, HostCase)> =
-            (0..500).map(|i| (Size::of(i), host(Size::of(i), &mut random))).collect();
+            (0..500).map(|i| (Size::of_host(i), host(Size::of_host(i), &mut random))).collect();
         for (size, case) in &all {
             assert!((1..=size.cpus()).contains(&case.cpus.len()));
             assert!(case.host().is_ok(), "{case:?}");

@@ -157,7 +157,7 @@ pub fn measure(options: &CoresOptions, progress: &dyn Progress) -> anyhow::Resul
         if number % PIECE == 0 {
             progress.check_cancelled()?;
         }
-        let size = Size::of(number);
+        let size = Size::of_host(number);
         run_host(size, host(size, &mut random), &mut random, &mut outcomes)
             .with_context(|| format!("host {number} of seed {}", options.seed))?;
     }

@@ -136,7 +136,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(moves: &[Move], disk: DiskKind) -> Self {
+    fn of_disk(moves: &[Move], disk: DiskKind) -> Self {
         let (failed, done): (Vec<&Move>, Vec<&Move>) =
             moves.iter().filter(|m| m.disk == disk).partition(|m| m.failed.is_some());
         let all = |of: fn(&Move) -> u64| done.iter().map(|m| of(m) as f64).collect::<Vec<f64>>();
@@ -161,7 +161,7 @@ fn findings_of(data: &MigrateData, disk: DiskKind) -> Option<&Findings> {
 /// The claims of a result.
 #[must_use]
 pub fn claims(data: &MigrateData) -> Vec<Claim> {
-    let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of(&data.moves, disk));
+    let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of_disk(&data.moves, disk));
     let mut claims = integrity(data, &ours);
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(

@@ -25,7 +25,7 @@ impl Experiment for MigrateData {
 fn section(data: &MigrateData) -> Section {
     let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
     let moves = [DiskKind::Domain, DiskKind::Qemu].map(|disk| {
-        let all = Summary::of(&data.moves, disk);
+        let all = Summary::of_disk(&data.moves, disk);
         let ms = |value: f64| format!("{value:.0}");
         vec![
             disk.as_str().to_owned(),
