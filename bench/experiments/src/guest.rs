@@ -112,7 +112,7 @@ pub fn run_command(guest: &mut QemuGuest, argv: &[&str]) -> anyhow::Result<Strin
 /// Runs a command that takes a while, as [`run_command`] does.
 ///
 /// # Errors
-/// Those of [`run_command`], and a command that does not end in time.
+/// As [`run_command`], and a command that does not end in time.
 pub fn run_command_within(guest: &mut QemuGuest, argv: &[&str], timeout: Duration) -> anyhow::Result<String> {
     let output = guest.exec(argv, timeout)?;
     if !output.success() {

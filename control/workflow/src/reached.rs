@@ -42,7 +42,7 @@ enum Counter {
 struct CountedReads {
     /// Of the VM's cgroup.
     group: Counter,
-    /// Of the device, whoever reads.
+    /// Reads of the device by all programs.
     device: Counter,
 }
 

@@ -8,7 +8,7 @@ pub(super) fn elevator(held: f64) -> Cause {
         kind: CauseKind::Elevator,
         share: None,
         evidence: format!(
-            "BFQ held requests back for {:.0} % of the time in which the disk had none (it idles for the VM whose turn it is)",
+            "for {:.0} % of the time BFQ held requests back while the disk had none (it idles for the VM whose turn it is)",
             100.0 * held
         ),
         remedy: "`rtvirtio plan` chooses BFQ's settings; or set `slice_idle` to 0".to_owned(),

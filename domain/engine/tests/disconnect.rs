@@ -66,7 +66,7 @@ fn outstanding(handle: &EngineHandle) -> usize {
 
 #[test]
 fn a_second_end_of_a_connection_leaves_the_first_one_waiting() {
-    // A read of a pipe takes as long as nobody writes.
+    // A read of an empty pipe does not complete until something is written.
     let (from, to) = rustix::pipe::pipe().unwrap();
     let engine = engine(File::from(from));
     let handle = engine.handle();

@@ -49,4 +49,4 @@ pub use session::Session;
 pub use state_dir::{StateDir, syncs};
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
-pub use units::{Unkept, Why, systemd_weight};
+pub use units::{Unkept, Why, has_systemd, systemd_weight};

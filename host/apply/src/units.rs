@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::{HostError, text, unless_gone};
+use rtvirtio_kernel::{HostError, Root, text, unless_gone};
 
 use crate::error::ApplyError;
 use crate::journal::Entry;
@@ -30,6 +30,15 @@ const BOOTED: &str = "/run/systemd/system";
 const PERIOD: u64 = 100_000;
 /// The kernel's smallest quota and period, and its longest period, in us.
 const SHORTEST: u64 = 1_000;
+
+/// Whether systemd is the init.
+///
+/// # Errors
+/// When its directory cannot be read.
+pub fn has_systemd(root: &Root) -> Result<bool, HostError> {
+    root.exists(BOOTED)
+}
+
 /// A setting that systemd removes, or changes, when it rewrites the files of its units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unkept {
@@ -92,7 +101,7 @@ fn unit_of(file: &Path) -> Option<&str> {
 pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, ApplyError> {
     let mut given = Given { writes: Vec::new(), unkept: Vec::new() };
     let mut files = all.to_vec();
-    if !machine.root().exists(BOOTED)? {
+    if !has_systemd(machine.root())? {
         given.writes = files;
         return Ok(given);
     }

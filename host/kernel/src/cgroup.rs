@@ -110,6 +110,42 @@ impl Limit {
     }
 }
 
+/// Result of a search for a controller's hierarchy.
+enum Search {
+    Found(Cgroups),
+    /// Neither v1 with the controller nor v2 is mounted.
+    Unmounted,
+    /// The hierarchy of v2 does not offer it.
+    Without {
+        mount: PathBuf,
+        offered: String,
+    },
+}
+
+impl Search {
+    /// Searches for a controller by its names on v1 and v2.
+    fn of(root: &Root, v1: &'static str, v2: &str) -> Result<Self, HostError> {
+        let mounts = mounts(root)?;
+        // The same hierarchy may be mounted twice; the mount of its root sees all groups.
+        let outermost = |f: &dyn Fn(&&Mount) -> bool| {
+            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
+        };
+        let found = |hierarchy, m: Mount| {
+            let (mount, mount_root) = (m.point, m.root);
+            Self::Found(Cgroups { hierarchy, mount, mount_root, controller: v1 })
+        };
+        if let Some(m) = outermost(&|m| m.fs == "cgroup" && m.options.iter().any(|o| o == v1)) {
+            return Ok(found(Hierarchy::V1, m));
+        }
+        let Some(m) = outermost(&|m| m.fs == "cgroup2") else { return Ok(Self::Unmounted) };
+        let controllers = root.read(m.point.join("cgroup.controllers"))?;
+        if text::has_word(&controllers, v2) {
+            return Ok(found(Hierarchy::V2, m));
+        }
+        Ok(Self::Without { mount: m.point, offered: controllers.trim().to_owned() })
+    }
+}
+
 impl Cgroups {
     /// Finds the hierarchy: v1 `blkio` when it is mounted (a controller lives in one hierarchy
     /// only), else v2 with `io`.
@@ -117,35 +153,19 @@ impl Cgroups {
     /// # Errors
     /// [`HostError::NoIoController`] when neither is there, with the remedy.
     pub fn detect(root: &Root) -> Result<Self, HostError> {
-        let mounts = mounts(root)?;
-        let v1 = |m: &&Mount| m.fs == "cgroup" && m.options.iter().any(|o| o == "blkio");
-        let v2 = |m: &&Mount| m.fs == "cgroup2";
-        // The same hierarchy may be mounted twice; the mount of its root sees all groups.
-        let pick = |f: &dyn Fn(&&Mount) -> bool| {
-            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
-        };
-        let make =
-            |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root, controller: "blkio" };
-        if let Some(m) = pick(&v1) {
-            return Ok(make(Hierarchy::V1, m));
-        }
-        let Some(m) = pick(&v2) else {
-            let why =
-                "neither v1 `blkio` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`";
-            return Err(HostError::NoIoController { why: why.into() });
-        };
-        let controllers = root.read(m.point.join("cgroup.controllers"))?;
-        if text::has_word(&controllers, "io") {
-            return Ok(make(Hierarchy::V2, m));
-        }
-        Err(HostError::NoIoController {
-            why: format!(
-                "the v2 hierarchy at {} offers only `{}`; boot without `cgroup_disable=io`, and without v1 `blkio` claimed \
+        let why = match Search::of(root, "blkio", "io")? {
+            Search::Found(found) => return Ok(found),
+            Search::Unmounted => {
+                "neither v1 `blkio` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`"
+                    .into()
+            }
+            Search::Without { mount, offered } => format!(
+                "the v2 hierarchy at {} offers only `{offered}`; boot without `cgroup_disable=io`, and without v1 `blkio` claimed \
                  (`cgroup_no_v1=blkio`), on a kernel with CONFIG_BLK_CGROUP",
-                m.point.display(),
-                controllers.trim()
+                mount.display()
             ),
-        })
+        };
+        Err(HostError::NoIoController { why })
     }
 
     /// Finds the hierarchy of the CPU controller: v1 `cpu` when it is mounted, else v2 with `cpu`.
@@ -153,32 +173,19 @@ impl Cgroups {
     /// # Errors
     /// [`HostError::NoCpuController`] when neither is there, with the remedy.
     pub fn detect_cpu(root: &Root) -> Result<Self, HostError> {
-        let mounts = mounts(root)?;
-        let outermost = |f: &dyn Fn(&&Mount) -> bool| {
-            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
-        };
-        let make =
-            |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root, controller: "cpu" };
-        if let Some(m) = outermost(&|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu")) {
-            return Ok(make(Hierarchy::V1, m));
-        }
-        let none = |why: String| HostError::NoCpuController { why };
-        let Some(m) = outermost(&|m| m.fs == "cgroup2") else {
-            return Err(none(
+        let why = match Search::of(root, "cpu", "cpu")? {
+            Search::Found(found) => return Ok(found),
+            Search::Unmounted => {
                 "neither v1 `cpu` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`"
-                    .into(),
-            ));
+                    .into()
+            }
+            Search::Without { mount, offered } => format!(
+                "the v2 hierarchy at {} offers only `{offered}`; boot without `cgroup_disable=cpu`. With RT_GROUP_SCHED the kernel also \
+                 withholds it while a real-time thread is outside of the root cgroup",
+                mount.display()
+            ),
         };
-        let controllers = root.read(m.point.join("cgroup.controllers"))?;
-        if text::has_word(&controllers, "cpu") {
-            return Ok(make(Hierarchy::V2, m));
-        }
-        Err(none(format!(
-            "the v2 hierarchy at {} offers only `{}`; boot without `cgroup_disable=cpu`. With RT_GROUP_SCHED the kernel also \
-             withholds it while a real-time thread is outside of the root cgroup",
-            m.point.display(),
-            controllers.trim()
-        )))
+        Err(HostError::NoCpuController { why })
     }
 
     /// Finds the hierarchy of the memory controller: v1 `memory` when it is mounted, else v2 with
@@ -187,20 +194,10 @@ impl Cgroups {
     /// # Errors
     /// When the mounts or the controllers cannot be read.
     pub fn detect_memory(root: &Root) -> Result<Option<Self>, HostError> {
-        let mounts = mounts(root)?;
-        let outermost = |f: &dyn Fn(&&Mount) -> bool| {
-            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
-        };
-        let make = |hierarchy, m: Mount| {
-            let (mount, mount_root) = (m.point, m.root);
-            Self { hierarchy, mount, mount_root, controller: "memory" }
-        };
-        if let Some(m) = outermost(&|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "memory")) {
-            return Ok(Some(make(Hierarchy::V1, m)));
-        }
-        let Some(m) = outermost(&|m| m.fs == "cgroup2") else { return Ok(None) };
-        let controllers = root.read(m.point.join("cgroup.controllers"))?;
-        Ok(text::has_word(&controllers, "memory").then(|| make(Hierarchy::V2, m)))
+        Ok(match Search::of(root, "memory", "memory")? {
+            Search::Found(found) => Some(found),
+            Search::Unmounted | Search::Without { .. } => None,
+        })
     }
 
     /// Cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is not

@@ -126,8 +126,8 @@ fn tool(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Cgroup of the memory controller in which the VM's QEMU begins, with the path of its swap file.
-/// It is removed on drop; on v2 it is the lab's own.
+/// Cgroup of the memory controller in which the VM's QEMU begins, with the path of its swap file:
+/// on v1 removed on drop, on v2 the lab's own.
 pub struct MemoryGroup {
     cgroups: Cgroups,
     group: PathBuf,

@@ -35,7 +35,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct AddedOptions {
-    /// Devices beside memory: `twin:NAME`, or `file:PATH` for a file on a disk of this machine.
+    /// Devices besides memory: `twin:NAME`, or `file:PATH` for a file on a disk of this machine.
     pub devices: Vec<String>,
     /// Length of each run.
     pub length: Nanos,

@@ -151,7 +151,10 @@ fn move_in_turn(
     for i in 0..n {
         let mut said = Vec::new();
         // The first one alternates.
-        for which in [i % 2, 1 - i % 2].into_iter().filter(|which| !has_failed[*which]).collect::<Vec<_>>() {
+        for which in [i % 2, 1 - i % 2] {
+            if has_failed[which] {
+                continue;
+            }
             progress.check_cancelled()?;
             let guest = &mut guests[which];
             let moved = guest.move_on();

@@ -53,7 +53,7 @@ pub struct BenchIodAddedArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "5s")]
     pub length: Nanos,
-    /// A device beside memory, again for each: emulated, or `file:PATH` for a file that is made on
+    /// A device besides memory, again for each: emulated, or `file:PATH` for a file that is made on
     /// a disk of this machine and removed afterwards
     #[arg(long = "device", value_name = "twin:NAME")]
     pub devices: Vec<String>,

@@ -1,9 +1,8 @@
 //! Partitions of cgroup v2's cpuset for VMs with `partition = true` in `cores`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
-use rtvirtio_apply::Write;
+use rtvirtio_apply::{Write, has_systemd};
 use rtvirtio_cpu::{Cores, Partition, partition_writes};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{PartitionError, Root, partition_fault, partition_support};
@@ -15,8 +14,6 @@ use crate::error::{Error, Kind, Result, bail};
 /// Reason for which another program than `rtvirtio apply` makes no partition.
 pub(super) const BY_APPLY_ALONE: &str = "`partition = true` in `cores` is for `rtvirtio apply` alone: the groups above the VM \
     have to be set for all partitions at once; apply its spec with that, or leave `partition` out";
-/// Directory that exists where systemd is the init (`sd_booted(3)`).
-const BOOTED: &str = "/run/systemd/system";
 
 fn error(vm: &str, error: &PartitionError) -> Error {
     let kind = match error {
@@ -83,7 +80,7 @@ pub(super) fn note(root: &Root, partition: &Partition) -> Result<String> {
         cpu_ranges(&partition.cpus),
         partition.group.display()
     );
-    if root.exists(Path::new(BOOTED))? {
+    if has_systemd(root)? {
         text += "; where no unit of systemd asks for the cpuset controller (`AllowedCPUs=`), `systemctl daemon-reload` may take it away, \
                  and the partition with it: `rtvirtio keep` and `rtvirtio status` say so";
     }

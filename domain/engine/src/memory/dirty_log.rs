@@ -117,9 +117,9 @@ impl LogMemory {
         }
     }
 
-    /// Marks what is marked in a log that was in use before, and in which nobody marks any more. A
-    /// front end that stops and starts its queues may have given that one up before it shares this
-    /// one, and the queues have written in between.
+    /// Copies the marks of a log that was in use before, and that gets no more of them. A front end
+    /// that stops and starts its queues may have given that one up before it shares this one, and
+    /// the queues have written in between.
     pub fn add_marks_of(&self, before: &Self) {
         let has_marks = |page: &u64| {
             let word = before.marked.get((page / 64) as usize);
