@@ -38,7 +38,10 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             let vector = kernel_file(vector)?;
             Ok(vec![format!("test \"$(stat -c %i {vector})\" = {inode} && echo {list} > {file}")])
         }
-        (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }) => {
+        (
+            Form::ThreadCgroup { mount, .. } | Form::ResctrlTask { mount },
+            Place::Thread { pid, tid, start },
+        ) => {
             let tasks = below(mount, old)?.join(TASKS);
             let line = echo(&tid.to_string(), &tasks)?;
             Ok(vec![format!("{} && {line}", same_thread(*pid, *tid, *start))])
@@ -54,9 +57,14 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
                 format!("rmdir {group}"),
             ])
         }
+        (Form::ResctrlGroup { .. }, Place::Host) if old == ABSENT => {
+            Ok(vec![format!("rmdir {}", kernel_file(&target.path)?)])
+        }
         (_, Place::Thread { .. })
         | (
             Form::Group { .. }
+            | Form::ResctrlGroup { .. }
+            | Form::ResctrlTask { .. }
             | Form::Scheduling
             | Form::Affinity
             | Form::Interrupt { .. }

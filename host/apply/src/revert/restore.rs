@@ -37,6 +37,10 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
             group::give_back(&target.path, machine);
             group::remove(target, machine)?;
         }
+        (Form::ResctrlGroup { processes }, ABSENT) => {
+            group::has_no_others(&target.path, processes, machine)?;
+            group::remove(target, machine)?;
+        }
         (Form::Interrupt { .. }, _) => return interrupt(target, old, machine),
         (Form::Plain, _) if target.path.ends_with(budget::FILE) => budget::write(target, old, machine)?,
         _ => write(target, &target.form.text(old), machine)?,
