@@ -273,7 +273,7 @@ pub fn resolve(
         (of_vms, held) = contracts::writes(admitted, &vms, &taken, progress)?;
     }
     let (with_memory, of_memory) = match wanted {
-        Wanted::Traffic { .. } => Default::default(),
+        Wanted::Traffic { .. } => (Vec::new(), Vec::new()),
         _ => memory::writes(host, &vms, matches!(room, Room::OwnAndHost), progress)?,
     };
     match wanted {

@@ -40,7 +40,7 @@ pub(crate) fn is_asked(host: &HostSpec) -> bool {
     host.device_ways().is_some() || host.vms().iter().any(asks)
 }
 
-/// The names of all VMs with `memory`, and the writes for them and for devices. Another program
+/// Names of all VMs with `memory`, and the writes for them and for devices. Another program
 /// than `rtvirtio apply` leaves them, and says so.
 ///
 /// # Errors
@@ -96,6 +96,10 @@ fn mounted(root: &Root) -> Result<Resctrl> {
 /// # Errors
 /// When resctrl cannot be read.
 pub(crate) fn late(root: &Root, vm: &Vm, threads: &[Thread]) -> Result<Vec<Write>> {
+    late_tasks(root, vm, &threads.iter().map(|t| (t.pid, t.tid, t.start)).collect::<Vec<_>>())
+}
+
+fn late_tasks(root: &Root, vm: &Vm, tasks: &[Task]) -> Result<Vec<Write>> {
     let (Some(memory), Offer::Mounted(found)) = (&vm.cpu.memory, resctrl::find(root)?) else {
         return Ok(Vec::new());
     };
@@ -104,9 +108,9 @@ pub(crate) fn late(root: &Root, vm: &Vm, threads: &[Thread]) -> Result<Vec<Write
         return Ok(Vec::new());
     }
     let mut out = Vec::new();
-    for t in threads {
-        if group_of(root, &vm.name, (t.pid, t.tid, t.start))?.as_deref() == Some("/") {
-            out.push(moved(&vm.name, &found.mount, &path, (t.pid, t.tid, t.start)));
+    for task in tasks {
+        if group_of(root, &vm.name, *task)?.as_deref() == Some("/") {
+            out.push(moved(&vm.name, &found.mount, &path, *task));
         }
     }
     Ok(out)

@@ -391,7 +391,14 @@ impl<'a> Machine<'a> {
 
     /// Writes to a knob's file.
     pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
-        self.write_file(target, text).map_err(|fault| resctrl::with_status(self.host, target, fault))
+        self.write_file(target, text).map_err(|fault| {
+            let Some(status) = resctrl::status(target, &|file| self.host.read(file)) else { return fault };
+            let told = |e: io::Error| io::Error::new(e.kind(), format!("{e}; resctrl: {status}"));
+            match fault {
+                Fault::Gone(e) => Fault::Gone(told(e)),
+                Fault::Io(e) => Fault::Io(told(e)),
+            }
+        })
     }
 
     fn write_file(&self, target: &Target, text: &str) -> Result<(), Fault> {

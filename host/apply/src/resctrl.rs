@@ -1,28 +1,21 @@
 //! resctrl's own words on a refusal.
 
 use std::io;
+use std::path::Path;
 
-use crate::machine::{Fault, HostFiles};
 use crate::target::{Form, Target};
 
 /// Below the mount point: the reason for which the last call was refused, else `ok`.
 const STATUS: &str = "info/last_cmd_status";
 
-/// Adds the reason that resctrl gives to the error of a write to one of its files.
-pub(crate) fn with_status(host: &dyn HostFiles, target: &Target, fault: Fault) -> Fault {
+/// Reason that resctrl gives for the refusal of a write just now; `None` where it gives none, or the
+/// target is not its own.
+pub(crate) fn status(target: &Target, read: &dyn Fn(&Path) -> io::Result<String>) -> Option<String> {
     let file = match &target.form {
         Form::ResctrlTask { mount } => mount,
         Form::ResctrlGroup { .. } | Form::Schemata { .. } | Form::IoAlloc | Form::IoAllocWays => &target.path,
-        _ => return fault,
+        _ => return None,
     };
-    let status = file.ancestors().find_map(|dir| host.read(&dir.join(STATUS)).ok());
-    let status = status.as_deref().map_or("", str::trim);
-    if status.is_empty() || status == "ok" {
-        return fault;
-    }
-    let told = |e: io::Error| io::Error::new(e.kind(), format!("{e}; resctrl: {status}"));
-    match fault {
-        Fault::Gone(e) => Fault::Gone(told(e)),
-        Fault::Io(e) => Fault::Io(told(e)),
-    }
+    let status = file.ancestors().find_map(|dir| read(&dir.join(STATUS)).ok())?;
+    Some(status.trim().to_owned()).filter(|status| !status.is_empty() && status != "ok")
 }

@@ -1,5 +1,4 @@
-//! What new contracts share with those in force of other journals: budgets of the cgroups above, and
-//! CPUs.
+//! Budgets of cgroups and CPUs that new contracts share with those in force of other journals.
 
 use rtvirtio_apply::{JOURNAL_FILE, Write};
 use rtvirtio_cpu::Probe;

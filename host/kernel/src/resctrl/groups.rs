@@ -67,7 +67,7 @@ impl Resctrl {
 /// group in it, if any (`proc_resctrl_show()`).
 #[must_use]
 pub fn task_group(text: &str) -> Option<String> {
-    let of = |key| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     let control = of("res:")?.trim_start_matches('/');
     Some(match (control, of("mon:")?) {
         ("", "") => "/".to_owned(),
