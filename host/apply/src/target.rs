@@ -263,9 +263,10 @@ impl Form {
             | Self::ThreadCgroup { .. }
             | Self::Group { .. }
             | Self::ResctrlGroup { .. }
-            | Self::ResctrlTask { .. }
-            | Self::IoAllocWays => value.to_owned(),
-            Self::Schemata { resource } => format!("{resource}:{value}"),
+            | Self::ResctrlTask { .. } => value.to_owned(),
+            // Both are refused without a line feed (`rdtgroup_schemata_write()`).
+            Self::Schemata { resource } => format!("{resource}:{value}\n"),
+            Self::IoAllocWays => format!("{value}\n"),
             Self::IoAlloc => (if value == "enabled" { "1" } else { "0" }).to_owned(),
             Self::DeviceWeight { dev }
             | Self::IoWeight { dev }
@@ -321,6 +322,7 @@ impl Form {
             Self::Throttle { dev } => format!("{dev} {value}"),
             Self::CpuList if value.is_empty() => "none".to_owned(),
             Self::IoAlloc => value.to_owned(),
+            Self::Schemata { .. } | Self::IoAllocWays => self.text(value).trim_end().to_owned(),
             _ if self.unit().is_some() => self.text(value).replace('\n', " "),
             _ => self.text(value),
         }

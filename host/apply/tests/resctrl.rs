@@ -106,7 +106,7 @@ fn a_group_with_ways_killed_at_every_point() {
     let sim = sim();
     let (apply, revert) = sweep(&sim.case, &sim.dirs);
     println!("points: apply {apply}, revert {revert}; 0 differences");
-    assert!(apply > 20 && revert > 15, "{apply} {revert}");
+    assert!(apply > 20 && revert > 10, "{apply} {revert}");
 }
 
 #[test]
@@ -127,10 +127,10 @@ fn what_another_program_changes_is_drift_and_its_thread_keeps_the_group() {
     };
     assert!(drifted().is_empty());
     let schemata = Path::new(GROUP).join("schemata");
-    sim.kernel.write(&schemata, "MB:0=90;1=40").unwrap();
+    sim.kernel.write(&schemata, "MB:0=90;1=40\n").unwrap();
     sim.kernel.write(&Path::new(RESCTRL).join("tasks"), "8").unwrap();
     assert_eq!(drifted(), ["MB"], "a thread with its old value is not another program's");
-    sim.kernel.write(&schemata, "MB:0=40;1=40").unwrap();
+    sim.kernel.write(&schemata, "MB:0=40;1=40\n").unwrap();
 
     // A thread of another process, and one that the VM has started meanwhile.
     sim.kernel.write(&Path::new(GROUP).join("tasks"), "30").unwrap();

@@ -87,7 +87,7 @@ fn shown(writes: &[Write]) -> Vec<String> {
     let one = |write: &Write| {
         let path = &write.target.path;
         let file = path.strip_prefix(USUAL_MOUNT).unwrap_or(path).display();
-        format!("{file} {}", write.target.form.text(&write.value))
+        format!("{file} {}", write.target.form.text(&write.value).trim_end())
     };
     writes.iter().map(one).collect()
 }

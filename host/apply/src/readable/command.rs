@@ -83,13 +83,12 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             ])
         }
         (form, Place::Host) if form.unit().is_some() => unit(form, old),
-        // `echo` ends even an empty list with the line feed that the kernel needs.
-        (Form::CpuList, Place::Host) => Ok(vec![echo(old, &target.path)?]),
         (form, Place::Host) => {
             if let Some(dev) = target.dev() {
                 dev_number(dev)?;
             }
-            Ok(vec![echo(&form.text(old), &target.path)?])
+            // `echo` ends even an empty list with the line feed that the kernel needs.
+            Ok(vec![echo(form.text(old).trim_end(), &target.path)?])
         }
         (_, Place::Guest { .. }) => Err("it is inside a guest".to_owned()),
     }

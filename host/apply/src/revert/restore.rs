@@ -158,7 +158,7 @@ fn disable(target: &Target, off: &str, files: ControllerFiles, machine: &Machine
 }
 
 fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
-    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{text}`")))
+    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{}`", text.trim_end())))
 }
 
 fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {

@@ -77,6 +77,7 @@ impl SimKernel {
                 let (file, _) = all.iter().find(is_it).ok_or(Errno::SRCH)?;
                 fs::write(file, shown(&format!("/{}", dir.strip_prefix(RESCTRL).unwrap().display())))
             }
+            "schemata" | "io_alloc_cbm" if !value.ends_with('\n') => Err(Errno::INVAL.into()),
             "schemata" => {
                 let (resource, _) = value.split_once(':').unwrap();
                 let values = line_values(value, resource).unwrap();
@@ -95,7 +96,7 @@ impl SimKernel {
                 self.put(dir.join("io_alloc_cbm"), if on { "0=ff;1=ff\n" } else { "" });
                 fs::write(self.at(path), if on { "enabled\n" } else { "disabled\n" })
             }
-            "io_alloc_cbm" => fs::write(self.at(path), format!("{value}\n")),
+            "io_alloc_cbm" => fs::write(self.at(path), value),
             _ => Err(Errno::ACCESS.into()),
         }
     }
