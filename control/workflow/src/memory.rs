@@ -57,7 +57,9 @@ pub(crate) fn writes(
         return Ok((Vec::new(), Vec::new()));
     }
     if !is_apply {
-        progress.warn("`memory` of the spec is left: resctrl is one for all VMs, and set by `rtvirtio apply` alone");
+        progress.warn(
+            "`memory` of the spec is left: resctrl is one for all VMs, and set by `rtvirtio apply` alone",
+        );
         return Ok((Vec::new(), Vec::new()));
     }
     let root = Root::default();
@@ -77,7 +79,10 @@ fn mounted(root: &Root) -> Result<Resctrl> {
     match resctrl::find(root)? {
         Offer::Absent => bail!(System, "`memory` needs resctrl, which is {}", absent(root)),
         Offer::NotMounted => {
-            bail!(System, "`memory` needs resctrl, which is not mounted: mount -t resctrl resctrl {USUAL_MOUNT}")
+            bail!(
+                System,
+                "`memory` needs resctrl, which is not mounted: mount -t resctrl resctrl {USUAL_MOUNT}"
+            )
         }
         Offer::Mounted(found) => {
             ensure!(

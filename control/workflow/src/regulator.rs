@@ -379,12 +379,9 @@ pub(crate) fn memory_control(maker: Maker, memory: &MemoryBandwidth, full: Optio
     match maker {
         _ if memory.in_mib => MemoryControl::MibPerSecond,
         Maker::Amd => MemoryControl::EighthGb { most: memory.most },
-        maker => MemoryControl::Percent {
-            least: memory.least,
-            step: memory.step,
-            full,
-            mpam: maker == Maker::Arm,
-        },
+        maker => {
+            MemoryControl::Percent { least: memory.least, step: memory.step, full, mpam: maker == Maker::Arm }
+        }
     }
 }
 

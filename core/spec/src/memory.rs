@@ -15,7 +15,7 @@ use crate::field::{Field, Section, kind, quoted};
 pub enum Ways {
     /// So many adjacent ones, chosen when they are applied.
     Count(u32),
-    /// Those of a bit mask.
+    /// Bit mask of the ways.
     Mask(u64),
 }
 
@@ -68,7 +68,8 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 const DEVICE_KEYS: &[&str] = &["device_ways"];
 const DEVICE_ALIASES: &[(&str, &str)] = &[("io_alloc", "device_ways"), ("dma", "device_ways")];
-const EXAMPLE: &str = "write memory = { ways = 4, bandwidth = \"40%\" }, with a rate such as \"8GB/s\" on AMD";
+const EXAMPLE: &str =
+    "write memory = { ways = 4, bandwidth = \"40%\" }, with a rate such as \"8GB/s\" on AMD";
 /// Bits of the kernel's masks (`RESCTRL_MAX_CBM` is 32; a mask here has 64).
 const MAX_WAYS: u32 = 64;
 

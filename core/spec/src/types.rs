@@ -6,8 +6,8 @@ use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
-use crate::memory::Memory;
 use crate::goal::Target;
+use crate::memory::Memory;
 use crate::network::{Flow, Nic};
 use crate::traffic::Traffic;
 

@@ -8,8 +8,8 @@ use crate::target::{Form, Target};
 /// Below the mount point: the reason for which the last call was refused, else `ok`.
 const STATUS: &str = "info/last_cmd_status";
 
-/// Reason that resctrl gives for the refusal of a write just now; `None` where it gives none, or the
-/// target is not its own.
+/// Reason that resctrl gives for the refusal of a write just now; `None` where it gives none, or
+/// the target is not its own.
 pub(crate) fn status(target: &Target, read: &dyn Fn(&Path) -> io::Result<String>) -> Option<String> {
     let file = match &target.form {
         Form::ResctrlTask { mount } => mount,

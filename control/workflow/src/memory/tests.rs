@@ -128,7 +128,8 @@ fn on_intel_a_vm_has_ways_and_percent_and_others_leave_its_own() {
 fn on_amd_rates_are_eighths_and_devices_have_ways() {
     let (_dir, root) = host(AMD);
     let section = "[memory]\ndevice_ways = 2";
-    let wanted = spec("{ ways = \"0xf00f\", bandwidth = \"2GB/s\", slow_bandwidth = \"1GB/s\" }", "", section);
+    let wanted =
+        spec("{ ways = \"0xf00f\", bandwidth = \"2GB/s\", slow_bandwidth = \"1GB/s\" }", "", section);
     let writes = of(&root, &wanted).unwrap();
     let all = shown(&writes);
     assert_eq!(

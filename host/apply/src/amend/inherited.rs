@@ -52,7 +52,11 @@ pub(super) fn before_us(
         let group = mount.join(now.trim_start_matches('/'));
         let of_resctrl = |e: &Entry| matches!(e.target.form, Form::ResctrlGroup { .. });
         // Threads come from the default group only.
-        return Ok(known.groups.iter().any(|e| e.target.path == group && of_resctrl(e)).then(|| "/".to_owned()));
+        return Ok(known
+            .groups
+            .iter()
+            .any(|e| e.target.path == group && of_resctrl(e))
+            .then(|| "/".to_owned()));
     }
     let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
     let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
