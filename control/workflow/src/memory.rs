@@ -208,7 +208,7 @@ fn line(schemata: &Path, resource: &str, whose: &str, value: String) -> Write {
     Write::new(format!("{resource} of {whose}"), Target::host(schemata, form), value)
 }
 
-/// The same value for each domain, as a line's value.
+/// Value of a line that gives each domain this one.
 fn everywhere(domains: &[u32], value: &str) -> String {
     domains.iter().map(|domain| format!("{domain}={value}")).collect::<Vec<_>>().join(";")
 }

@@ -166,6 +166,19 @@ fn on_arm_percent_are_a_cap_of_each_domain() {
 }
 
 #[test]
+fn with_cdp_code_and_data_get_the_same_ways() {
+    let of_code = |(path, text): &(&str, &'static str)| (path.replace("info/L3/", "info/L3CODE/"), *text);
+    let files: Vec<(String, &str)> = INTEL.iter().map(of_code).collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    let (_dir, root) = host(&files);
+    let both = "    MB:0=100;1=100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n";
+    put(&root, "/sys/fs/resctrl/schemata", both);
+    let all = shown(&of(&root, &spec("{ ways = 3, own = true }", "", "")).unwrap());
+    assert_eq!(all[1..3], ["rtvirtio-plc/schemata L3CODE:0=7;1=7", "rtvirtio-plc/schemata L3DATA:0=7;1=7"]);
+    assert_eq!(all[5..], ["schemata L3CODE:0=7f8;1=7f8", "schemata L3DATA:0=7f8;1=7f8"]);
+}
+
+#[test]
 fn ways_and_groups_that_do_not_fit_are_refused() {
     let (_dir, root) = host(INTEL);
     for (plc, web, why) in [

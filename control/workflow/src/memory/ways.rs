@@ -18,7 +18,7 @@ pub(super) struct WaysPlan<'a> {
     used: u64,
     /// VMs' own ways, which the default group gives up.
     own: u64,
-    /// What a user has to know of them.
+    /// Sentences on them for the user.
     pub(super) notes: Vec<String>,
 }
 
