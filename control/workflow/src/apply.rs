@@ -6,7 +6,6 @@ use rtvirtio_apply::{
     ApplyError, Line, Machine, Observer, OnConflict, Reverted, Session, Silent, StateDir, Step, Write,
     append, dry_run, merge,
 };
-use rtvirtio_cpu::Probe;
 use rtvirtio_kernel::Root;
 use rtvirtio_model::{Config, ModelKind, Profile};
 use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
@@ -28,6 +27,7 @@ use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force;
 use crate::interrupts;
+use crate::memory;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::{load_profile, warn_throttled};
 use crate::plan_file::HostPlan;
@@ -207,7 +207,9 @@ impl Wanted {
             Self::All { .. } => of_vms(),
             Self::Traffic { .. } => Ok(None),
             Self::Cpu { .. } => match of_vms()? {
-                None => bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply"),
+                None if !memory::is_asked(self.host()) => {
+                    bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply")
+                }
                 admitted => Ok(admitted),
             },
         }
@@ -226,22 +228,6 @@ pub enum Room<'a> {
     /// need together with the listed ones, which are in force. Before, it refuses VMs of which
     /// another program than this holder holds settings.
     Shared(&'a Scopes<'a>, &'a [InForce], &'a Holder),
-}
-
-impl Room<'_> {
-    /// Raises the budgets, or returns the writes for that.
-    fn writes(self, probe: &Probe, held: &[VmCpu], vms: &[StartedVm]) -> Result<Vec<Write>> {
-        match self {
-            Self::Own | Self::OwnAndHost => contracts::ancestor_capacity(probe, held),
-            Self::Shared(scopes, others, holder) => {
-                holders::refuse(vms, holder, scopes.dirs())?;
-                let all: Vec<InForce> =
-                    others.iter().cloned().chain(held.iter().map(InForce::from_settings)).collect();
-                scopes.make_room(probe, &all)?;
-                Ok(Vec::new())
-            }
-        }
-    }
 }
 
 /// Settings of devices and CPU contracts of VMs, as writes on this host.
@@ -286,9 +272,15 @@ pub fn resolve(
         let taken = room.cpus_taken(&admitted, dirs)?;
         (of_vms, held) = contracts::writes(admitted, &vms, &taken, progress)?;
     }
+    let (with_memory, of_memory) = match wanted {
+        Wanted::Traffic { .. } => (Vec::new(), Vec::new()),
+        _ => memory::writes(host, &vms, matches!(room, Room::OwnAndHost), progress)?,
+    };
     match wanted {
         Wanted::All { .. } | Wanted::Traffic { .. } => traffic::name_unset(host.vms().iter(), progress),
-        Wanted::Cpu { .. } => vms.retain(|vm| held.iter().any(|h| h.vm == vm.name)),
+        Wanted::Cpu { .. } => {
+            vms.retain(|vm| held.iter().any(|h| h.vm == vm.name) || with_memory.contains(&vm.name));
+        }
     }
     let vms = started(vms.into_iter(), progress)?;
     let (mut writes, covered) = of_disks(&wanted.disk_plans()?)?;
@@ -306,6 +298,7 @@ pub fn resolve(
             fair_server::warn_left(host, &held, progress);
         }
     }
+    append(&mut writes, of_memory);
     if writes.is_empty() && matches!(wanted, Wanted::Traffic { .. }) {
         bail!(Argument, "no VM of the spec has `traffic` for its disks: there is nothing to apply");
     }

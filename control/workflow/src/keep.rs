@@ -16,12 +16,14 @@ use crate::in_force;
 use crate::managed_vm::ManagedVm;
 use crate::progress::Progress;
 use host_cpus::HostCpus;
+use memory::MemoryGroups;
 use partitions::Partitions;
 use search::{Search, SearchResult};
 use urgency::{Follower, Wanted};
 use warnings::Failures;
 
 mod host_cpus;
+mod memory;
 mod partitions;
 mod search;
 mod signals;
@@ -125,6 +127,7 @@ pub fn keep(
     // Whether the thread that follows urgency has seen the revert.
     let mut put_back = false;
     let (mut host_cpus, mut partitions) = (HostCpus::default(), Partitions::default());
+    let mut memory = MemoryGroups::default();
     let mut next = Instant::now();
     while !progress.is_cancelled() {
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
@@ -181,6 +184,7 @@ pub fn keep(
             failures.forget(&vm.contract().vm);
         }
         host_cpus.poll(&keeper, &kept).iter().for_each(|line| progress.warn(line));
+        memory.poll(&keeper, &kept).iter().for_each(|line| progress.warn(line));
         let invalid = partitions.poll(&keeper.root, kept.iter().map(ManagedVm::contract));
         invalid.iter().for_each(|line| progress.warn(line));
         if let Some(follower) = &mut follower {

@@ -39,6 +39,7 @@ pub mod knob_class;
 pub mod leftovers;
 mod managed;
 pub mod managed_vm;
+mod memory;
 mod missed;
 pub mod model_choice;
 pub mod named;

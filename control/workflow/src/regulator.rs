@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::resctrl::{self, Maker, Offer, Resctrl, USUAL_MOUNT};
+use rtvirtio_kernel::resctrl::{self, Maker, MemoryBandwidth, Offer, Resctrl, USUAL_MOUNT};
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, Stack};
 use rtvirtio_spec::{Device, HostHandle, HostSpec, Reach, Vm, VmDisk};
 use rtvirtio_traffic::{
@@ -354,17 +354,10 @@ impl<'a> Here<'a> {
 
     fn group(&self, found: &Resctrl) -> ResctrlPlace {
         let full = self.options.full_bandwidth.map(|rate| rate.0);
-        let memory = found.memory.as_ref().map(|memory| match found.maker {
-            _ if memory.in_mib => MemoryControl::MibPerSecond,
-            Maker::Amd => MemoryControl::EighthGb { most: memory.most },
-            maker => MemoryControl::Percent {
-                least: memory.least,
-                step: memory.step,
-                full,
-                mpam: maker == Maker::Arm,
-            },
-        });
-        let cache = found.cache.as_ref().zip(self.options.ways).map(|(cache, ways)| Cache {
+        let memory = found.memory.as_ref().map(|memory| memory_control(found.maker, memory, full));
+        // With `cdp` there are two lines, which `memory` of the spec knows.
+        let cache = found.cache.as_ref().filter(|cache| !cache.cdp);
+        let cache = cache.zip(self.options.ways).map(|(cache, ways)| Cache {
             all: cache.all,
             least: cache.least,
             shareable: cache.shareable,
@@ -377,6 +370,17 @@ impl<'a> Here<'a> {
             cache_domains: found.cache.as_ref().map_or_else(Vec::new, |c| c.domains.clone()),
             cache,
             tasks: Vec::new(),
+        }
+    }
+}
+
+/// Unit and range of a bandwidth on a host whose 100 % are `full`.
+pub(crate) fn memory_control(maker: Maker, memory: &MemoryBandwidth, full: Option<f64>) -> MemoryControl {
+    match maker {
+        _ if memory.in_mib => MemoryControl::MibPerSecond,
+        Maker::Amd => MemoryControl::EighthGb { most: memory.most },
+        maker => {
+            MemoryControl::Percent { least: memory.least, step: memory.step, full, mpam: maker == Maker::Arm }
         }
     }
 }

@@ -109,7 +109,8 @@ fn of_table(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Cores>
     Some(Cores { cpus: given, whole, fair_server_off, partition })
 }
 
-fn flag(report: &mut Report<'_>, section: &Section<'_, '_>, key: &'static str) -> Option<bool> {
+/// Reads `true` or `false`; false without the key, `None` when an error was reported.
+pub(crate) fn flag(report: &mut Report<'_>, section: &Section<'_, '_>, key: &'static str) -> Option<bool> {
     match section.get(key) {
         None => section.absent(key).or(false),
         Some((_, DeValue::Boolean(set))) => Some(*set),

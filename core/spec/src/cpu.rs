@@ -1,5 +1,5 @@
 //! `cpu` and `priorities` of a VM: the CPU time of all its threads together, and their real-time
-//! priorities. Also reads `urgency` and `cores`.
+//! priorities. Also reads `urgency`, `cores` and `memory`.
 
 use rtvirtio_units::{Iops, Nanos};
 use toml::de::DeValue;
@@ -8,7 +8,7 @@ use crate::error::Report;
 use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::{CpuNeed, Priorities, VmCpu};
-use crate::{cores, urgency};
+use crate::{cores, memory, urgency};
 
 /// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it context
 /// switches cost a noticeable part.
@@ -31,7 +31,7 @@ const WORD_ALIASES: &[(&str, &str)] = &[
     ("high", "priorities = \"rt\""),
 ];
 
-/// Reads `cpu`, `priorities`, `urgency` and `cores`; `None` when an error was reported.
+/// Reads `cpu`, `priorities`, `urgency`, `cores` and `memory`; `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCpu> {
     let need = need(report, vm);
     let priorities = vm.word(report, "priorities", WORDS, WORD_ALIASES);
@@ -44,8 +44,9 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCp
         return None;
     }
     let (urgency, cores) = (urgency::read(report, vm), cores::read(report, vm));
+    let memory = memory::read(report, vm);
     let (need, priorities) = (need.optional()?, priorities.optional()?);
-    Some(VmCpu { need, priorities, urgency: urgency?, cores: cores? })
+    Some(VmCpu { need, priorities, urgency: urgency?, cores: cores?, memory: memory? })
 }
 
 fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {

@@ -22,6 +22,9 @@ pub struct HostSpec {
     paths: Vec<Vec<VmPath>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     networks: Vec<Network>,
+    /// Ways of each L3 cache for what devices write into it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_ways: Option<u32>,
     /// Error for a caller that supports one device only; `None` for a file with one.
     #[serde(skip)]
     several: Option<SpecErrors>,
@@ -58,8 +61,15 @@ impl HostSpec {
         &self.networks
     }
 
-    pub(crate) fn with_networks(self, networks: Vec<Network>) -> Self {
-        Self { networks, ..self }
+    /// Ways of each L3 cache for what devices write into it (`[memory]`); `None` leaves them.
+    #[must_use]
+    pub fn device_ways(&self) -> Option<u32> {
+        self.device_ways
+    }
+
+    /// Adds what all VMs share.
+    pub(crate) fn with_shared(self, networks: Vec<Network>, device_ways: Option<u32>) -> Self {
+        Self { networks, device_ways, ..self }
     }
 
     /// Paths of the VM at this index; empty where there is no such VM.
@@ -114,8 +124,8 @@ fn no_paths(paths: &[Vec<VmPath>]) -> bool {
 
 impl HostSpec {
     /// Joins several files to one host, with the VMs that `keep` selects, and each block device
-    /// once. Of VMs with the same name the first is taken. Networks are left out. `None` where no
-    /// VM remains.
+    /// once. Of VMs with the same name the first is taken. Networks and `[memory]` are left out.
+    /// `None` where no VM remains.
     #[must_use]
     pub fn joined<'s>(all: impl IntoIterator<Item = &'s Self>, keep: impl Fn(&str) -> bool) -> Option<Self> {
         let mut host = Self {
@@ -124,6 +134,7 @@ impl HostSpec {
             disks: Vec::new(),
             paths: Vec::new(),
             networks: Vec::new(),
+            device_ways: None,
             several: None,
         };
         for file in all {
@@ -175,7 +186,7 @@ impl HostSpec {
     }
 
     /// Restricts the file to the devices that `keep` selects: the VMs with tasks there, and these
-    /// tasks. Networks are left out. `None` where nothing remains.
+    /// tasks. Networks and `[memory]` are left out. `None` where nothing remains.
     #[must_use]
     pub fn on_devices(&self, keep: impl Fn(&Device) -> bool) -> Option<Self> {
         let is_kept: Vec<bool> = self.parts.iter().map(|part| keep(&part.spec.device)).collect();
@@ -197,7 +208,8 @@ impl HostSpec {
             disks.push(on);
             paths.push(self.paths(i).to_vec());
         }
-        let mut host = Self { parts, vms, disks, paths, networks: Vec::new(), several: None };
+        let (networks, device_ways) = (Vec::new(), None);
+        let mut host = Self { parts, vms, disks, paths, networks, device_ways, several: None };
         host.drop_empty_parts();
         (!host.parts.is_empty()).then_some(host)
     }
@@ -240,7 +252,7 @@ impl From<Spec> for HostSpec {
         let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
         let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
         let paths = vec![Vec::new(); vms.len()];
-        Self { parts: vec![part], vms, disks, paths, networks: Vec::new(), several: None }
+        Self { parts: vec![part], vms, disks, paths, networks: Vec::new(), device_ways: None, several: None }
     }
 }
 
@@ -306,7 +318,7 @@ pub(crate) fn assemble(
             (with_disk(&one.vm, first), one.disks)
         })
         .unzip();
-    good.then_some(HostSpec { parts, vms, disks, paths, networks: Vec::new(), several })
+    good.then_some(HostSpec { parts, vms, disks, paths, networks: Vec::new(), device_ways: None, several })
 }
 
 /// Copy of the VM with this disk, unless the lab starts it.

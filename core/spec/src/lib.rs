@@ -19,6 +19,7 @@ mod goal;
 mod host;
 mod libvirt;
 mod limits;
+mod memory;
 mod name;
 mod nesting;
 mod network;
@@ -49,6 +50,7 @@ pub use limits::{
     DEFAULT_OPEN_DEPTH, MAX_DEVICES, MAX_DISKS_PER_VM, MAX_FILE_BYTES, MAX_FLOWS_PER_VM, MAX_NETWORKS,
     MAX_NICS_PER_VM, MAX_TASKS_PER_VM, MAX_VMS,
 };
+pub use memory::{Bandwidth, Memory, Ways};
 pub use name::{MAX_NAME, dashed, is_name_char};
 pub use network::{Direction, Flow, Mark, Network, Nic, Uplink};
 pub use path::{PathPart, VmPath};
@@ -113,6 +115,9 @@ impl HostSpec {
     }
 }
 
+/// Sections of a spec.
+const KEYS: &[&str] = &["device", "memory", "network", "vm"];
+
 /// Reads the whole file; `None` when an error was reported.
 fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpec> {
     if let Some(span) = nesting::too_deep(text) {
@@ -143,10 +148,12 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<HostSpe
         ("twin", "twin below [device]"),
         ("lab", "lab below each [[vm]]"),
     ];
-    let file = Section::open(report, "a spec", root.get_ref(), 0..0, &["device", "network", "vm"], &aliases);
+    let file = Section::open(report, "a spec", root.get_ref(), 0..0, KEYS, &aliases);
     let devices = device::read_all(report, &file, directory);
     let networks = network_read::read_all(report, &file);
     let vms = vm::read_all(report, &file, &devices, &networks);
+    let device_ways = memory::device_ways(report, &file);
     let host = host::assemble(report, text, devices, vms?)?;
-    (!networks.bad).then_some(host.with_networks(networks.all))
+    let device_ways = device_ways?;
+    (!networks.bad).then_some(host.with_shared(networks.all, device_ways))
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
 use crate::goal::Target;
+use crate::memory::Memory;
 use crate::network::{Flow, Nic};
 use crate::traffic::Traffic;
 
@@ -93,6 +94,9 @@ pub struct VmCpu {
     /// CPUs of its threads; only together with `need`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
+    /// Share of the L3 cache and of the memory bandwidth for its threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
 }
 
 /// Range of priorities in which a VM's guest moves its vCPUs by what they run.

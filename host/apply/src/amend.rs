@@ -325,7 +325,13 @@ fn stands_alone(write: &Write) -> bool {
         (Place::Thread { .. }, _) => true,
         (Place::Host, form) => !matches!(
             form,
-            Form::Elevator | Form::Group { .. } | Form::IoEnabled | Form::CpusetEnabled | Form::Partition
+            Form::Elevator
+                | Form::Group { .. }
+                | Form::ResctrlGroup { .. }
+                | Form::IoAlloc
+                | Form::IoEnabled
+                | Form::CpusetEnabled
+                | Form::Partition
         ),
         (Place::Guest { .. }, _) => false,
     };

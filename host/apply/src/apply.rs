@@ -201,7 +201,8 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<Option<S
         Err(Fault::Gone(_)) if entry.target.may_end() => return Ok(None),
         Err(fault) => {
             let label = entry.target.to_string();
-            return Err(ApplyError::Refused { label, value: text, source: fault.into_io() });
+            let value = text.trim_end().to_owned();
+            return Err(ApplyError::Refused { label, value, source: fault.into_io() });
         }
     }
     compare(entry, machine)?;

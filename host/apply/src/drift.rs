@@ -45,6 +45,7 @@ pub(crate) fn restore(
     for entry in journal.entries.iter().filter(|e| chosen(&e.knob, &e.target.to_string())) {
         let (Some(new), Some(found)) = (&entry.new, drifted(entry, machine)) else { continue };
         let text = entry.target.form.text(new);
+        let shown = text.trim_end();
         if let Err(fault) = machine.write(&entry.target, &text) {
             out.failed.push((entry.knob.clone(), fault.into_io().to_string()));
             continue;
@@ -57,7 +58,7 @@ pub(crate) fn restore(
         };
         let now = match inspect(entry, true, machine) {
             State::Gone(why) | State::Unreadable(why) => {
-                let why = format!("`{text}` was written, and what it shows is not known: {why}");
+                let why = format!("`{shown}` was written, and what it shows is not known: {why}");
                 out.failed.push((entry.knob.clone(), why));
                 continue;
             }
@@ -70,7 +71,7 @@ pub(crate) fn restore(
                 out.written.push(written(&now));
             }
             Some(now) => {
-                out.failed.push((entry.knob.clone(), format!("`{text}` was written but it shows `{now}`")));
+                out.failed.push((entry.knob.clone(), format!("`{shown}` was written but it shows `{now}`")));
             }
         }
     }

@@ -21,6 +21,7 @@ mod observer;
 mod outcome;
 pub mod points;
 mod readable;
+mod resctrl;
 mod resolve;
 mod revert;
 mod session;

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::asleep::set_when_it_has_run;
 use crate::points::between_in_process;
+use crate::resctrl;
 use crate::systemd::{self, Unit};
 use crate::target::{Form, Place, Target};
 
@@ -207,10 +208,10 @@ impl Guests for NoGuests {
     }
 }
 
-/// Values of [`Form::Group`]: whether the cgroup exists.
+/// Values of [`Form::Group`] and [`Form::ResctrlGroup`]: whether the directory exists.
 pub(crate) const PRESENT: &str = "present";
 pub(crate) const ABSENT: &str = "absent";
-/// The file of a v1 cgroup that lists its threads, and takes one.
+/// The file of a v1 cgroup, or of a group of resctrl, that lists its threads, and takes one.
 pub(crate) const TASKS: &str = "tasks";
 
 /// Host and guests together. Connections to guests are made on first use and kept. An agent that
@@ -255,6 +256,13 @@ impl Fault {
             Self::Gone(e) if target.in_debugfs() => {
                 let hint = "is debugfs mounted? mount -t debugfs debugfs /sys/kernel/debug";
                 Self::Io(io::Error::other(format!("{e}; {hint}")))
+            }
+            // While devices have no ways (`resctrl_io_alloc_cbm_show()`).
+            Self::Io(e)
+                if target.form == Form::IoAllocWays
+                    && e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+            {
+                Self::Gone(e)
             }
             fault => fault,
         }
@@ -307,7 +315,7 @@ impl<'a> Machine<'a> {
                 }
                 self.read_at(&Place::Host, &target.path)
             }
-            (_, Form::Group { .. }) => match self.host.identity(&target.path) {
+            (_, form) if form.is_group() => match self.host.identity(&target.path) {
                 Ok(_) => Ok(PRESENT.to_owned()),
                 Err(e) => match Fault::from_io(e) {
                     Fault::Gone(_) => Ok(ABSENT.to_owned()),
@@ -383,6 +391,17 @@ impl<'a> Machine<'a> {
 
     /// Writes to a knob's file.
     pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
+        self.write_file(target, text).map_err(|fault| {
+            let Some(status) = resctrl::status(target, &|file| self.host.read(file)) else { return fault };
+            let told = |e: io::Error| io::Error::new(e.kind(), format!("{e}; resctrl: {status}"));
+            match fault {
+                Fault::Gone(e) => Fault::Gone(told(e)),
+                Fault::Io(e) => Fault::Io(told(e)),
+            }
+        })
+    }
+
+    fn write_file(&self, target: &Target, text: &str) -> Result<(), Fault> {
         if let Some(unit) = target.form.unit() {
             return self.of_systemd(|| self.host.set_unit(unit, text)).map_err(Fault::Io);
         }
@@ -391,7 +410,7 @@ impl<'a> Machine<'a> {
                 self.same_thread(*pid, *tid, *start)?;
                 self.write_thread(*pid, *tid, &target.form, text)
             }
-            Place::Host if matches!(target.form, Form::Group { .. }) => match text {
+            Place::Host if target.form.is_group() => match text {
                 PRESENT => self.host.make_dir(&target.path).map_err(Fault::from_io),
                 _ => self.host.remove_dir(&target.path).map_err(Fault::from_io),
             },
@@ -417,7 +436,7 @@ impl<'a> Machine<'a> {
                     text::cpu_list(text).ok_or_else(|| invalid(format!("`{text}` is no list of CPUs")))?;
                 self.host.set_affinity(pid, tid, &cpus).map_err(Fault::from_io)
             }
-            Form::ThreadCgroup { mount, .. } => {
+            Form::ThreadCgroup { mount, .. } | Form::ResctrlTask { mount } => {
                 let below = text.strip_prefix('/').unwrap_or(text);
                 let file = mount.join(below).join(TASKS);
                 // `ENOENT` here is a missing cgroup, not a missing thread: that just existed.

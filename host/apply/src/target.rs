@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::irq::{self, Vector};
+use rtvirtio_kernel::resctrl;
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text;
 use rtvirtio_planner::IoCostFile;
@@ -124,6 +125,30 @@ pub enum Form {
         /// Scheduling for these threads: the text of [`Attr`].
         scheduling: String,
     },
+    /// Whether a group of resctrl is there: the value is `present` or `absent`. It is removed only
+    /// while no thread of another process than these is in it; the kernel moves what is left in it
+    /// to the group above.
+    ResctrlGroup {
+        /// Processes of the VM.
+        processes: Vec<u32>,
+    },
+    /// The group of a thread in resctrl: the value is the path below the mount point, `/` for the
+    /// default group.
+    ResctrlTask {
+        /// Mount point of resctrl.
+        mount: PathBuf,
+    },
+    /// A resource's line in a group's `schemata`: the value is `0=7ff;1=7ff`, by domain.
+    Schemata {
+        /// Name of the line, such as `L3` or `MB`.
+        resource: String,
+    },
+    /// Whether devices have ways of the cache of their own (`io_alloc` of resctrl): the value is
+    /// `enabled` or `disabled`.
+    IoAlloc,
+    /// These ways (`io_alloc_cbm`), as of a `schemata` line; there is no value while devices have
+    /// none.
+    IoAllocWays,
     /// `CPUQuota=` and `CPUQuotaPeriodSec=` of a unit of systemd: the value is both in us, of one
     /// second and of the period, each a number or `infinity`.
     UnitQuota {
@@ -209,7 +234,10 @@ impl Form {
                 };
                 file.lines().find(fits)?.splitn(3, ':').nth(2)?.to_owned()
             }
-            Self::Group { .. } => file.trim().to_owned(),
+            Self::Group { .. } | Self::ResctrlGroup { .. } | Self::IoAlloc => file.trim().to_owned(),
+            Self::ResctrlTask { .. } => resctrl::task_group(file)?,
+            Self::Schemata { resource } => resctrl::line_values(file, resource)?,
+            Self::IoAllocWays => resctrl::line_values(file, "")?,
             Self::UnitQuota { .. } => Unit::new(file).quota()?,
             Self::UnitDeviceWeight { path, .. } => Unit::new(file).device_weight(path)?,
             Self::UnitIo { .. } => Unit::new(file).accounting()?,
@@ -233,7 +261,13 @@ impl Form {
             | Self::Affinity
             | Self::Interrupt { .. }
             | Self::ThreadCgroup { .. }
-            | Self::Group { .. } => value.to_owned(),
+            | Self::Group { .. }
+            | Self::ResctrlGroup { .. }
+            | Self::ResctrlTask { .. } => value.to_owned(),
+            // Both are refused without a line feed (`rdtgroup_schemata_write()`).
+            Self::Schemata { resource } => format!("{resource}:{value}\n"),
+            Self::IoAllocWays => format!("{value}\n"),
+            Self::IoAlloc => (if value == "enabled" { "1" } else { "0" }).to_owned(),
             Self::DeviceWeight { dev }
             | Self::IoWeight { dev }
             | Self::IoCostModel { dev }
@@ -264,6 +298,12 @@ impl Form {
         }
     }
 
+    /// Whether a directory is meant, which a write makes or removes.
+    #[must_use]
+    pub(crate) fn is_group(&self) -> bool {
+        matches!(self, Self::Group { .. } | Self::ResctrlGroup { .. })
+    }
+
     /// The unit of systemd whose property it is.
     #[must_use]
     pub fn unit(&self) -> Option<&str> {
@@ -281,6 +321,8 @@ impl Form {
         match self {
             Self::Throttle { dev } => format!("{dev} {value}"),
             Self::CpuList if value.is_empty() => "none".to_owned(),
+            Self::IoAlloc => value.to_owned(),
+            Self::Schemata { .. } | Self::IoAllocWays => self.text(value).trim_end().to_owned(),
             _ if self.unit().is_some() => self.text(value).replace('\n', " "),
             _ => self.text(value),
         }
@@ -359,6 +401,14 @@ impl Target {
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
     }
 
+    /// The group of a thread in the resctrl at `mount`.
+    #[must_use]
+    pub fn resctrl_task(pid: u32, tid: u32, start: u64, mount: &Path) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/cpu_resctrl_groups");
+        let form = Form::ResctrlTask { mount: mount.to_owned() };
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
+    }
+
     /// Whether a value that was read is the old one, to the byte; except that a policy without a
     /// time slice equals the one that the kernel shows with its default slice.
     pub(crate) fn is_old(&self, found: &str, old: &str) -> bool {
@@ -392,7 +442,7 @@ impl Target {
     /// Whether the file belongs to a cgroup of the host.
     pub(crate) fn in_cgroup(&self) -> bool {
         let in_sys = |dir| self.path.starts_with(Path::new(dir));
-        let other = matches!(self.form, Form::Group { .. }) || self.is_interrupt() || self.in_debugfs();
+        let other = self.form.is_group() || self.is_interrupt() || self.in_debugfs();
         self.place == Place::Host && !other && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 

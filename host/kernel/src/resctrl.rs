@@ -4,6 +4,7 @@
 //! CPU accesses are counted and limited; DMA of devices is in no group. [`MemoryLook`] gives the
 //! bandwidth of a VM.
 
+mod groups;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use serde::Serialize;
 use crate::mounts::mounts;
 use crate::{HostError, Root, text};
 
+pub use groups::{ControlGroup, line_values, task_group};
 pub use watch::{MemoryLook, absent, uncounted};
 
 /// Usual mount point of resctrl.
@@ -51,10 +53,15 @@ pub struct Resctrl {
     pub mount: PathBuf,
     /// Vendor of the CPU.
     pub maker: Maker,
-    /// Control of memory bandwidth.
+    /// Control of memory bandwidth (`MB`).
     pub memory: Option<MemoryBandwidth>,
+    /// Control of the bandwidth of slow memory, such as CXL's (`SMBA`, AMD).
+    pub slow_memory: Option<MemoryBandwidth>,
     /// Control of the L3 cache.
     pub cache: Option<CacheWays>,
+    /// Largest number of control groups, the default one included (`num_closids`); `None` where no
+    /// control shows it.
+    pub classes: Option<u64>,
     /// Events that can be counted per group (`info/L3_MON/mon_features`); empty without monitoring.
     pub features: Vec<String>,
 }
@@ -85,6 +92,20 @@ pub struct CacheWays {
     pub shareable: u64,
     /// Ids of the L3 caches.
     pub domains: Vec<u32>,
+    /// Whether a mask may have gaps (`sparse_masks`; no where the kernel has no such file).
+    pub sparse: bool,
+    /// Whether code and data have masks of their own (mount option `cdp`).
+    pub cdp: bool,
+    /// Whether devices have ways of their own now (`io_alloc`); `None` where they cannot.
+    pub devices: Option<bool>,
+}
+
+impl CacheWays {
+    /// Names of the lines in a schemata file.
+    #[must_use]
+    pub fn resources(&self) -> &'static [&'static str] {
+        if self.cdp { &["L3CODE", "L3DATA"] } else { &["L3"] }
+    }
 }
 
 /// Counter of a group.
@@ -125,8 +146,10 @@ pub fn find(root: &Root) -> Result<Offer, HostError> {
     let features = root.read_optional(info.join("L3_MON/mon_features"))?.unwrap_or_default();
     Ok(Offer::Mounted(Resctrl {
         maker: maker(&root.read_optional("/proc/cpuinfo")?.unwrap_or_default()),
-        memory: memory(root, &info, &schemata, in_mib)?,
+        memory: memory(root, &info, &schemata, ("MB", in_mib))?,
+        slow_memory: memory(root, &info, &schemata, ("SMBA", false))?,
         cache: cache(root, &info, &schemata)?,
+        classes: classes(root, &info)?,
         features: features.lines().map(|line| line.trim().to_owned()).filter(|f| !f.is_empty()).collect(),
         mount: mount.point,
     }))
@@ -177,16 +200,16 @@ fn memory(
     root: &Root,
     info: &Path,
     schemata: &str,
-    in_mib: bool,
+    (resource, in_mib): (&str, bool),
 ) -> Result<Option<MemoryBandwidth>, HostError> {
-    let dir = info.join("MB");
+    let dir = info.join(resource);
     if !root.exists(&dir)? {
         return Ok(None);
     }
     let small = |file: &str| -> Result<u32, HostError> {
         Ok(u32::try_from(number(root, dir.join(file), 10)?).unwrap_or(u32::MAX))
     };
-    let values = schema(schemata, "MB", 10).ok_or_else(|| bad(schemata))?;
+    let values = schema(schemata, resource, 10).ok_or_else(|| bad(schemata))?;
     Ok(Some(MemoryBandwidth {
         least: small("min_bandwidth")?,
         step: small("bandwidth_gran")?,
@@ -197,17 +220,44 @@ fn memory(
 }
 
 fn cache(root: &Root, info: &Path, schemata: &str) -> Result<Option<CacheWays>, HostError> {
-    let dir = info.join("L3");
+    let cdp = root.exists(info.join("L3CODE"))?;
+    let resource = if cdp { "L3CODE" } else { "L3" };
+    let dir = info.join(resource);
     if !root.exists(&dir)? {
         return Ok(None);
     }
-    let values = schema(schemata, "L3", 16).ok_or_else(|| bad(schemata))?;
+    let values = schema(schemata, resource, 16).ok_or_else(|| bad(schemata))?;
+    let sparse = dir.join("sparse_masks");
+    let devices = root.read_optional(info.join("L3/io_alloc"))?;
     Ok(Some(CacheWays {
         all: number(root, dir.join("cbm_mask"), 16)?,
         least: u32::try_from(number(root, dir.join("min_cbm_bits"), 10)?).unwrap_or(u32::MAX),
         shareable: number(root, dir.join("shareable_bits"), 16)?,
         domains: values.into_iter().map(|(domain, _)| domain).collect(),
+        sparse: root.exists(&sparse)? && number(root, sparse, 10)? == 1,
+        cdp,
+        devices: match devices.as_deref().map(str::trim) {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            _ => None,
+        },
     }))
+}
+
+/// Smallest `num_closids` of all controls: a group has a class of each.
+fn classes(root: &Root, info: &Path) -> Result<Option<u64>, HostError> {
+    let mut least = None;
+    if !root.exists(info)? {
+        return Ok(None);
+    }
+    for control in root.list(info)? {
+        let file = info.join(control).join("num_closids");
+        if root.exists(&file)? {
+            let number = number(root, file, 10)?;
+            least = Some(least.map_or(number, |least: u64| least.min(number)));
+        }
+    }
+    Ok(least)
 }
 
 fn bad(schemata: &str) -> HostError {

@@ -1,14 +1,30 @@
-//! Contracts in force of other journals, whose CPUs new contracts are not given.
+//! Budgets of cgroups and CPUs that new contracts share with those in force of other journals.
 
-use rtvirtio_apply::JOURNAL_FILE;
+use rtvirtio_apply::{JOURNAL_FILE, Write};
+use rtvirtio_cpu::Probe;
 
 use super::Room;
-use crate::contracts::{Admitted, IN_FORCE_FILE, InForce};
+use crate::contracts::{self, Admitted, IN_FORCE_FILE, InForce, VmCpu};
 use crate::dirs::{Dirs, is_there};
 use crate::error::Result;
 use crate::holders;
+use crate::started::StartedVm;
 
 impl Room<'_> {
+    /// Raises the budgets, or returns the writes for that.
+    pub(super) fn writes(self, probe: &Probe, held: &[VmCpu], vms: &[StartedVm]) -> Result<Vec<Write>> {
+        match self {
+            Self::Own | Self::OwnAndHost => contracts::ancestor_capacity(probe, held),
+            Self::Shared(scopes, others, holder) => {
+                holders::refuse(vms, holder, scopes.dirs())?;
+                let all: Vec<InForce> =
+                    others.iter().cloned().chain(held.iter().map(InForce::from_settings)).collect();
+                scopes.make_room(probe, &all)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+
     /// Contracts of other journals, each with the processes of its VM, of VMs that run. None are
     /// read where no contract wants CPUs: a damaged one is no matter of these.
     pub(super) fn cpus_taken(self, wanted: &Admitted, dirs: &Dirs) -> Result<Vec<(InForce, Vec<u32>)>> {

@@ -93,48 +93,54 @@ fn line(resource: &str, domains: &[u32], value: &str) -> String {
     format!("{resource}:{}", all.join(";"))
 }
 
-/// Value for `MB:`, its bytes per second, and its enforcement.
-fn memory(control: &MemoryControl, tspec: &Tspec) -> Result<(String, f64, Enforcement), CompileError> {
-    let actuator = Actuator::Resctrl;
-    let rate = tspec.rate as f64;
-    let range = |least: f64, most: f64, remedy| CompileError::Range {
-        actuator,
-        what: "a rate in bytes",
-        value: rate,
-        least,
-        most,
-        remedy,
-    };
-    match *control {
-        MemoryControl::Percent { least, step, full: Some(full), mpam } if full > 0.0 => {
-            let step = step.max(1);
-            let percent = ((rate / full * 100.0) as u32).min(100) / step * step;
-            if percent < least {
-                let remedy = "this is the least that the CPU can be held to; limit the I/O instead";
-                return Err(range(full * f64::from(least) / 100.0, full, remedy));
-            }
-            let worth = if mpam { Enforcement::Cap } else { Enforcement::Hint };
-            Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
-        }
-        MemoryControl::Percent { .. } => Err(CompileError::Missing {
+impl MemoryControl {
+    /// Value for `MB:`, its bytes per second, and its enforcement.
+    ///
+    /// # Errors
+    /// [`CompileError::Range`] for a rate that the control cannot have,
+    /// [`CompileError::Missing`] where 100 % are not known.
+    pub fn value(self, rate: u64) -> Result<(String, f64, Enforcement), CompileError> {
+        let actuator = Actuator::Resctrl;
+        let rate = rate as f64;
+        let range = |least: f64, most: f64, remedy| CompileError::Range {
             actuator,
-            what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
-                .to_owned(),
-        }),
-        MemoryControl::EighthGb { most } => {
-            let units = (rate / EIGHTH_GB) as u32;
-            if units == 0 || units > most {
-                let remedy = "AMD's unit is 125 MB/s; limit the I/O instead";
-                return Err(range(EIGHTH_GB, f64::from(most) * EIGHTH_GB, remedy));
+            what: "a rate in bytes",
+            value: rate,
+            least,
+            most,
+            remedy,
+        };
+        match self {
+            Self::Percent { least, step, full: Some(full), mpam } if full > 0.0 => {
+                let step = step.max(1);
+                let percent = ((rate / full * 100.0) as u32).min(100) / step * step;
+                if percent < least {
+                    let remedy = "this is the least that the CPU can be held to; limit the I/O instead";
+                    return Err(range(full * f64::from(least) / 100.0, full, remedy));
+                }
+                let worth = if mpam { Enforcement::Cap } else { Enforcement::Hint };
+                Ok((percent.to_string(), full * f64::from(percent) / 100.0, worth))
             }
-            Ok((units.to_string(), f64::from(units) * EIGHTH_GB, Enforcement::Cap))
-        }
-        MemoryControl::MibPerSecond => {
-            let mib = (rate / MIB) as u64;
-            if mib == 0 {
-                return Err(range(MIB, u32::MAX.into(), "the unit is 1 MiB/s; limit the I/O instead"));
+            Self::Percent { .. } => Err(CompileError::Missing {
+                actuator,
+                what: "the memory bandwidth at 100 % is not known here: give what you measured, --full-bandwidth 12GB/s"
+                    .to_owned(),
+            }),
+            Self::EighthGb { most } => {
+                let units = (rate / EIGHTH_GB) as u32;
+                if units == 0 || units > most {
+                    let remedy = "AMD's unit is 125 MB/s; limit the I/O instead";
+                    return Err(range(EIGHTH_GB, f64::from(most) * EIGHTH_GB, remedy));
+                }
+                Ok((units.to_string(), f64::from(units) * EIGHTH_GB, Enforcement::Cap))
             }
-            Ok((mib.to_string(), mib as f64 * MIB, Enforcement::Hint))
+            Self::MibPerSecond => {
+                let mib = (rate / MIB) as u64;
+                if mib == 0 {
+                    return Err(range(MIB, u32::MAX.into(), "the unit is 1 MiB/s; limit the I/O instead"));
+                }
+                Ok((mib.to_string(), mib as f64 * MIB, Enforcement::Hint))
+            }
         }
     }
 }
@@ -151,7 +157,7 @@ pub(super) fn schemata(
             "this host's resctrl has no memory bandwidth control (info/MB): use an actuator of the I/O";
         return Err(CompileError::Missing { actuator, what: what.to_owned() });
     };
-    let (value, rate, worth) = memory(control, tspec)?;
+    let (value, rate, worth) = control.value(tspec.rate)?;
     // The manuals do not bound the windows over which the hardware counts: the rate is known, the
     // burst not.
     let mut compiled = Compiled::new(actuator, direction, tspec, None, worth);

@@ -47,6 +47,17 @@ pub(super) fn before_us(
         }
         return Ok(common.map(|cpus| text::cpu_ranges(&cpus)));
     }
+    if let Form::ResctrlTask { mount } = &target.form {
+        let Some(now) = read(target)? else { return Ok(None) };
+        let group = mount.join(now.trim_start_matches('/'));
+        let of_resctrl = |e: &Entry| matches!(e.target.form, Form::ResctrlGroup { .. });
+        // Threads come from the default group only.
+        return Ok(known
+            .groups
+            .iter()
+            .any(|e| e.target.path == group && of_resctrl(e))
+            .then(|| "/".to_owned()));
+    }
     let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
     let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
     let is_policy = target.form == Form::Scheduling;

@@ -38,7 +38,10 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             let vector = kernel_file(vector)?;
             Ok(vec![format!("test \"$(stat -c %i {vector})\" = {inode} && echo {list} > {file}")])
         }
-        (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }) => {
+        (
+            Form::ThreadCgroup { mount, .. } | Form::ResctrlTask { mount },
+            Place::Thread { pid, tid, start },
+        ) => {
             let tasks = below(mount, old)?.join(TASKS);
             let line = echo(&tid.to_string(), &tasks)?;
             Ok(vec![format!("{} && {line}", same_thread(*pid, *tid, *start))])
@@ -54,9 +57,14 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
                 format!("rmdir {group}"),
             ])
         }
+        (Form::ResctrlGroup { .. }, Place::Host) if old == ABSENT => {
+            Ok(vec![format!("rmdir {}", kernel_file(&target.path)?)])
+        }
         (_, Place::Thread { .. })
         | (
             Form::Group { .. }
+            | Form::ResctrlGroup { .. }
+            | Form::ResctrlTask { .. }
             | Form::Scheduling
             | Form::Affinity
             | Form::Interrupt { .. }
@@ -75,13 +83,12 @@ pub(super) fn restore(target: &Target, old: Option<&str>, created: bool) -> Resu
             ])
         }
         (form, Place::Host) if form.unit().is_some() => unit(form, old),
-        // `echo` ends even an empty list with the line feed that the kernel needs.
-        (Form::CpuList, Place::Host) => Ok(vec![echo(old, &target.path)?]),
         (form, Place::Host) => {
             if let Some(dev) = target.dev() {
                 dev_number(dev)?;
             }
-            Ok(vec![echo(&form.text(old), &target.path)?])
+            // `echo` ends even an empty list with the line feed that the kernel needs.
+            Ok(vec![echo(form.text(old).trim_end(), &target.path)?])
         }
         (_, Place::Guest { .. }) => Err("it is inside a guest".to_owned()),
     }

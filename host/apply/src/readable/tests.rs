@@ -86,6 +86,14 @@ fn threads_and_groups_and_guests_have_commands() {
     let group = json!({ "group": { "home": "/sys/fs/cgroup/cpu/vms", "scheduling": "other nice 0" } });
     let commands = one(&host("/sys/fs/cgroup/cpu/rtvirtio-vm", &group), "absent").unwrap();
     assert_eq!(commands[1], "rmdir '/sys/fs/cgroup/cpu/rtvirtio-vm'");
+    let task = json!({ "resctrl_task": { "mount": "/sys/fs/resctrl" } });
+    assert_eq!(one(&thread(task), "/").unwrap(), [format!("{same}echo '8' > '/sys/fs/resctrl/tasks'")]);
+    let group = json!({ "resctrl_group": { "processes": [7] } });
+    let at = "/sys/fs/resctrl/rtvirtio-vm";
+    assert_eq!(one(&host(at, &group), "absent").unwrap(), [format!("rmdir '{at}'")]);
+    let line = json!({ "schemata": { "resource": "L3" } });
+    let commands = one(&host("/sys/fs/resctrl/schemata", &line), "0=ff").unwrap();
+    assert_eq!(commands, ["echo 'L3:0=ff' > '/sys/fs/resctrl/schemata'"]);
     let guest = json!({ "guest": { "vm": "vm0", "agent": "/run/a.sock" } });
     let target = json!({ "place": guest, "path": "/sys/block/vda/queue/scheduler", "form": "elevator" });
     let commands = one(&target, "none").unwrap();

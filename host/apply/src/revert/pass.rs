@@ -24,7 +24,8 @@ pub(super) struct Pass<'a, 'm> {
     todo: BTreeMap<usize, String>,
     /// Knobs that failed once writing had begun: their value now may be any, on our account.
     moved: BTreeSet<usize>,
-    /// Entries of our cgroups, and of threads' policies: a VM may have thousands of threads.
+    /// Entries of our cgroups and groups of resctrl, and of threads' policies: a VM may have
+    /// thousands of threads.
     groups: Vec<&'a Entry>,
     policies: BTreeMap<&'a Target, Vec<usize>>,
     /// Entries whose fate is open once writing has begun.
@@ -35,7 +36,7 @@ impl<'a, 'm> Pass<'a, 'm> {
     pub fn new(journal: &'a Journal, machine: &'a Machine<'m>, on_conflict: OnConflict) -> Self {
         let (fates, todo, moved, open) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let of_form = |is: fn(&Form) -> bool| journal.entries.iter().filter(move |e| is(&e.target.form));
-        let groups = of_form(|form| matches!(form, Form::Group { .. })).collect();
+        let groups = of_form(Form::is_group).collect();
         let mut policies: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
         for entry in of_form(|form| *form == Form::Scheduling).filter(|e| e.changed_by.is_none()) {
             policies.entry(&entry.target).or_default().push(entry.id);
@@ -245,7 +246,9 @@ impl<'a, 'm> Pass<'a, 'm> {
 
     /// Entry of our cgroup that a thread with this value is in.
     fn group_of(&self, entry: &Entry, value: &str) -> Option<usize> {
-        let Form::ThreadCgroup { mount, .. } = &entry.target.form else { return None };
+        let (Form::ThreadCgroup { mount, .. } | Form::ResctrlTask { mount }) = &entry.target.form else {
+            return None;
+        };
         let group = mount.join(value.trim_start_matches('/'));
         self.groups.iter().find(|e| e.target.path == group).map(|e| e.id)
     }

@@ -37,6 +37,10 @@ pub(crate) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
             group::give_back(&target.path, machine);
             group::remove(target, machine)?;
         }
+        (Form::ResctrlGroup { processes }, ABSENT) => {
+            group::has_no_others(&target.path, processes, machine)?;
+            group::remove(target, machine)?;
+        }
         (Form::Interrupt { .. }, _) => return interrupt(target, old, machine),
         (Form::Plain, _) if target.path.ends_with(budget::FILE) => budget::write(target, old, machine)?,
         _ => write(target, &target.form.text(old), machine)?,
@@ -154,7 +158,7 @@ fn disable(target: &Target, off: &str, files: ControllerFiles, machine: &Machine
 }
 
 fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
-    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{text}`")))
+    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{}`", text.trim_end())))
 }
 
 fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {

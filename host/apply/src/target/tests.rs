@@ -33,6 +33,16 @@ fn values_and_texts_of_each_form() {
         (Form::CpuList, "2-3\n", "2-3", "2-3"),
         (Form::CpuList, "\n", "", "\n"),
         (Form::Partition, "member\n", "member", "member"),
+        (
+            Form::Schemata { resource: "MB".into() },
+            "    MB:0= 40;1=100\n    L3:0=00f\n",
+            "0=40;1=100",
+            "MB:0=40;1=100\n",
+        ),
+        (Form::IoAlloc, "enabled\n", "enabled", "1"),
+        (Form::IoAlloc, "disabled\n", "disabled", "0"),
+        (Form::IoAllocWays, "0=0c0\n", "0=c0", "0=c0\n"),
+        (Form::ResctrlTask { mount: "/sys/fs/resctrl".into() }, "res:vm0\nmon:\n", "/vm0", "/vm0"),
     ] {
         assert_eq!(form.value(file).as_deref(), Some(value), "{form:?}");
         assert_eq!(form.text(value), text, "{form:?}");

@@ -3,6 +3,7 @@
 
 pub mod child;
 pub mod inject;
+pub mod resctrl;
 pub mod sim;
 pub mod tasks;
 

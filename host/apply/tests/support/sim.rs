@@ -14,6 +14,8 @@ use rtvirtio_kernel::text;
 use rtvirtio_units::io_cost::{CostModel, CostQos};
 use rtvirtio_vmm::AgentAddress;
 
+use super::resctrl::RESCTRL;
+
 const HZ: u64 = 250;
 pub const DEV: &str = "7:0";
 
@@ -387,6 +389,9 @@ fn show(weights: &text::Weights) -> String {
 
 impl HostFiles for SimKernel {
     fn read(&self, path: &Path) -> io::Result<String> {
+        if path.starts_with(RESCTRL) {
+            return self.read_resctrl(path);
+        }
         if path.ends_with("tasks") {
             return self.tasks(path.parent().unwrap());
         }
@@ -394,6 +399,9 @@ impl HostFiles for SimKernel {
     }
 
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        if path.starts_with(RESCTRL) {
+            return self.write_resctrl(path, value);
+        }
         if path.ends_with("tasks") {
             return self.attach(path.parent().unwrap(), value);
         }
@@ -434,11 +442,11 @@ impl HostFiles for SimKernel {
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.make_group(path)
+        if path.starts_with(RESCTRL) { self.make_resctrl(path) } else { self.make_group(path) }
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.remove_group(path)
+        if path.starts_with(RESCTRL) { self.remove_resctrl(path) } else { self.remove_group(path) }
     }
 
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {

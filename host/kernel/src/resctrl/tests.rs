@@ -56,8 +56,11 @@ fn an_intel_host_has_percents_ways_and_counters() {
     assert_eq!(found.maker, Maker::Intel);
     let memory = MemoryBandwidth { least: 10, step: 10, most: 100, in_mib: false, domains: vec![0, 1] };
     assert_eq!(found.memory, Some(memory));
-    let cache = CacheWays { all: 0x7ff, least: 1, shareable: 0x600, domains: vec![0, 1] };
+    let (sparse, cdp, devices) = (false, false, None);
+    let (shareable, domains) = (0x600, vec![0, 1]);
+    let cache = CacheWays { all: 0x7ff, least: 1, shareable, domains, sparse, cdp, devices };
     assert_eq!(found.cache, Some(cache));
+    assert_eq!((found.slow_memory.as_ref(), found.classes), (None, None));
     assert!(found.counts_bandwidth());
     let counters = found.counters(&root).unwrap();
     let names: Vec<&str> = counters.iter().map(|c| c.group.as_str()).collect();
@@ -200,4 +203,76 @@ fn where_nothing_is_counted_the_reason_is_said() {
     let (_dir, root) = intel();
     fs::remove_file(root.at("/sys/fs/resctrl/info/L3_MON/mon_features")).unwrap();
     assert!(uncounted(&root).unwrap().unwrap_err().contains("does not count"));
+}
+
+/// EPYC with ways for devices and slow memory, two groups of other programs, one of them exclusive.
+#[test]
+fn groups_of_others_have_their_ways_and_devices_too() {
+    let (_dir, root) = host(&[
+        ("/proc/self/mountinfo", MOUNT),
+        ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
+        ("/sys/fs/resctrl/schemata", "    MB:0=2048;1=2048\n  SMBA:0=2048;1=2048\n    L3:0=ffff;1=ffff\n"),
+        ("/sys/fs/resctrl/info/L3/cbm_mask", "ffff\n"),
+        ("/sys/fs/resctrl/info/L3/min_cbm_bits", "1\n"),
+        ("/sys/fs/resctrl/info/L3/shareable_bits", "0\n"),
+        ("/sys/fs/resctrl/info/L3/sparse_masks", "1\n"),
+        ("/sys/fs/resctrl/info/L3/num_closids", "16\n"),
+        ("/sys/fs/resctrl/info/L3/io_alloc", "enabled\n"),
+        ("/sys/fs/resctrl/info/L3/io_alloc_cbm", "0=c000;1=8000\n"),
+        ("/sys/fs/resctrl/info/SMBA/min_bandwidth", "0\n"),
+        ("/sys/fs/resctrl/info/SMBA/bandwidth_gran", "1\n"),
+        ("/sys/fs/resctrl/info/SMBA/num_closids", "15\n"),
+        ("/sys/fs/resctrl/info/last_cmd_status", "ok\n"),
+        ("/sys/fs/resctrl/db/schemata", "    L3:0=0003;1=000c\n"),
+        ("/sys/fs/resctrl/db/mode", "exclusive\n"),
+        ("/sys/fs/resctrl/web/schemata", "    L3:0=00f0;1=00f0\n"),
+        ("/sys/fs/resctrl/web/mode", "shareable\n"),
+    ]);
+    let found = mounted(&root);
+    let cache = found.cache.as_ref().unwrap();
+    assert_eq!((cache.sparse, cache.cdp, cache.devices, found.classes), (true, false, Some(true), Some(15)));
+    assert_eq!((found.slow_memory.as_ref().unwrap().most, found.memory.as_ref()), (2_048, None));
+    let groups = found.control_groups(&root).unwrap();
+    let shown: Vec<_> = groups.iter().map(|g| (g.name.as_str(), g.ways, g.exclusive)).collect();
+    assert_eq!(shown, [("db", 0xf, true), ("web", 0xf0, false)]);
+    assert_eq!(found.device_ways(&root).unwrap(), 0xc000);
+    file(&root, "/sys/fs/resctrl/web/schemata", "    L3:0=00f0;1\n");
+    assert!(found.control_groups(&root).is_err(), "an error is not the absence of ways");
+}
+
+#[test]
+fn code_and_data_have_ways_of_their_own_with_cdp() {
+    let mount = MOUNT.replace("resctrl rw\n", "resctrl rw,cdp\n");
+    let (_dir, root) = host(&[
+        ("/proc/self/mountinfo", mount.as_str()),
+        ("/sys/fs/resctrl/schemata", "L3DATA:0=7ff\nL3CODE:0=7ff\n"),
+        ("/sys/fs/resctrl/info/L3CODE/cbm_mask", "7ff\n"),
+        ("/sys/fs/resctrl/info/L3CODE/min_cbm_bits", "2\n"),
+        ("/sys/fs/resctrl/info/L3CODE/shareable_bits", "600\n"),
+        ("/sys/fs/resctrl/info/L3CODE/num_closids", "8\n"),
+        ("/sys/fs/resctrl/db/schemata", "L3DATA:0=600\nL3CODE:0=001\n"),
+    ]);
+    let found = mounted(&root);
+    let cache = found.cache.as_ref().unwrap();
+    assert_eq!((cache.resources(), cache.least, cache.sparse), (&["L3CODE", "L3DATA"][..], 2, false));
+    assert_eq!(found.control_groups(&root).unwrap()[0].ways, 0x601);
+}
+
+#[test]
+fn a_task_is_in_one_group_and_a_line_has_one_form() {
+    for (text, group) in [
+        ("res:/\nmon:\n", "/"),
+        ("res:\nmon:\n", "/"),
+        ("res:/\nmon:io\n", "/mon_groups/io"),
+        ("res:vm0\nmon:\n", "/vm0"),
+        ("res:vm0\nmon:io\n", "/vm0/mon_groups/io"),
+    ] {
+        assert_eq!(task_group(text).as_deref(), Some(group), "{text}");
+    }
+    assert_eq!(task_group("res:/\n"), None);
+    let file = "    MB:0= 40;1=100\n    L3:0=007FF;1=00000\n";
+    assert_eq!(line_values(file, "L3").as_deref(), Some("0=7ff;1=0"));
+    assert_eq!(line_values(file, "MB").as_deref(), Some("0=40;1=100"));
+    assert_eq!(line_values("0=00f;1=00f\n", "").as_deref(), Some("0=f;1=f"));
+    assert_eq!((line_values(file, "L2"), line_values("MB:0=x\n", "MB")), (None, None));
 }

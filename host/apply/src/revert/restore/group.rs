@@ -7,6 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use rtvirtio_kernel::process;
 use rtvirtio_kernel::sched::Attr;
 use rustix::io::Errno;
 
@@ -60,6 +61,32 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
     }
     let why = if pauses < ENDING { "threads keep starting in it" } else { "threads in it do not end" };
     Err(failed(format!("{why}; stop the VM, or try again")))
+}
+
+/// Refuses while a group of resctrl has a thread of another process than these, or a monitoring
+/// group, which would be removed with it.
+pub(super) fn has_no_others(dir: &Path, processes: &[u32], machine: &Machine<'_>) -> Result<(), Fate> {
+    let used = |by: String| Err(Fate::Conflict { found: format!("present, with {by}") });
+    match machine.host().list(&dir.join("mon_groups")) {
+        Ok(names) if names.is_empty() => {}
+        Ok(names) => return used(format!("monitoring group {}", names.join(", "))),
+        Err(e) if rtvirtio_kernel::is_gone(&e) => {}
+        Err(e) => return Err(failed(format!("reading its monitoring groups: {e}"))),
+    }
+    let tasks = match machine.host().read(&dir.join(TASKS)) {
+        Ok(tasks) => tasks,
+        Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(()),
+        Err(e) => return Err(failed(format!("reading its threads: {e}"))),
+    };
+    for tid in tasks.split_whitespace().filter_map(|tid| tid.parse().ok()) {
+        match process::of_thread(machine.root(), tid) {
+            Ok(pid) if processes.contains(&pid) => {}
+            Ok(pid) => return used(format!("thread {tid} of process {pid}")),
+            Err(e) if e.is_gone() => {}
+            Err(e) => return Err(failed(format!("the process of thread {tid}: {e}"))),
+        }
+    }
+    Ok(())
 }
 
 /// Takes the real-time budget from a cgroup that is about to be removed. The kernel counts a
