@@ -140,6 +140,18 @@ fn the_time_for_disks_that_hang_is_of_all_together_and_comes_back() {
     assert_eq!(waits.allow(LEAST, LIMIT, now + WINDOW), LIMIT.min(SUM - LOOK));
 }
 
+#[test]
+fn a_wait_for_a_disk_ends_with_those_of_its_call() {
+    let waits = Mutex::new(Waits::default());
+    assert_eq!((allowed(&waits, LOOK, LIMIT), allowed(&waits, LEAST, LOOK)), (LIMIT, LOOK));
+    let _limit = WaitLimit::lasting(Duration::ZERO);
+    let short = WaitLimit::wait(LIMIT);
+    assert!(short < LOOK, "{short:?}");
+    assert_eq!((allowed(&waits, LOOK, LIMIT), allowed(&waits, LEAST, LOOK)), (short, short));
+    waits.lock().unwrap().spend(SUM, Instant::now());
+    assert_eq!(allowed(&waits, LEAST, LOOK), LEAST);
+}
+
 /// With many disks that hang no time is left; each is watched for a moment, and one that does not
 /// hang is written.
 #[test]
