@@ -35,7 +35,9 @@ pub(crate) fn set_when_it_has_run(root: &Root, pid: u32, tid: u32, attr: &Attr) 
         };
         match is_off_its_cpus() {
             _ if attr.reservation.is_none() => return Err(refused),
-            Some(true) if PAUSED.load(Ordering::Relaxed) < PAUSES && !WaitLimit::left(TRY_EVERY).is_zero() => {
+            Some(true)
+                if PAUSED.load(Ordering::Relaxed) < PAUSES && !WaitLimit::left(TRY_EVERY).is_zero() =>
+            {
                 PAUSED.fetch_add(1, Ordering::Relaxed);
                 may_have_moved = true;
                 thread::sleep(TRY_EVERY);
