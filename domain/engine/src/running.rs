@@ -19,7 +19,7 @@ use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, R
 use crate::error::DomainError;
 use crate::growth::{self, Growth};
 use crate::liveness::Liveness;
-use crate::log::write_line;
+use crate::log::{line, write_line};
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -122,6 +122,7 @@ impl Running {
 
     /// Ends all servers. Engines may end after that.
     pub(crate) fn end(&self) {
+        self.0.front_ends.first_uses().close();
         // Held to the end: nothing is attached meanwhile.
         let mut state = self.state();
         // All end at the same time; then each is waited for.
@@ -143,6 +144,20 @@ impl Running {
 
     fn closed(&self) -> MutexGuard<'_, Closed> {
         self.0.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the size of each disk that moves when a front end begins to use it, until the end:
+    /// it may have grown where its guest comes from.
+    pub(crate) fn watch_first_uses(&self) {
+        while let Some(name) = self.0.front_ends.first_uses().next() {
+            match growth::look_again(&mut self.state(), &name, &self.0.engines) {
+                Ok(changes) => changes.iter().for_each(write_line),
+                Err(e) => {
+                    let remedy = "`rtvirtio iod reload` looks again";
+                    line(&name, format_args!("its guest keeps the size that it has: {e}; {remedy}"));
+                }
+            }
+        }
     }
 
     /// Devices and networks that do not end, with their disks and ports.
@@ -207,7 +222,7 @@ impl Running {
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
         }
-        let growths = growth::find(&state, &new, &membership)?;
+        let growths = growth::find(&state, &new, &membership, None)?;
         let ready = self.prepare(&state, &new, &membership, &growths, passed.disks)?;
         let ready_ports = network_membership::adopt(&new, &membership, passed.ports)?;
         if let Some(port) = ready_ports.iter().find(|port| !is_below(&self.0.directories, port.socket())) {
