@@ -149,13 +149,24 @@ impl Running {
     /// Looks at the size of each disk that moves when a front end begins to use it, until the end:
     /// it may have grown where its guest comes from.
     pub(crate) fn watch_first_uses(&self) {
+        let stays = |name: &str, why: &dyn std::fmt::Display| {
+            let remedy = "`rtvirtio iod reload` looks again";
+            line(name, format_args!("its guest keeps the size that it has: {why}; {remedy}"));
+        };
         while let Some(name) = self.0.front_ends.first_uses().next() {
+            let part = self.state().member(&name).map(|member| member.part.clone());
+            // Without the lock at first: a file system may hang.
+            match part.map(|part| part.room().map(|room| room > part.size())) {
+                Some(Ok(true)) => {}
+                Some(Err(e)) => {
+                    stays(&name, &e);
+                    continue;
+                }
+                Some(Ok(false)) | None => continue,
+            }
             match growth::look_again(&mut self.state(), &name, &self.0.engines) {
                 Ok(changes) => changes.iter().for_each(write_line),
-                Err(e) => {
-                    let remedy = "`rtvirtio iod reload` looks again";
-                    line(&name, format_args!("its guest keeps the size that it has: {e}; {remedy}"));
-                }
+                Err(e) => stays(&name, &e),
             }
         }
     }
