@@ -130,7 +130,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     };
     control.serve(served, &confine)?;
     manager.watch(running.liveness(), &confine)?;
-    let end = EndLimit::start(running.clone(), END, &confine).context("cannot confine the thread of the end")?;
+    let end = EndLimit::start(running.clone(), END, &confine).context("cannot confine a thread")?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     write_line(sandbox.describe(&file, domain.is_ring_restricted()));

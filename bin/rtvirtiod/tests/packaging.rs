@@ -159,7 +159,8 @@ fn hooks_end_with_0_whatever_happens() {
     // The VM is named by its UUID where its XML has one, and its name may be any.
     let xml = rig.site.dir.path().join("domain.xml");
     let uuid = "a9949d75-95e3-4747-82e3-c9fee1047688";
-    fs::write(&xml, format!("<domain type='qemu'>\n  <name>a b</name>\n  <uuid>{uuid}</uuid>\n</domain>\n")).unwrap();
+    let text = format!("<domain type='qemu'>\n  <name>a b</name>\n  <uuid>{uuid}</uuid>\n</domain>\n");
+    fs::write(&xml, text).unwrap();
     let mut prepare = command(&rig, "libvirt/rtvirtio", &["a b", "prepare", "begin", "-"]);
     assert!(prepare.stdin(fs::File::open(&xml).unwrap()).status().unwrap().success());
     let (mut asked, _) = hangs.accept().unwrap();

@@ -140,12 +140,15 @@ fn a_reservation_is_renewed_while_its_vm_is_being_moved_here() {
     for n in 1..=2 {
         arrivals.take(arrival(n, SECOND, &now), state, &now).unwrap();
     }
-    let line = |args: &[&str]| CommandLine::parse(&args.iter().map(|&arg| arg.to_owned()).collect::<Vec<_>>());
+    let line = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        CommandLine::parse(&args)
+    };
     let uuid = vm(1).uuid.unwrap().to_uppercase();
-    let machine = line(&["qemu-system-x86_64", "-name", "guest=vm1", "-uuid", &uuid, "-incoming", "defer"]);
+    let machine = line(&["-name", "guest=vm1", "-uuid", &uuid, "-incoming", "defer"]);
     // Another VM, which has the name of one that is to come.
     let other_uuid = vm(9).uuid.unwrap();
-    let other = line(&["qemu-system-x86_64", "-name", "guest=vm2", "-uuid", &other_uuid]);
+    let other = line(&["-name", "guest=vm2", "-uuid", &other_uuid]);
     let here = |of: &Arrival| {
         assert!(!of.is_machine(&other));
         of.is_machine(&machine).then(|| "it is here".to_owned())
