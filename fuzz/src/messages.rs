@@ -41,6 +41,7 @@ fn door() -> &'static Mutex<Door> {
             trust: Trust::None,
             has_inflight: true,
             use_lock: None,
+            first_uses: None,
             pinner: None,
         };
         let listening = SocketListener::bind(&socket).expect("a socket");

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use rtvirtio_arguments::{print, print_error};
 use rtvirtio_report::text::Style;
+use rtvirtio_report::{terminal, terminal_lines};
 use rtvirtio_workflow::{Kind, one_line};
 use serde::Serialize;
 
@@ -29,12 +30,14 @@ fn terminal_width() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
 }
 
-/// Prints the result: JSON when asked, else the text.
+/// Prints the result: JSON when asked, else the text, of which no name from elsewhere reaches the
+/// terminal with control characters.
 ///
 /// # Errors
 /// When standard output cannot be written.
 pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-    let out = if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { text() };
+    let out =
+        if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { terminal_lines(&text()) };
     Ok(print(&out)?)
 }
 
@@ -48,7 +51,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     };
     let step = error.downcast_ref::<rtvirtio_workflow::Error>();
     if step.is_some_and(|e| e.kind() == Kind::Cancelled) {
-        print_error(&format!("rtvirtio: {error}"));
+        print_error(&format!("rtvirtio: {}", terminal(&error.to_string(), false)));
         return ExitCode::from(INTERRUPTED);
     }
     let spec = error.downcast_ref().or_else(|| step?.cause::<rtvirtio_spec::SpecErrors>());
@@ -65,7 +68,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
             // terminal.
             let whole = one_line(error.as_ref());
             let text: String = whole.chars().take(LONGEST_ERROR).collect();
-            print_error(&format!("rtvirtio: {}", rtvirtio_report::terminal(&text, false)));
+            print_error(&format!("rtvirtio: {}", terminal(&text, false)));
             // Commands to be copied, line by line; the error has no control characters.
             let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
             let readable = error

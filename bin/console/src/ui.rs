@@ -8,6 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use rtvirtio_report::{terminal, terminal_lines};
 use rtvirtio_workflow::Progress;
 
 use crate::Global;
@@ -48,13 +49,14 @@ impl Ui {
         if let Ok(style) = ProgressStyle::with_template("  {msg:<44} [{bar:30}] {percent:>3}% {eta} left") {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_message(label.to_owned());
+        let label = terminal(label, false);
+        bar.set_message(label.clone());
         bar.enable_steady_tick(Duration::from_millis(500));
         let plain = !self.quiet && !self.tty;
         if plain {
             self.step(&format!("{label} ..."));
         }
-        Bar { bar, total, plain, shown: 0, ui: self.clone(), label: label.to_owned() }
+        Bar { bar, total, plain, shown: 0, ui: self.clone(), label }
     }
 }
 
@@ -62,12 +64,12 @@ impl Progress for Ui {
     fn step(&self, text: &str) {
         if !self.quiet {
             // A closed standard error must not stop the work.
-            let _ = writeln!(std::io::stderr(), "rtvirtio: {text}");
+            let _ = writeln!(std::io::stderr(), "rtvirtio: {}", terminal_lines(text));
         }
     }
 
     fn warn(&self, text: &str) {
-        let _ = writeln!(std::io::stderr(), "rtvirtio: {text}");
+        let _ = writeln!(std::io::stderr(), "{}", warning(text));
     }
 
     fn bar(&self, label: &str, total: u64) -> Box<dyn rtvirtio_workflow::Bar> {
@@ -77,6 +79,11 @@ impl Progress for Ui {
     fn cancel_flag(&self) -> &AtomicBool {
         &self.cancelled
     }
+}
+
+/// Line of a warning, which may name what QEMU, a guest or another user has named.
+fn warning(text: &str) -> String {
+    format!("rtvirtio: {}", terminal(text, false))
 }
 
 impl rtvirtio_workflow::Bar for Bar {
@@ -117,12 +124,23 @@ impl Bar {
 
     /// Shows a text next to the bar.
     pub fn set_message(&mut self, text: &str) {
-        self.bar.set_message(text.to_owned());
+        self.bar.set_message(terminal(text, false));
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_one_line_without_control_characters() {
+        let line = warning("a: \u{1b}]0;t\u{7}x\nrtvirtio: y");
+        assert_eq!(line, "rtvirtio: a: \u{FFFD}]0;t\u{FFFD}x rtvirtio: y");
     }
 }

@@ -8,6 +8,7 @@ mod trace;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -18,6 +19,7 @@ use rtvirtio_domain_resources::doubts;
 use rtvirtio_domain_resources::handover::Passed;
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
+use rtvirtio_engine::end::EndLimit;
 use rtvirtio_engine::log::write_line;
 use rustix::mm::MlockAllFlags;
 use sd_notify::NotifyState;
@@ -27,6 +29,9 @@ use signal_hook::iterator::Signals;
 use crate::control::{Control, Served, reload};
 use crate::manager::Manager;
 use crate::sandbox::Sandbox;
+
+/// Longest time from a signal to the end, for requests at devices: well below that of systemd, 90 s.
+const END: Duration = Duration::from_secs(10);
 
 /// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.
 #[derive(Debug, Parser)]
@@ -125,6 +130,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     };
     control.serve(served, &confine)?;
     manager.watch(running.liveness(), &confine)?;
+    let end = EndLimit::start(running.clone(), END, &confine).context("cannot confine a thread")?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     write_line(sandbox.describe(&file, domain.is_ring_restricted()));
@@ -140,6 +146,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let _ = reload(&running, &args.config, Passed::default(), false);
     }
     manager.notify(&[NotifyState::Stopping]);
+    end.begin();
     drop(control);
     drop(domain);
     Ok(())

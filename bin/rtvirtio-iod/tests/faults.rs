@@ -5,12 +5,13 @@ mod common;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{Iod, Neighbour, completion, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, Options};
-use rtvirtio_testkit::LoopDevice;
 use rtvirtio_testkit::site::wait_for;
+use rtvirtio_testkit::{LoopDevice, StuckDisk, has, skip};
+use rustix::process::Signal;
 use vhost::VhostBackend as _;
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::VhostUserInflight;
@@ -68,7 +69,7 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     };
     set_size(8 << 20);
     let Some(device) = LoopDevice::attach(&file) else {
-        return rtvirtio_testkit::skip(test, "no loop device can be made here");
+        return skip(test, "no loop device can be made here");
     };
     let iod = Iod::start(
         dir.path(),
@@ -105,6 +106,49 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     assert_eq!(errors(&iod), [401, 0], "counted for the guest, and not for its neighbour");
 }
 
+/// Thaws a disk before whatever waits for it is dropped.
+struct Thaw<'a>(&'a StuckDisk);
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        self.0.free();
+    }
+}
+
+/// A device that completes nothing any more: the process ends all the same, and says why.
+#[test]
+fn a_device_that_hangs_does_not_hold_the_end_up() {
+    let test = "a_device_that_hangs_does_not_hold_the_end_up";
+    if !has(test, &StuckDisk::NEEDS) {
+        return;
+    }
+    let Some(device) = StuckDisk::new() else { return skip(test, "no loop device or no ext4") };
+    let dir = disk(8);
+    let config = pair(dir.path(), &device.disk.0, &dir.path().join("disk"))
+        .replace("cached = true\n", "")
+        .replace("on_full = \"error\"\n", "");
+    let log = dir.path().join("log");
+    let stderr = Stdio::from(std::fs::File::create(&log).unwrap());
+    let mut iod = Iod::with_log(dir.path(), &config, stderr).unwrap();
+    let _thaw = Thaw(&device);
+    let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    let mut b = Client::connect(&dir.path().join("b"), Options::default()).unwrap();
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
+    if !device.stick() {
+        return skip(test, "the file system cannot be frozen");
+    }
+    let queue = &mut a.queues[0];
+    queue.push_with(&write(8, 4_096), &[2; 4_096]).unwrap();
+    queue.notify().unwrap();
+    wait_for("the write at the device", || device.has_requests());
+    assert_eq!(request(&mut b, &write(0, 4_096), Some(&[3; 4_096])).0, 0, "its neighbour is served");
+    iod.signal(Signal::TERM);
+    wait_for("the end", || !iod.is_alive());
+    let said = std::fs::read_to_string(&log).unwrap();
+    let line = said.lines().find(|line| line.contains("have not ended")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains("device d (disks: a)") && line.contains("is not known"), "{line}");
+}
+
 /// A sparse disk on a full file system: writes that need space fail, all others succeed, and freed
 /// space is used.
 #[test]
@@ -112,7 +156,7 @@ fn a_full_file_system_fails_writes_that_need_room() {
     let test = "a_full_file_system_fails_writes_that_need_room";
     let dir = disk(8);
     let Some(full) = Tmpfs::mount(&dir.path().join("full"), "1m") else {
-        return rtvirtio_testkit::skip(test, "no file system can be mounted here");
+        return skip(test, "no file system can be mounted here");
     };
     let file = full.0.join("sparse");
     std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
@@ -175,7 +219,7 @@ fn a_full_file_system_is_said_before_and_after() {
     let dir = disk(8);
     let (image, mount) = (dir.path().join("small/image"), dir.path().join("small"));
     let Some(_small) = Tmpfs::mount(&mount, "2m") else {
-        rtvirtio_testkit::skip("a_full_file_system_is_said_before_and_after", "no tmpfs can be mounted");
+        skip("a_full_file_system_is_said_before_and_after", "no tmpfs can be mounted");
         return;
     };
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
@@ -216,7 +260,7 @@ impl FullDisk {
     fn start_with(test: &str, more: &str) -> Option<Self> {
         let dir = disk(8);
         let Some(mount) = Tmpfs::mount(&dir.path().join("full"), "1m") else {
-            rtvirtio_testkit::skip(test, "no file system can be mounted here");
+            skip(test, "no file system can be mounted here");
             return None;
         };
         let image = mount.0.join("sparse");

@@ -172,3 +172,33 @@ fn a_disk_grows_under_its_guest() {
     drop(b);
     assert_eq!(Client::connect(&socket, Options::default()).unwrap().capacity, 12 << 20);
 }
+
+/// A disk that may move was longer where its guest comes from: the guest sees that here too, without
+/// a reload. One that was cut keeps its size.
+#[test]
+fn a_guest_that_arrives_sees_a_disk_that_has_grown_elsewhere() {
+    let dir = disk(8);
+    let d = dir.path().display();
+    let config = format!(
+        "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{d}/disk\"\nmigrate = true\n"
+    );
+    let iod = Iod::start(dir.path(), &config);
+    let file = std::fs::File::options().write(true).open(dir.path().join("disk")).unwrap();
+    let size = || -> u64 {
+        let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+        status["vms"][0]["size"].as_u64().unwrap()
+    };
+    assert_eq!(size(), 8 << 20);
+    file.set_len(16 << 20).unwrap();
+    let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    wait_for("the new size", || size() == 16 << 20);
+    if a.capacity == 8 << 20 {
+        assert_eq!(a.changed_capacity(rtvirtio_testkit::HANG).unwrap(), 16 << 20);
+    }
+    assert_eq!(request(&mut a, &read((16 << 11) - 8, 4_096), None).0, 0);
+    drop(a);
+    file.set_len(4 << 20).unwrap();
+    let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!((a.capacity, size()), (16 << 20, 16 << 20));
+}

@@ -142,9 +142,10 @@ impl Log {
         if self.quiet && priority > 4 {
             return;
         }
+        // A VM that arrives has its name in libvirt, which may be any text.
         let vm = event.vm.as_ref().map_or_else(String::new, |vm| format!("{vm}: "));
-        let text = rtvirtio_report::terminal(&event.text, false);
-        self.write(event, priority, &format!("{vm}{text}"), None);
+        let line = rtvirtio_report::terminal(&format!("{vm}{}", event.text), false);
+        self.write(event, priority, &line, None);
         for change in &event.changes {
             let old = change.old.as_deref().unwrap_or("(absent)");
             let line = format!("{}: {old} -> {} ({})", change.knob, change.new, change.path);

@@ -156,6 +156,18 @@ fn hooks_end_with_0_whatever_happens() {
         asked.read_to_string(&mut request).unwrap();
         assert!(request.contains(if event == "prepare" { "GET /v1/vms/plc " } else { "POST /v1/compare " }));
     }
+    // The VM is named by its UUID where its XML has one, and its name may be any.
+    let xml = rig.site.dir.path().join("domain.xml");
+    let uuid = "a9949d75-95e3-4747-82e3-c9fee1047688";
+    let text = format!("<domain type='qemu'>\n  <name>a b</name>\n  <uuid>{uuid}</uuid>\n</domain>\n");
+    fs::write(&xml, text).unwrap();
+    let mut prepare = command(&rig, "libvirt/rtvirtio", &["a b", "prepare", "begin", "-"]);
+    assert!(prepare.stdin(fs::File::open(&xml).unwrap()).status().unwrap().success());
+    let (mut asked, _) = hangs.accept().unwrap();
+    let mut request = String::new();
+    asked.read_to_string(&mut request).unwrap();
+    let wanted = [format!("GET /v1/vms/{uuid}?domain=a+b "), format!("GET /v1/vms/{uuid}?domain=a%20b ")];
+    assert!(wanted.iter().any(|wanted| request.contains(wanted)), "{request}");
     // What it inherits, by numbers of one digit, is not in the hands of what it runs.
     let script = "exec 4>&1 9>&1; exec \"$@\"";
     let inherited = command(&rig, "libvirt/rtvirtio", &["plc", "reconnect", "begin", "-"]);

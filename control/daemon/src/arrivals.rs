@@ -7,17 +7,21 @@ use std::path::Path;
 use rtvirtio_kernel::{Root, trusted};
 use rtvirtio_spec::{HostHandle, Reach};
 use rtvirtio_units::Nanos;
+use rtvirtio_vmm::machines::CommandLine;
 use rtvirtio_workflow::write_state;
 use serde::{Deserialize, Serialize};
 
 use crate::desired::{Contract, Desired, Origin};
 use crate::observed::Admission;
 
+mod error;
 mod request;
 #[cfg(test)]
 mod tests;
 
+pub use error::ArrivalError;
 pub use request::ArrivingVm;
+pub(crate) use request::names_domain;
 
 /// File of the reservations, in the state directory.
 pub const FILE: &str = "arrivals.json";
@@ -55,83 +59,6 @@ pub enum ArrivalAnswer {
     },
     /// The service only observes: nothing is reserved and nothing refused.
     Observed,
-}
-
-/// Errors of a request for a reservation.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ArrivalError {
-    /// The contract has a mistake.
-    #[error("the contract of {vm} has a mistake: {why}")]
-    Contract {
-        /// Name of the VM as its manager has it.
-        vm: String,
-        /// Mistake, with its place.
-        why: String,
-    },
-    /// The contract does not fit.
-    #[error("the contract of {vm} does not fit on this host: {why}")]
-    DoesNotFit {
-        /// VM of the contract.
-        vm: String,
-        /// Reason of the admission.
-        why: String,
-    },
-    /// A contract that is admitted would have to give way.
-    #[error("the contract of {vm} does not fit on this host: that of {other} would give way: {why}")]
-    GivesWay {
-        /// VM that was to arrive.
-        vm: String,
-        /// VM whose contract would give way.
-        other: String,
-        /// Reason of the admission.
-        why: String,
-    },
-    /// The name is that of another VM.
-    #[error("{vm} is the name of another VM here ({place}): give one of them another `name`")]
-    NameInUse {
-        /// Name in both contracts.
-        vm: String,
-        /// Place of the other contract.
-        place: String,
-    },
-    /// No contract would be in force after the arrival.
-    #[error(
-        "rtvirtiod on this host reads no metadata of libvirt's domains, so the contract of {vm} would be lost: \
-         write `libvirt = \"qemu:///system\"` into its configuration, or the contract into a file of this host"
-    )]
-    NotKept {
-        /// VM of the contract.
-        vm: String,
-    },
-    /// Reservations for as many VMs as there may be stand already.
-    #[error(
-        "{MOST_ARRIVALS} VMs are about to arrive already: `rtvirtio status` names them, and `rtvirtio contract release VM` gives a reservation back"
-    )]
-    TooMany,
-    /// Room for contracts is not known now.
-    #[error("whether the contract of {vm} fits on this host is not known: {why}")]
-    Unknown {
-        /// VM that was to arrive.
-        vm: String,
-        /// Reason why it is not known.
-        why: String,
-    },
-    /// The reservation cannot be stored, so that a restart of the service would lose it.
-    #[error("the reservation for {vm} cannot be stored: {why}")]
-    NotStored {
-        /// VM that was to arrive.
-        vm: String,
-        /// Reason of the failed write.
-        why: String,
-    },
-}
-
-impl ArrivalError {
-    /// Whether the same request may succeed a little later.
-    #[must_use]
-    pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::TooMany | Self::Unknown { .. } | Self::NotStored { .. })
-    }
 }
 
 /// State of a reservation.
@@ -226,13 +153,8 @@ impl Arrival {
         hold: Nanos,
         now: &BootTime,
     ) -> Result<Option<Self>, ArrivalError> {
-        let ms = hold.min(LONGEST_HOLD).0 / 1_000_000;
-        let length = std::time::Duration::from_millis(ms);
-        let now_on_clock = jiff::Timestamp::now();
-        let until = now_on_clock.checked_add(length).unwrap_or(now_on_clock);
-        let until = until.round(jiff::Unit::Second).unwrap_or(until).to_string();
-        let stored =
-            StoredArrival { vm: vm.clone(), uri: uri.to_owned(), until_ms: now.ms.saturating_add(ms), until };
+        let (until_ms, until) = end_after(hold, now);
+        let stored = StoredArrival { vm: vm.clone(), uri: uri.to_owned(), until_ms, until };
         Self::of_stored(stored)
     }
 
@@ -252,6 +174,23 @@ impl Arrival {
         &self.stored.until
     }
 
+    /// Whether a virtual machine of this host is the VM: by its UUID, or as its contract names it.
+    pub fn is_machine(&self, machine: &CommandLine) -> bool {
+        if let Some(uuid) = &self.stored.vm.uuid {
+            return machine.uuid.as_ref().is_some_and(|of| of.eq_ignore_ascii_case(uuid));
+        }
+        let Reach::Existing { host, .. } = &self.contract.vm.reach else { return false };
+        match host {
+            HostHandle::Domain(of) => {
+                let [name, uuid] = [&machine.name, &machine.uuid].map(|of| of.as_deref().unwrap_or_default());
+                machine.libvirt && names_domain(&of.domain, name, uuid)
+            }
+            HostHandle::Proxmox(id) => machine.proxmox == Some(*id),
+            HostHandle::Qmp(socket) => machine.qmp.as_ref() == Some(socket),
+            HostHandle::Cgroup(_) | HostHandle::Pid(_) => false,
+        }
+    }
+
     /// Whether a contract of this host is of the VM that arrives.
     pub fn is_of(&self, contract: &Contract) -> bool {
         is_of(&self.stored.vm, &self.stored.uri, contract)
@@ -267,7 +206,7 @@ impl Arrival {
     fn is_named(&self, name: &str) -> bool {
         let vm = &self.stored.vm;
         match &vm.uuid {
-            Some(uuid) => vm.name == name || uuid.eq_ignore_ascii_case(name),
+            Some(uuid) => names_domain(name, &vm.name, uuid),
             None => self.vm() == name,
         }
     }
@@ -296,6 +235,15 @@ impl Arrival {
     }
 }
 
+/// End of a reservation, in milliseconds since the kernel's start and on the clock.
+fn end_after(hold: Nanos, now: &BootTime) -> (u64, String) {
+    let ms = hold.min(LONGEST_HOLD).0 / 1_000_000;
+    let now_on_clock = jiff::Timestamp::now();
+    let until = now_on_clock.checked_add(std::time::Duration::from_millis(ms)).unwrap_or(now_on_clock);
+    let until = until.round(jiff::Unit::Second).unwrap_or(until).to_string();
+    (now.ms.saturating_add(ms), until)
+}
+
 /// Whether a contract of this host is of a VM that arrives at the libvirt daemon `uri`: a domain by
 /// its name or UUID there, another VM by its name in the contract.
 pub(crate) fn is_of(vm: &ArrivingVm, uri: &str, contract: &Contract) -> bool {
@@ -306,7 +254,7 @@ pub(crate) fn is_of(vm: &ArrivingVm, uri: &str, contract: &Contract) -> bool {
     match (&vm.uuid, vm.proxmox) {
         (Some(uuid), _) => match host {
             Some(HostHandle::Domain(of)) => {
-                of.uri() == uri && (of.domain == vm.name || of.domain.eq_ignore_ascii_case(uuid))
+                of.uri() == uri && names_domain(&of.domain, &vm.name, uuid)
             }
             _ => false,
         },
@@ -450,10 +398,35 @@ impl Arrivals {
         self.end(state, now, |of| of.is_named(name).then(|| "it was given back".to_owned()))
     }
 
+    /// Whether the time of a reservation is over.
+    pub fn is_due(&self, now: &BootTime) -> bool {
+        self.all.iter().any(|of| of.stored.until_ms <= now.ms)
+    }
+
+    /// Renews reservations whose time is over for [`USUAL_HOLD`] where `why` gives a reason. Returns
+    /// these VMs with their reasons, and why the rest was not stored.
+    pub fn renew(
+        &mut self,
+        state: &Path,
+        now: &BootTime,
+        why: impl Fn(&Arrival) -> Option<String>,
+    ) -> (Vec<(String, String)>, Option<String>) {
+        let mut renewed = Vec::new();
+        for arrival in self.all.iter_mut().filter(|of| of.stored.until_ms <= now.ms) {
+            if let Some(why) = why(arrival) {
+                (arrival.stored.until_ms, arrival.stored.until) = end_after(USUAL_HOLD, now);
+                renewed.push((arrival.vm().to_owned(), why));
+            }
+        }
+        let unstored = if renewed.is_empty() { None } else { self.store(state, &Ok(now.clone())) };
+        (renewed, unstored)
+    }
+
     /// Ends the reservations whose time is over.
     pub fn expire(&mut self, state: &Path, now: &BootTime) -> (Vec<(String, String)>, Option<String>) {
         self.end(state, &Ok(now.clone()), |of| {
-            (of.stored.until_ms <= now.ms).then(|| "the VM has not come in time".to_owned())
+            (of.stored.until_ms <= now.ms)
+                .then(|| "the VM has not come in time, and its room may be another's".to_owned())
         })
     }
 }
@@ -483,8 +456,8 @@ fn read(state: &Path, now: &Result<BootTime, String>) -> Result<Vec<Arrival>, St
     }
     let limit = now.ms.saturating_add(LONGEST_HOLD.0 / 1_000_000);
     let mut all = Vec::new();
-    let left = stored.arrivals.into_iter().filter(|of| of.until_ms > now.ms);
-    for mut of in left.take(MOST_ARRIVALS) {
+    // Those whose time is over too: the VM may be here, and else it is said that they end.
+    for mut of in stored.arrivals.into_iter().take(MOST_ARRIVALS) {
         of.until_ms = of.until_ms.min(limit);
         all.extend(Arrival::of_stored(of).map_err(|e| unread(&e))?);
     }

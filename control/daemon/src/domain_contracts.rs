@@ -7,6 +7,7 @@ use rtvirtio_spec::{HostHandle, HostSpec, LibvirtDomain, Reach, Vm};
 use rtvirtio_vmm::libvirt::DomainContract;
 use toml_edit::{DocumentMut, Item, Table, value};
 
+use crate::arrivals::names_domain;
 use crate::desired::{Contract, ContractFault, Desired, Origin, PlannedHost};
 
 /// Keys that name a VM otherwise than in libvirt.
@@ -136,7 +137,7 @@ impl Desired {
 /// Whether a VM of a file is this libvirt domain.
 fn is_of(vm: &Vm, domain: &DomainContract, uri: &str) -> bool {
     let Reach::Existing { host: HostHandle::Domain(of), .. } = &vm.reach else { return false };
-    of.uri() == uri && (of.domain == domain.name || of.domain.eq_ignore_ascii_case(&domain.uuid))
+    of.uri() == uri && names_domain(&of.domain, &domain.name, &domain.uuid)
 }
 
 /// Parses a contract in a libvirt domain's metadata: a spec with one VM, which is this one.

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rtvirtio_fleet::Inventory;
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_spec::Criticality;
+use rtvirtio_spec::{Criticality, HostHandle, LibvirtDomain, Reach};
 use rtvirtio_units::{Enforcement, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
-use crate::arrivals::{ArrivalSnapshot, ArrivalState};
+use crate::arrivals::{ArrivalSnapshot, ArrivalState, names_domain};
 use crate::config::{Config, Mode};
 use crate::desired::{Contract, Desired};
 use crate::memory::Memory;
@@ -104,6 +104,12 @@ pub struct VmSnapshot {
     /// Origin of its contract: a file, or the metadata of a libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// Name or UUID of its VM in libvirt, as its contract has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// URI of that VM's libvirt daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
     /// Origin of a further contract of this VM, which does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<String>,
@@ -247,6 +253,18 @@ impl Snapshot {
         self
     }
 
+    /// The VM of libvirt with this name and UUID: its contract names it so, or no contract does, and
+    /// one that does not name it by libvirt has its name.
+    pub(crate) fn of_domain(&self, name: &str, uuid: &str) -> Option<&VmSnapshot> {
+        let uri = self.libvirt.as_deref().unwrap_or(LibvirtDomain::DEFAULT_URI);
+        let is_domain = |vm: &&VmSnapshot| {
+            vm.uri.as_deref() == Some(uri)
+                && vm.domain.as_ref().is_some_and(|of| names_domain(of, name, uuid))
+        };
+        let is_named = |vm: &&VmSnapshot| vm.domain.is_none() && vm.name == name;
+        self.vms.iter().find(is_domain).or_else(|| self.vms.iter().find(is_named))
+    }
+
     /// Whether every contract is in force, or needs nothing, or its VM is off.
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -272,6 +290,8 @@ fn base(name: &str, vm: &ObservedVm) -> VmSnapshot {
         why: None,
         criticality: None,
         file: None,
+        domain: None,
+        uri: None,
         overrides: None,
         contract: vm.scope.as_ref().map(|s| s.contract.clone()),
         written: None,
@@ -372,13 +392,59 @@ fn of_contract(contract: &Contract, vm: &ObservedVm, state: VmState) -> VmSnapsh
             latency_ns: target.latency,
         })
     });
+    let domain = match &contract.vm.reach {
+        Reach::Existing { host: HostHandle::Domain(of), .. } => Some(of),
+        _ => None,
+    };
     VmSnapshot {
         state,
         criticality: Some(contract.criticality()),
         file: Some(contract.origin.to_string()),
+        domain: domain.map(|of| of.domain.clone()),
+        uri: domain.map(|of| of.uri().to_owned()),
         overrides: contract.overrides.as_ref().map(ToString::to_string),
         written: Some(contract.id.clone()),
         targets: targets.collect(),
         ..base(&contract.vm.name, vm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_spec::HostSpec;
+
+    use super::*;
+
+    #[test]
+    fn the_contract_of_a_domain_is_found_by_its_uuid_and_not_by_another_ones_name() {
+        const ONE: &str = "a9949d75-95e3-4747-82e3-c9fee1047601";
+        const OTHER: &str = "a9949d75-95e3-4747-82e3-c9fee1047602";
+        let contract = |name: &str, reach: &str| {
+            let text = format!(
+                "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\n{reach}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+            );
+            let spec = HostSpec::parse("x.toml", &text).unwrap();
+            Contract::of_spec(&spec, Path::new("x.toml")).remove(0)
+        };
+        let by_uuid = format!("domain = \"{}\"", ONE.to_uppercase());
+        let contracts = vec![
+            contract("plc", &by_uuid),
+            contract("hist", "domain = \"historian\""),
+            contract("session", "domain = \"desk\"\nuri = \"qemu:///session\""),
+            contract("hmi", "pid = 7"),
+        ];
+        let names = ["plc", "hist", "session", "hmi"];
+        let vms = names.map(|vm| (vm.to_owned(), ObservedVm::off("it is off")));
+        let observed = Observed { vms: vms.into(), ..Observed::default() };
+        let desired = Desired { contracts, ..Desired::default() };
+        let snapshot = Snapshot::build(&desired, &observed, &Config::default(), &Memory::default());
+        let found = |name: &str, uuid: &str| snapshot.of_domain(name, uuid).map(|vm| vm.name.as_str());
+        for name in ["plc", "renamed", "hmi"] {
+            assert_eq!(found(name, ONE), Some("plc"), "{name}");
+        }
+        assert_eq!(found("plc", OTHER), None, "another VM with the name of that contract");
+        assert_eq!(found("historian", OTHER), Some("hist"));
+        assert_eq!(found("hmi", OTHER), Some("hmi"), "a contract that does not name its VM by libvirt");
+        assert_eq!((found("desk", OTHER), found(ONE, OTHER)), (None, None));
     }
 }

@@ -19,7 +19,7 @@ mod words;
 
 pub use cpu_time::cpu_room;
 pub use html::{ReportInput, html};
-pub use rtvirtio_text::{terminal, xml};
+pub use rtvirtio_text::{terminal, terminal_lines, xml};
 pub use summary::{Tally, tally};
 pub use words::knob_name;
 

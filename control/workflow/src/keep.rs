@@ -1,6 +1,5 @@
 //! Keeps contracts in force also for threads that appear later.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
@@ -18,7 +17,8 @@ use crate::progress::Progress;
 use host_cpus::HostCpus;
 use memory::MemoryGroups;
 use partitions::Partitions;
-use search::{Search, SearchResult};
+use search::Search;
+use sought::Sought;
 use urgency::{Follower, Wanted};
 use warnings::Failures;
 
@@ -27,6 +27,7 @@ mod memory;
 mod partitions;
 mod search;
 mod signals;
+mod sought;
 mod urgency;
 mod warnings;
 
@@ -35,7 +36,7 @@ pub use urgency::{STATUS_FILE, UrgencyStatus};
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
-/// Longest interval between two checks for VMs that were found.
+/// Longest interval between two checks for VMs that are being looked for.
 const ARRIVALS: Duration = Duration::from_millis(50);
 /// Timeout of a monitor in a scan; without its answer the roles of new threads are uncertain.
 const LOOK_UP: Duration = Duration::from_millis(200);
@@ -105,7 +106,7 @@ pub fn keep(
     let keeper = Keeper { probe: probe(&root)?, root, by, vms, dirs };
     let every = options.every.max(SHORTEST_SCAN);
     let split_every = options.split_every.max(every);
-    let (mut kept, mut search, mut sought) = (Vec::new(), Search::new(dirs), BTreeMap::new());
+    let (mut kept, mut search, mut sought) = (Vec::new(), Search::new(dirs), Sought::default());
     for of in contracts::in_force(&dirs.state)? {
         let Some(vm) = vms.iter().find(|vm| vm.name == of.vm) else {
             bail!(
@@ -114,18 +115,13 @@ pub fn keep(
                 of.vm
             );
         };
-        // One that cannot be looked for ends nothing for the others.
-        if let Err(e) = search.start(vm) {
-            progress.warn(&format!("{} is not kept: {e:#}", vm.name));
-        }
-        sought.insert(of.vm.clone(), of);
+        sought.add(of, vm);
     }
     let is_urgent = |of: &InForce| of.urgency.is_some();
-    let mut follower =
-        if sought.values().any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
+    let mut follower = if sought.any(is_urgent) { Some(Follower::start(dirs, progress)?) } else { None };
     let (mut failures, mut lookups) = (Failures::default(), Failures::default());
-    // Whether the thread that follows urgency has seen the revert.
-    let mut put_back = false;
+    // The second: whether the thread that follows urgency has seen the revert.
+    let (mut has_kept, mut put_back) = (false, false);
     let (mut host_cpus, mut partitions) = (HostCpus::default(), Partitions::default());
     let mut memory = MemoryGroups::default();
     let mut next = Instant::now();
@@ -133,28 +129,15 @@ pub fn keep(
         if !is_there(&dirs.state.join(JOURNAL_FILE))? {
             return Ok(Ended::PutBack);
         }
-        for (name, found) in arrived(&mut search, &sought) {
-            let Some(of) = sought.remove(&name) else { continue };
-            found.warnings.iter().for_each(|line| progress.warn(line));
-            match found.found {
-                Ok((vm, handle)) => {
-                    if let (Some(follower), true) = (&mut follower, is_urgent(&of)) {
-                        let wanted = Wanted { of: of.clone(), vm, handle: handle.clone() };
-                        if let Err(e) = follower.follow(wanted, dirs) {
-                            progress.warn(&format!("the urgency of {name} is not followed: {e:#}"));
-                        }
-                    }
-                    kept.push(ManagedVm::start(of, handle, &keeper.root, split_every));
+        for (of, vm, handle) in sought.poll(&mut search, Instant::now(), &|line| progress.warn(line)) {
+            if let (Some(follower), true) = (&mut follower, is_urgent(&of)) {
+                let wanted = Wanted { of: of.clone(), vm, handle: handle.clone() };
+                if let Err(e) = follower.follow(wanted, dirs) {
+                    progress.warn(&format!("the urgency of {} is not followed: {e:#}", of.vm));
                 }
-                // The others' contracts hold without it.
-                Err(e) => progress.warn(&format!("{name} is not kept: {e:#}")),
             }
-            if sought.is_empty() && kept.is_empty() {
-                bail!(
-                    NotRunning,
-                    "no VM with a CPU contract runs: start it, revert, and `rtvirtio apply SPEC`"
-                );
-            }
+            kept.push(ManagedVm::start(of, handle, &keeper.root, split_every));
+            has_kept = true;
         }
         for vm in &mut kept {
             if !failures.is_due(&vm.contract().vm, Instant::now()) {
@@ -210,11 +193,14 @@ pub fn keep(
             }
             runs
         });
-        if kept.is_empty() && sought.is_empty() {
-            return Ok(Ended::VmsEnded);
+        if kept.is_empty() && sought.has_ended(Instant::now()) {
+            if has_kept {
+                return Ok(Ended::VmsEnded);
+            }
+            bail!(NotRunning, "no VM with a CPU contract runs: start it, revert, and `rtvirtio apply SPEC`");
         }
         // A scan that took longer is not repeated.
-        let pause = if sought.is_empty() { every } else { every.min(ARRIVALS) };
+        let pause = if sought.is_searching(Instant::now()) { every.min(ARRIVALS) } else { every };
         next = (next + pause).max(Instant::now());
         // Cancelling ends the loop and is no error.
         let _ = progress.pause(next.saturating_duration_since(Instant::now()));
@@ -223,11 +209,6 @@ pub fn keep(
         follower.finish()?;
     }
     Ok(Ended::Cancelled)
-}
-
-/// The answers that have come for VMs that are sought.
-fn arrived(search: &mut Search, sought: &BTreeMap<String, InForce>) -> Vec<(String, SearchResult)> {
-    sought.keys().filter_map(|vm| Some((vm.clone(), search.wait_for(vm, Duration::ZERO)?))).collect()
 }
 
 fn replaced() -> Error {

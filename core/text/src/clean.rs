@@ -28,6 +28,32 @@ pub fn terminal(s: &str, ascii: bool) -> String {
         .collect()
 }
 
+/// Text of several lines for a terminal, of which parts may not have passed through [`terminal`]: of
+/// escape sequences only colours stay, as the report writes them (`ESC [ NUMBERS m`).
+#[must_use]
+pub fn terminal_lines(s: &str) -> String {
+    let mut out = String::with_capacity(s.len());
+    let mut rest = s;
+    while let Some(c) = rest.chars().next() {
+        let (taken, left) = rest.split_at(colour(rest).unwrap_or(c.len_utf8()));
+        let stays = taken.len() > c.len_utf8() || matches!(c, '\n' | '\t') || rest.starts_with("\r\n");
+        if !stays && unsafe_char(c) {
+            out.push(REPLACEMENT);
+        } else {
+            out.push_str(taken);
+        }
+        rest = left;
+    }
+    out
+}
+
+/// Length of the escape sequence of a colour at the begin of a text.
+fn colour(text: &str) -> Option<usize> {
+    let numbers = text.strip_prefix("\x1b[")?;
+    let end = numbers.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    numbers[end..].starts_with('m').then_some("\x1b[".len() + end + 1)
+}
+
 /// Text for XML and HTML, in element content and in double- or single-quoted attributes.
 #[must_use]
 pub fn xml(s: &str) -> String {
@@ -61,5 +87,17 @@ mod tests {
         assert_eq!(terminal("a\u{1b}[31mb\r\u{202e}c", false), "a\u{FFFD}[31mb\u{FFFD}\u{FFFD}c");
         assert_eq!(terminal("a\u{1b}é\n", true), "a?? ");
         assert_eq!(xml("a\u{0}\u{1b}\u{2066}b\nc"), "a\u{FFFD}\u{FFFD}\u{FFFD}b c");
+    }
+
+    #[test]
+    fn of_several_lines_colours_stay_and_nothing_else_that_moves_the_cursor() {
+        let table = "\u{1b}[1;31mmissed\u{1b}[0m  a\té\n\u{2500}\r\n";
+        assert_eq!(terminal_lines(table), table);
+        let hostile = "\u{1b}[2J\u{1b}]0;t\u{7}\u{1b}[31\u{1b}c\r\u{9b}m\u{202e}";
+        assert_eq!(
+            terminal_lines(hostile),
+            "\u{FFFD}[2J\u{FFFD}]0;t\u{FFFD}\u{FFFD}[31\u{FFFD}c\u{FFFD}\u{FFFD}m\u{FFFD}"
+        );
+        assert_eq!(terminal_lines("\u{1b}["), "\u{FFFD}[");
     }
 }

@@ -7,5 +7,5 @@
 mod clean;
 mod command;
 
-pub use clean::{terminal, xml};
+pub use clean::{terminal, terminal_lines, xml};
 pub use command::{qemu_value, shell_argument, shell_path, shell_word};

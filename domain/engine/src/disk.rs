@@ -150,6 +150,7 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: VmId, part: &Part) -
         trust: Trust::new(disk.trust, disk.hugepages),
         has_inflight: true,
         use_lock: disk.migrate.then(|| Arc::new(part.use_lock())),
+        first_uses: None,
         pinner: None,
     }
 }
@@ -162,6 +163,9 @@ pub(crate) fn serve_disk(
     front_ends: &FrontEnds,
 ) -> Result<VhostUserServer, DomainError> {
     let device = format!("disk \"{}\"", info.name);
+    // A disk that moves may have grown where its guest comes from.
+    let first_uses = info.use_lock.is_some().then(|| Arc::clone(front_ends.first_uses()));
+    let info = DeviceInfo { first_uses, ..info };
     VhostUserServer::start(info, socket, engine.clone(), front_ends)
         .map_err(|source| DomainError::Socket { device, source })
 }

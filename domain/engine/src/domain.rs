@@ -10,7 +10,7 @@ use rtvirtio_domain_resources::listen::SocketListener;
 use rtvirtio_domain_resources::{OpenError, socket_group};
 use rtvirtio_sched::{IndexVec, VmId};
 
-use crate::confine::{Confine, Spawner};
+use crate::confine::{Confine, Role, Spawner};
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
 use crate::engine::{Engine, EngineConfig, EngineHandle, buffers};
 use crate::error::DomainError;
@@ -115,6 +115,10 @@ impl OpenedDomain {
         let is_restricted = networks.iter().all(|n| n.engine.is_restricted());
         let parts = RunningParts { places, locks, networks };
         let running = Running::new(file, handles, parts, front_ends);
+        let watched = running.clone();
+        confine
+            .spawn("iod-growth", Role::Control, move || watched.watch_first_uses())
+            .map_err(|source| OpenError::Path { what: "cannot start a thread".into(), source })?;
         Ok(Domain { running, engines, is_restricted })
     }
 }

@@ -27,17 +27,25 @@ pub(crate) struct Growth {
     pub(crate) part: Part,
 }
 
-/// Disks that stay and grow by a new configuration. Changes nothing.
+/// Disks that stay and grow by a new configuration, of all or of `only` this name. Changes nothing.
 ///
 /// # Errors
 /// A smaller `size`; one beyond the end of the file, or of parts of blocks; an overlap.
-pub(crate) fn find(state: &State, new: &File, membership: &Membership) -> Result<Vec<Growth>, ReloadError> {
+pub(crate) fn find(
+    state: &State,
+    new: &File,
+    membership: &Membership,
+    only: Option<&str>,
+) -> Result<Vec<Growth>, ReloadError> {
     let mut all = Vec::new();
     let goes = |part: &&Part| membership.detach.iter().any(|(_, gone)| *gone == part.name);
     let mut parts: Vec<Part> = state.parts().filter(|part| !goes(part)).cloned().collect();
     for (device, places) in state.places.iter().enumerate() {
         for (place, member) in places.iter_enumerated() {
             let Some(part) = member.as_ref().map(|member| &member.part) else { continue };
+            if only.is_some_and(|only| only != part.name) {
+                continue;
+            }
             let disk = new.devices.get(device).and_then(|d| d.disks.iter().find(|d| d.name == part.name));
             let Some(disk) = disk else { continue };
             let Some(size) = new_size(disk, part)? else { continue };
@@ -74,6 +82,25 @@ pub(crate) fn lock(state: &State, growths: &[Growth]) -> Result<(), ReloadError>
         return Err(OpenError::Disk { disk, source }.into());
     }
     Ok(())
+}
+
+/// Gives a disk that its guest has begun to use the size that it has by now. Returns the changes, in
+/// words.
+///
+/// # Errors
+/// As [`find`] and [`lock`]; then nothing is changed.
+pub(crate) fn look_again(
+    state: &mut State,
+    name: &str,
+    engines: &[(String, EngineHandle)],
+) -> Result<Vec<String>, ReloadError> {
+    let growths = find(state, &state.file, &Membership::default(), Some(name))?;
+    lock(state, &growths)?;
+    let mut changes = Vec::new();
+    for growth in growths {
+        changes.extend(growth.carry_out(state, engines)?);
+    }
+    Ok(changes)
 }
 
 /// Size to which a disk grows; `None` where it stays.

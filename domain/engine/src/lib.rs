@@ -20,6 +20,7 @@ pub mod blk;
 pub mod confine;
 mod disk;
 pub mod domain;
+pub mod end;
 pub mod engine;
 pub mod error;
 pub mod feature;

@@ -82,6 +82,7 @@ pub(crate) fn serve_port(
         trust: Trust::new(port.trust, port.hugepages),
         has_inflight: false,
         use_lock: None,
+        first_uses: None,
         pinner: None,
     };
     VhostUserServer::start(info, socket, handle.clone(), front_ends)

@@ -14,11 +14,12 @@ use rtvirtio_domain_resources::listen::AdoptedSocket;
 use rtvirtio_sched::{Config, IndexVec, VmConfig, VmId};
 
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
+use crate::end::Closed;
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
 use crate::growth::{self, Growth};
 use crate::liveness::Liveness;
-use crate::log::write_line;
+use crate::log::{line, write_line};
 use crate::net::NetHandle;
 use crate::network::RunningNetwork;
 use crate::network_membership;
@@ -40,6 +41,8 @@ struct Shared {
     state: Mutex<State>,
     engines: Vec<(String, EngineHandle)>,
     front_ends: FrontEnds,
+    /// Disks and ports that end, with the process.
+    closed: Mutex<Closed>,
 }
 
 /// The disks and ports of a running I/O domain; shared by several threads.
@@ -73,7 +76,8 @@ impl Running {
         let directories = socket_directories(&file);
         let RunningParts { places, locks, networks } = parts;
         let state = Mutex::new(State { file: file.clone(), places, locks, networks });
-        Self(Arc::new(Shared { started: file, directories, state, engines, front_ends }))
+        let closed = Mutex::default();
+        Self(Arc::new(Shared { started: file, directories, state, engines, front_ends, closed }))
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -118,12 +122,58 @@ impl Running {
 
     /// Ends all servers. Engines may end after that.
     pub(crate) fn end(&self) {
+        self.0.front_ends.first_uses().close();
+        // Held to the end: nothing is attached meanwhile.
         let mut state = self.state();
         // All end at the same time; then each is waited for.
         state.places.iter().flatten().flatten().for_each(|m| m.server.close());
         state.networks.iter().for_each(RunningNetwork::close);
-        state.places.iter_mut().for_each(IndexVec::clear);
-        state.networks.clear();
+        let State { file, places, networks, .. } = &mut *state;
+        let devices = file.devices.iter().map(|device| device.name.clone());
+        let of_networks = file.networks.iter().map(|network| network.name.clone());
+        *self.closed() = Closed {
+            devices: devices.zip(places.iter_mut().map(std::mem::take)).collect(),
+            networks: of_networks.zip(std::mem::take(networks)).collect(),
+        };
+        while !self.unended().is_empty() {
+            std::thread::sleep(LOOK);
+        }
+        let closed = std::mem::take(&mut *self.closed());
+        drop(closed);
+    }
+
+    fn closed(&self) -> MutexGuard<'_, Closed> {
+        self.0.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the size of each disk that moves when a front end begins to use it, until the end:
+    /// it may have grown where its guest comes from.
+    pub(crate) fn watch_first_uses(&self) {
+        let stays = |name: &str, why: &dyn std::fmt::Display| {
+            let remedy = "`rtvirtio iod reload` looks again";
+            line(name, format_args!("its guest keeps the size that it has: {why}; {remedy}"));
+        };
+        while let Some(name) = self.0.front_ends.first_uses().next() {
+            let part = self.state().member(&name).map(|member| member.part.clone());
+            // Without the lock at first: a file system may hang.
+            match part.map(|part| part.room().map(|room| room > part.size())) {
+                Some(Ok(true)) => {}
+                Some(Err(e)) => {
+                    stays(&name, &e);
+                    continue;
+                }
+                Some(Ok(false)) | None => continue,
+            }
+            match growth::look_again(&mut self.state(), &name, &self.0.engines) {
+                Ok(changes) => changes.iter().for_each(write_line),
+                Err(e) => stays(&name, &e),
+            }
+        }
+    }
+
+    /// Devices and networks that do not end, with their disks and ports.
+    pub(crate) fn unended(&self) -> Vec<String> {
+        self.closed().unended()
     }
 
     /// Reads the file, validates it including admission, and compares its disks and ports with
@@ -183,7 +233,7 @@ impl Running {
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
         }
-        let growths = growth::find(&state, &new, &membership)?;
+        let growths = growth::find(&state, &new, &membership, None)?;
         let ready = self.prepare(&state, &new, &membership, &growths, passed.disks)?;
         let ready_ports = network_membership::adopt(&new, &membership, passed.ports)?;
         if let Some(port) = ready_ports.iter().find(|port| !is_below(&self.0.directories, port.socket())) {

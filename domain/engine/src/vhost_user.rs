@@ -7,6 +7,7 @@ mod config_space;
 mod connection;
 mod descriptors;
 mod early;
+mod first_uses;
 mod front_ends;
 mod socket;
 
@@ -21,6 +22,7 @@ pub use self::config_space::ConfigSpace;
 use rtvirtio_sched::VmId;
 
 use self::connection::Connection;
+pub use self::first_uses::FirstUses;
 pub use self::front_ends::FrontEnds;
 use self::socket::Socket;
 use crate::engine::{Command, EngineHandle, QueueCommand};
@@ -49,6 +51,8 @@ pub struct DeviceInfo {
     pub has_inflight: bool,
     /// Lock that is held while a queue is served; `None` for a device that does not move.
     pub use_lock: Option<Arc<UseLock>>,
+    /// Notes each begin of use by a front end; `None` for a device that does not move.
+    pub first_uses: Option<Arc<FirstUses>>,
     /// Pins the guest's memory; `None` for memory that is not.
     pub pinner: Option<Arc<Pinner>>,
 }

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr};
-use rtvirtio_kernel::{Root, task, text};
+use rtvirtio_kernel::{Root, WaitLimit, task, text};
 use rustix::io::Errno;
 
 /// Pause between two tries, while a thread does not run on its new CPUs.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 /// Largest number of pauses of this process, for all threads of all VMs together: 10 s. A thread
-/// that is refused after these fails at once.
+/// that is refused after these, or after the end of the call's waits, fails at once.
 const PAUSES: u32 = 1_000;
 
 static PAUSED: AtomicU32 = AtomicU32::new(0);
@@ -35,7 +35,9 @@ pub(crate) fn set_when_it_has_run(root: &Root, pid: u32, tid: u32, attr: &Attr) 
         };
         match is_off_its_cpus() {
             _ if attr.reservation.is_none() => return Err(refused),
-            Some(true) if PAUSED.load(Ordering::Relaxed) < PAUSES => {
+            Some(true)
+                if PAUSED.load(Ordering::Relaxed) < PAUSES && !WaitLimit::left(TRY_EVERY).is_zero() =>
+            {
                 PAUSED.fetch_add(1, Ordering::Relaxed);
                 may_have_moved = true;
                 thread::sleep(TRY_EVERY);

@@ -5,7 +5,7 @@
 //! disk waits meanwhile. A disk that completes nothing would block the writer forever, with all the
 //! locks that it holds. So such a disk is not written to, and the write is made by a child process,
 //! which is abandoned after a time. Waits for many disks that hang have a limit together: all VMs
-//! wait meanwhile.
+//! wait meanwhile. The limit of the call that waits ([`WaitLimit`]) counts too.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::process::ProcessId;
-use crate::{Root, atomic_write, trusted};
+use crate::{Root, WaitLimit, atomic_write, trusted};
 
 /// Time without a completion after which a disk with requests in flight counts as hung.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,7 +38,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// it.
 const LEAST: Duration = Duration::from_millis(100);
 /// Addition to the error of a disk that was watched for less than [`LOOK`].
-const NOT_LONGER: &str = "; other disks hang too, so it was not watched for longer";
+const NOT_LONGER: &str =
+    "; other disks hang too, or the time for all waits is over, so it was not watched for longer";
 /// Prefix of the file that notes a process which has not returned from its write, for other
 /// processes: the name of its disk follows.
 const NOTE: &str = "/run/rtvirtio-queue.";
@@ -92,7 +93,8 @@ impl Waits {
 }
 
 fn allowed(waits: &Mutex<Waits>, least: Duration, most: Duration) -> Duration {
-    waits.lock().unwrap_or_else(PoisonError::into_inner).allow(least, most, Instant::now())
+    let of_all = waits.lock().unwrap_or_else(PoisonError::into_inner).allow(least, most, Instant::now());
+    WaitLimit::wait(of_all)
 }
 
 fn spend(waits: &Mutex<Waits>, begin: Instant) {

@@ -11,10 +11,11 @@ thread_local! {
     static UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Common end of all waits of this thread for monitors, guest agents and libvirt, until it is
-/// dropped: for a call that has a time limit of its own, whatever asks them on its behalf, threads
-/// that it starts as [`crate::detached::Detached`] included. A wait that begins after the end lasts
-/// half a second at most.
+/// Common end of all waits of this thread for monitors, guest agents, libvirt, systemd, disks and
+/// what the kernel refuses for a moment, until it is dropped: for a call that has a time limit of
+/// its own, whatever asks them on its behalf, threads that it starts as
+/// [`crate::detached::Detached`] included. A wait that begins after the end lasts half a second at
+/// most.
 #[derive(Debug)]
 pub struct WaitLimit {
     before: Option<Instant>,

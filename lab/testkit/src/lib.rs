@@ -15,6 +15,7 @@ mod reference;
 mod silent_disk;
 pub mod site;
 mod small_disk;
+mod stuck_disk;
 mod sweep;
 
 pub use child::ChildGuard;
@@ -27,6 +28,7 @@ pub use need::{Need, has, skip};
 pub use reference::{anchor, check_reference};
 pub use silent_disk::SilentDisk;
 pub use small_disk::SmallDisk;
+pub use stuck_disk::StuckDisk;
 pub use sweep::{remove_vm_group, sweep};
 
 /// Time after which a test counts as hung. No test asserts that anything is fast: a busy machine is

@@ -55,12 +55,12 @@ fn report(amendment: &Amendment<'_>, ui: &Ui) -> rtvirtio_workflow::Result<()> {
             let line = serde_json::to_string(&Event { event, vm, knob, old, what })?;
             writeln!(out, "{line}")
         } else {
-            let what = rtvirtio_report::terminal(what, false);
-            match event {
-                "set" => writeln!(out, "{knob}: {} -> {what}", old.unwrap_or("-")),
-                "left" => writeln!(out, "{knob}: another program has set {what}; left alone"),
-                _ => writeln!(out, "{knob}: FAILED: {what}"),
-            }
+            let line = match event {
+                "set" => format!("{knob}: {} -> {what}", old.unwrap_or("-")),
+                "left" => format!("{knob}: another program has set {what}; left alone"),
+                _ => format!("{knob}: FAILED: {what}"),
+            };
+            writeln!(out, "{}", rtvirtio_report::terminal(&line, false))
         };
         result.and_then(|()| out.flush())?;
     }

@@ -87,7 +87,7 @@ fn text(vm: &VmRegulators, style: &Style) -> String {
                     let _ = writeln!(out, "  {}", terminal(&setting.to_string(), style.ascii));
                 }
                 for note in &c.notes {
-                    let _ = writeln!(out, "  - {note}");
+                    let _ = writeln!(out, "  - {}", terminal(note, style.ascii));
                 }
             }
             Outcome::Refused { actuator, direction, why } => {

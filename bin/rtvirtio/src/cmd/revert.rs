@@ -277,7 +277,8 @@ fn lines(reverted: &Reverted, out: &mut String) {
             Fate::Gone { why } => format!("gone: {why}"),
             Fate::Failed { error } => format!("FAILED: {error}"),
         };
-        let _ = writeln!(out, "  {:<28} {fate}", o.knob);
+        // Both may have names of cgroups, threads and other programs.
+        let _ = writeln!(out, "{}", terminal(&format!("  {:<28} {fate}", o.knob), false));
     }
 }
 

@@ -34,7 +34,8 @@ pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
         let criticality = vm.criticality.map_or("-", |c| c.word());
         let why = vm.why.as_ref().map_or_else(String::new, |why| format!(": {}", terminal(why, false)));
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "  {:<width$} {criticality:<7} {}{why}", vm.name, word(&vm.state));
+        let name = terminal(&vm.name, false);
+        let _ = writeln!(out, "  {name:<width$} {criticality:<7} {}{why}", word(&vm.state));
         if let Some(origin) = vm.file.as_ref().filter(|_| origins) {
             let _ = writeln!(out, "    from {}", terminal(origin, false));
         }
@@ -46,8 +47,8 @@ pub fn vm_lines(vms: &[&VmSnapshot], origins: bool) -> String {
             );
         }
         for drift in &vm.drift {
-            let found = terminal(&drift.found, false);
-            let _ = writeln!(out, "    {}: CHANGED from {} to {found}", drift.knob, drift.wanted);
+            let line = format!("    {}: CHANGED from {} to {}", drift.knob, drift.wanted, drift.found);
+            let _ = writeln!(out, "{}", terminal(&line, false));
         }
     }
     out

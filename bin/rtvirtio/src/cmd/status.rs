@@ -284,11 +284,12 @@ fn text(status: &Status, plan: Option<&HostPlan>) -> String {
         let state = match &knob.state {
             KnobState::InForce => "in force".to_owned(),
             KnobState::Original => "as before the plan".to_owned(),
-            KnobState::Changed { found } => format!("CHANGED to {}", terminal(found, false)),
+            KnobState::Changed { found } => format!("CHANGED to {found}"),
             KnobState::Gone { why } => format!("gone: {why}"),
             KnobState::Unknown { error } => format!("NOT READABLE: {error}"),
         };
-        let _ = writeln!(out, "  {:<width$} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
+        let line = format!("  {:<width$} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
+        let _ = writeln!(out, "{}", terminal(&line, false));
     }
     out
 }

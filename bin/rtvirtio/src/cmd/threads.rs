@@ -247,17 +247,16 @@ fn event(event: &Event<'_>, ui: &Ui) -> anyhow::Result<()> {
     let result = if ui.json {
         writeln!(out, "{}", serde_json::to_string(event)?)
     } else {
-        let name = rtvirtio_report::terminal(&t.name, false);
         let late =
             if event.late_ns > 0 { format!(", at most {} ago", Nanos(event.late_ns)) } else { String::new() };
         let what = if event.event == "ended" {
             format!("after {} of CPU time", nanos(t.cpu_time))
         } else {
-            // It may have the name of a cgroup.
-            let why = rtvirtio_report::terminal(&c.what, false);
-            format!("{}; {}: {why}{late}", t.scheduling(), held(c).0)
+            format!("{}; {}: {}{late}", t.scheduling(), held(c).0, c.what)
         };
-        writeln!(out, "{} {} {} {} ({name}): {what}", event.event, event.vm, t.tid, t.role)
+        // With the names of a thread, of a role that QEMU tells, and of a cgroup perhaps.
+        let line = format!("{} {} {} {} ({}): {what}", event.event, event.vm, t.tid, t.role, t.name);
+        writeln!(out, "{}", rtvirtio_report::terminal(&line, false))
     };
     match result.and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

@@ -106,6 +106,8 @@ fn vm() -> VmSnapshot {
         why: some(),
         criticality: Some(Criticality::Medium),
         file: some(),
+        domain: some(),
+        uri: some(),
         overrides: some(),
         contract: some(),
         written: some(),

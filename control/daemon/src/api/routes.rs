@@ -114,8 +114,20 @@ async fn status(State(shared): Ctx) -> Json<Snapshot> {
     Json((*shared.snapshot()).clone())
 }
 
-async fn vm(State(shared): Ctx, Path(name): Path<String>) -> Response {
-    match shared.snapshot().vms.iter().find(|vm| vm.name == name) {
+/// Query for the VM of a libvirt domain.
+#[derive(Deserialize)]
+struct OfDomain {
+    /// Name of the VM in libvirt; then the path has its UUID.
+    domain: Option<String>,
+}
+
+async fn vm(State(shared): Ctx, Path(name): Path<String>, Query(of): Query<OfDomain>) -> Response {
+    let snapshot = shared.snapshot();
+    let found = match &of.domain {
+        Some(domain) => snapshot.of_domain(domain, &name),
+        None => snapshot.vms.iter().find(|vm| vm.name == name),
+    };
+    match found {
         Some(vm) => Json(vm).into_response(),
         None => problem(StatusCode::NOT_FOUND, "no contract names a VM of this name"),
     }

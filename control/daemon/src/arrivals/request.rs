@@ -58,8 +58,7 @@ impl ArrivingVm {
                 domain.name.len()
             ));
         }
-        let is_digit = |b: u8| b.is_ascii_hexdigit() || b == b'-';
-        if domain.uuid.len() != 36 || !domain.uuid.bytes().all(is_digit) {
+        if !is_uuid(&domain.uuid) {
             return Err("the domain's UUID is none".to_owned());
         }
         let text = domain.contract.transpose()?;
@@ -99,6 +98,18 @@ impl ArrivingVm {
         let origin = Origin::Domain { name: self.name.clone(), uri: uri.to_owned() };
         Ok(Contract::of_spec(&spec, origin).into_iter().next())
     }
+}
+
+/// Whether a text has the form of a UUID in libvirt.
+fn is_uuid(text: &str) -> bool {
+    let is_digit = |b: u8| b.is_ascii_hexdigit() || b == b'-';
+    text.len() == 36 && text.bytes().all(is_digit)
+}
+
+/// Whether a text names the VM of libvirt with this name and UUID. A text in the form of a UUID is
+/// no name: a VM may be named like another one's UUID.
+pub(crate) fn names_domain(text: &str, name: &str, uuid: &str) -> bool {
+    if is_uuid(text) { text.eq_ignore_ascii_case(uuid) } else { text == name }
 }
 
 fn parse_file(text: &str) -> Result<HostSpec, String> {

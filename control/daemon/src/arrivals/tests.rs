@@ -47,7 +47,8 @@ fn reservations_survive_the_service_and_end_with_their_time_and_with_the_host() 
     let (ended, unstored) = again.expire(state, &at(6_500));
     assert_eq!((ended.len(), ended[0].0.as_str(), unstored), (1, "vm2", None));
     assert_eq!(names(&Arrivals::load(state, &Ok(at(6_500)))), ["vm1"]);
-    assert!(Arrivals::load(state, &Ok(at(6_800))).all().is_empty(), "it ended while no service ran");
+    // Its time was over while no service ran: that it ends is said.
+    assert_eq!(names(&Arrivals::load(state, &Ok(at(6_800)))), ["vm1"]);
     // By UUID or name, and not by another's.
     let known = Ok(now.clone());
     assert_eq!(again.give_back("vm2", state, &known).0, []);
@@ -129,6 +130,56 @@ fn a_contract_of_this_host_counts_in_place_of_the_reservation() {
     let proxmox = ArrivingVm::of_proxmox(101);
     assert!(is_of(&proxmox, URI, &of("proxmox = 101", file()).contracts[0]));
     assert!(!is_of(&proxmox, URI, &of("proxmox = 102", file()).contracts[0]));
+}
+
+#[test]
+fn a_reservation_is_renewed_while_its_vm_is_being_moved_here() {
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (state, now) = (dir.path(), at(5_000));
+    let mut arrivals = Arrivals::default();
+    for n in 1..=2 {
+        arrivals.take(arrival(n, SECOND, &now), state, &now).unwrap();
+    }
+    let line = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        CommandLine::parse(&args)
+    };
+    let uuid = vm(1).uuid.unwrap().to_uppercase();
+    let machine = line(&["-name", "guest=vm1", "-uuid", &uuid, "-incoming", "defer"]);
+    // Another VM, which has the name of one that is to come.
+    let other_uuid = vm(9).uuid.unwrap();
+    let other = line(&["-name", "guest=vm2", "-uuid", &other_uuid]);
+    let here = |of: &Arrival| {
+        assert!(!of.is_machine(&other));
+        of.is_machine(&machine).then(|| "it is here".to_owned())
+    };
+    assert!(!arrivals.is_due(&at(5_999)) && arrivals.is_due(&at(6_000)));
+    assert_eq!(arrivals.renew(state, &at(5_999), here), (Vec::new(), None));
+    let renewed = vec![("vm1".to_owned(), "it is here".to_owned())];
+    assert_eq!(arrivals.renew(state, &at(6_000), here), (renewed, None));
+    let (ended, unstored) = arrivals.expire(state, &at(6_000));
+    assert!(ended[0].0 == "vm2" && ended[0].1.contains("not come") && unstored.is_none(), "{ended:?}");
+    // For as long as at first, also after a restart of the service.
+    let end = 6_000 + USUAL_HOLD.0 / 1_000_000;
+    let again = Arrivals::load(state, &Ok(at(6_001)));
+    assert_eq!((again.all(), names(&again)), (arrivals.all(), vec!["vm1"]));
+    assert!(!arrivals.is_due(&at(end - 1)) && arrivals.is_due(&at(end)));
+    // A VM of a contract file, by what the file names it.
+    let of = |reach: &str| {
+        let file = text(&format!("name = \"plc\"\n{reach}\n"));
+        Arrival::new(&ArrivingVm::of_body(&file, None).unwrap(), URI, SECOND, &now).unwrap().unwrap()
+    };
+    assert!(of("domain = \"vm1\"").is_machine(&CommandLine { libvirt: true, ..machine.clone() }));
+    assert!(of("qmp = \"/q\"").is_machine(&CommandLine { qmp: Some("/q".into()), ..other.clone() }));
+    assert!(!of("qmp = \"/q\"").is_machine(&machine) && !of("pid = 7").is_machine(&machine));
+}
+
+#[test]
+fn a_name_in_the_form_of_a_uuid_is_no_name() {
+    let (one, other) = (vm(1).uuid.unwrap(), vm(2).uuid.unwrap());
+    assert!(names_domain("plc", "plc", &one) && names_domain(&one.to_uppercase(), "plc", &one));
+    // A VM that is named like another one's UUID.
+    assert!(!names_domain(&one, &one, &other) && !names_domain("PLC", "plc", &one));
 }
 
 #[test]

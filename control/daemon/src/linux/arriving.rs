@@ -1,7 +1,11 @@
 //! Admission of VMs that are about to arrive by live migration.
 
+use std::time::Duration;
+
 use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::detached::Hung;
 use rtvirtio_units::Nanos;
+use rtvirtio_vmm::machines;
 use rtvirtio_workflow::one_line;
 
 use super::found::{FoundVm, start_lives};
@@ -12,7 +16,12 @@ use crate::arrivals::{
 use crate::desired::{Contract, Desired, Origin};
 use crate::observed::Admission;
 
-/// VM whose reservation has ended, with the reason.
+/// Longest look for the virtual machines of this host.
+const LOOK: Duration = Duration::from_secs(1);
+/// Look that has not come back: a process may hold its own up.
+static LOOKS: Hung<()> = Hung::none();
+
+/// VM whose reservation has ended or was renewed, with the reason.
 pub(crate) type EndedArrival = (String, String);
 
 impl LinuxHost {
@@ -143,6 +152,30 @@ impl LinuxHost {
         let ended = self.arrivals.give_back(name, &self.places.dirs.state, &now);
         self.count_anew(&ended.0);
         ended
+    }
+
+    /// Renews reservations whose time is over where the VM is here and has no contract in force yet,
+    /// as one that is still being moved, or where that is not known. Returns these VMs with their
+    /// reasons, and why they were not stored.
+    pub(crate) fn renew_arrivals(&mut self) -> (Vec<EndedArrival>, Option<String>) {
+        let Ok(now) = BootTime::read(&self.root) else { return (Vec::new(), None) };
+        if !self.arrivals.is_due(&now) {
+            return (Vec::new(), None);
+        }
+        let root = self.root.clone();
+        let look = LOOKS.call("arrivals", (), LOOK, move || machines::find(&root).map_err(|e| e.to_string()));
+        let look = look.map_err(|e| e.to_string()).and_then(|found| found);
+        let is_here = |arrival: &Arrival| match &look {
+            Ok((found, unreadable)) => {
+                let own = found.iter().find(|machine| arrival.is_machine(&machine.line));
+                own.map(|machine| format!("its QEMU (process {}) is here already", machine.pid)).or_else(|| {
+                    let of = unreadable.first()?;
+                    Some(format!("whether process {} is its QEMU is not known: {}", of.pid, of.why))
+                })
+            }
+            Err(why) => Some(format!("whether its QEMU is here is not known: {why}")),
+        };
+        self.arrivals.renew(&self.places.dirs.state, &now, is_here)
     }
 
     /// Ends reservations whose time is over, and those of VMs that run here with a contract.

@@ -1,7 +1,7 @@
 //! Requests about VMs that arrive by live migration, in the loop.
 
 use super::{Service, ServiceEvent};
-use crate::arrivals::{Arrival, ArrivalAnswer};
+use crate::arrivals::{Arrival, ArrivalAnswer, USUAL_HOLD};
 use crate::history::EventKind;
 use crate::linux::EndedArrival;
 use crate::shared::ArrivalRequest;
@@ -69,9 +69,18 @@ impl Service {
         if !self.daemon.host_ref().has_arrivals() {
             return;
         }
+        let (renewed, unstored) = self.daemon.host().renew_arrivals();
+        for (vm, why) in &renewed {
+            let lost = unstored.as_ref().map(|why| format!("; a restart of the service loses that: {why}"));
+            let text = format!(
+                "its contract is reserved for {USUAL_HOLD} more: {why}{}; `rtvirtio contract release` ends it",
+                lost.unwrap_or_default()
+            );
+            self.event(EventKind::Note, Some(vm), text, Vec::new(), tell);
+        }
         let desired = self.daemon.desired().clone();
         let (ended, unstored) = self.daemon.host().end_arrivals(&desired);
-        if !ended.is_empty() {
+        if !ended.is_empty() || !renewed.is_empty() {
             self.was_asked = true;
             self.daemon.look_next();
         }

@@ -62,4 +62,4 @@ impl Search {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -7,6 +7,7 @@ use rtvirtio_apply::{Fate, OnConflict, Outcome, Reverted};
 
 use super::put_back;
 use crate::error::{Result, one_line};
+use crate::guests::WaitLimit;
 
 /// Time for which putting all back waits, all VMs together, until the kernel has dropped its last
 /// references to groups: milliseconds on an idle machine, seconds on a busy one.
@@ -16,7 +17,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Puts back, and again what the kernel has refused: for a moment after the threads have left a
 /// group it may still count the group's budget, or hold the group in use. `time_left` is the time
-/// left for that.
+/// left for that, where the call's waits have no sooner end.
 pub(super) fn put_back_with_retries(
     dir: &Path,
     on_conflict: OnConflict,
@@ -24,7 +25,7 @@ pub(super) fn put_back_with_retries(
 ) -> Result<Option<Reverted>> {
     let Some(mut reverted) = put_back(dir, on_conflict)? else { return Ok(None) };
     let is_refused = |of: &Reverted| of.outcomes.iter().any(|o| matches!(o.fate, Fate::Failed { .. }));
-    while !reverted.done && is_refused(&reverted) && !time_left.is_zero() {
+    while !reverted.done && is_refused(&reverted) && !WaitLimit::left(*time_left).is_zero() {
         let begin = Instant::now();
         std::thread::sleep(RETRY_INTERVAL);
         let again = put_back(dir, on_conflict);

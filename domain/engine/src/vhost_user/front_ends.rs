@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use super::FirstUses;
 use crate::confine::{Confine, Role, StartThread};
 
 /// Pause after a thread could not be started.
@@ -80,6 +81,7 @@ pub struct FrontEnds {
     added: Option<Sender<Arc<dyn FrontEndSocket>>>,
     wake: Wake,
     thread: Option<JoinHandle<()>>,
+    first_uses: Arc<FirstUses>,
 }
 
 impl FrontEnds {
@@ -92,7 +94,12 @@ impl FrontEnds {
         let (added, next) = channel();
         let waiter = Waiter { added: next, all: Vec::new(), wake: wake.clone(), threads };
         let thread = confine.spawn("iod-front-ends", Role::VhostUser, move || waiter.run_or_abort())?;
-        Ok(Self { added: Some(added), wake, thread: Some(thread) })
+        Ok(Self { added: Some(added), wake, thread: Some(thread), first_uses: Arc::default() })
+    }
+
+    /// Devices that front ends have begun to use.
+    pub(crate) fn first_uses(&self) -> &Arc<FirstUses> {
+        &self.first_uses
     }
 
     pub(super) fn waker(&self) -> Wake {

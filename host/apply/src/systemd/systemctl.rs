@@ -5,6 +5,7 @@ use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rtvirtio_kernel::WaitLimit;
 use rtvirtio_kernel::child::{Output, Running, read};
 
 /// Time for one call: an answer of an idle systemd takes milliseconds.
@@ -12,7 +13,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const LIMIT: usize = 256 << 10;
 
-/// Standard output of a call.
+/// Standard output of a call; it is waited for no longer than [`WaitLimit`] allows.
 ///
 /// # Errors
 /// `TimedOut`, `InvalidData` for an answer that is too long or no text, and the message of a call
@@ -25,6 +26,7 @@ pub(super) fn run(args: &[&str]) -> io::Result<String> {
 }
 
 fn call(command: &mut Command, timeout: Duration) -> io::Result<String> {
+    let timeout = WaitLimit::wait(timeout);
     let end = Instant::now() + timeout;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Running::for_call(command)?;
@@ -64,5 +66,10 @@ mod tests {
         assert_eq!(shell("echo no unit >&2; exit 1", long).unwrap_err().to_string(), "no unit");
         let late = shell("exec sleep 600", Duration::from_millis(50)).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut, "{late}");
+        // All waits of this call together have a limit, which is over.
+        let _limit = WaitLimit::lasting(Duration::ZERO);
+        let late = shell("exec sleep 600", 10 * long).unwrap_err();
+        assert!(late.to_string().starts_with("no answer within 0.5 s"), "{late}");
+        assert_eq!(shell("echo yes", long).unwrap(), "yes\n");
     }
 }

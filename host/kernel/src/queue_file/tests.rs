@@ -1,7 +1,7 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
-use rtvirtio_testkit::{HANG, LoopDevice, Need, has, skip};
+use rtvirtio_testkit::{HANG, StuckDisk, has, skip};
 
 use super::*;
 
@@ -140,6 +140,18 @@ fn the_time_for_disks_that_hang_is_of_all_together_and_comes_back() {
     assert_eq!(waits.allow(LEAST, LIMIT, now + WINDOW), LIMIT.min(SUM - LOOK));
 }
 
+#[test]
+fn a_wait_for_a_disk_ends_with_those_of_its_call() {
+    let waits = Mutex::new(Waits::default());
+    assert_eq!((allowed(&waits, LOOK, LIMIT), allowed(&waits, LEAST, LOOK)), (LIMIT, LOOK));
+    let _limit = WaitLimit::lasting(Duration::ZERO);
+    let short = WaitLimit::wait(LIMIT);
+    assert!(short < LOOK, "{short:?}");
+    assert_eq!((allowed(&waits, LOOK, LIMIT), allowed(&waits, LEAST, LOOK)), (short, short));
+    waits.lock().unwrap().spend(SUM, Instant::now());
+    assert_eq!(allowed(&waits, LEAST, LOOK), LEAST);
+}
+
 /// With many disks that hang no time is left; each is watched for a moment, and one that does not
 /// hang is written.
 #[test]
@@ -170,57 +182,28 @@ fn many_disks_that_hang_are_left_alone_and_hold_up_no_other() {
     assert_eq!(fs::read_to_string(root.at(&idle)).unwrap(), "bfq");
 }
 
-/// Disk that completes nothing until it is released: a loop device whose file is on a frozen file
-/// system, with a write in flight.
-struct StuckDisk {
+/// Disk that completes nothing, with a write in flight, until it is freed.
+struct Stuck {
     writer: Option<Child>,
-    mount: PathBuf,
-    disk: LoopDevice,
-    _below: LoopDevice,
-    _dir: tempfile::TempDir,
+    disk: StuckDisk,
 }
 
-impl StuckDisk {
+impl Stuck {
     fn new() -> Option<Self> {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
-        fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
-        fs::create_dir(&mount).unwrap();
-        let run = |program: &str, args: &[&std::ffi::OsStr]| {
-            let status =
-                Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
-            status.is_ok_and(|status| status.success())
-        };
-        let below = LoopDevice::attach(&image)?;
-        let is_mounted = run("mkfs.ext4", &["-q".as_ref(), below.0.as_os_str()])
-            && run("mount", &[below.0.as_os_str(), mount.as_os_str()]);
-        if !is_mounted {
+        let disk = StuckDisk::new()?;
+        if !disk.stick() {
             return None;
         }
-        let file = mount.join("disk");
-        fs::write(&file, vec![0; 4 << 20]).unwrap();
-        let disk = LoopDevice::attach(&file);
-        let mut one = Self { writer: None, mount, disk: disk?, _below: below, _dir: dir };
-        if !run("fsfreeze", &["-f".as_ref(), one.mount.as_os_str()]) {
-            return None;
-        }
-        let to = format!("of={}", one.disk.0.display());
+        let to = format!("of={}", disk.disk.0.display());
         let args = ["if=/dev/zero", &to, "bs=4k", "count=1", "oflag=direct", "conv=nocreat,notrunc"];
-        one.writer = Some(Command::new("dd").args(args).stderr(Stdio::null()).spawn().unwrap());
-        let begin = Instant::now();
-        while Counters::read(&Root::default(), &one.sys()).is_none_or(|counters| counters.inflight == 0) {
-            assert!(begin.elapsed() < HANG, "no request is in flight");
-            std::thread::sleep(PAUSE);
-        }
+        let writer = Command::new("dd").args(args).stderr(Stdio::null()).spawn().unwrap();
+        let one = Self { writer: Some(writer), disk };
+        rtvirtio_testkit::site::wait_for("a request in flight", || one.disk.has_requests());
         Some(one)
     }
 
-    fn sys(&self) -> PathBuf {
-        Path::new("/sys/block").join(self.disk.0.file_name().unwrap())
-    }
-
     fn scheduler(&self) -> PathBuf {
-        self.sys().join("queue/scheduler")
+        self.disk.sys().join("queue/scheduler")
     }
 
     /// An elevator on offer other than the current one.
@@ -230,29 +213,26 @@ impl StuckDisk {
     }
 
     fn free(&mut self) {
-        let _ = Command::new("fsfreeze").arg("-u").arg(&self.mount).stderr(Stdio::null()).status();
+        self.disk.free();
         if let Some(mut writer) = self.writer.take() {
             let _ = writer.wait();
         }
     }
 }
 
-impl Drop for StuckDisk {
+impl Drop for Stuck {
     fn drop(&mut self) {
         self.free();
-        let _ = Command::new("losetup").arg("--detach").arg(&self.disk.0).status();
-        let _ = Command::new("umount").arg("--lazy").arg(&self.mount).status();
     }
 }
 
 #[test]
 fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     const TEST: &str = "a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer";
-    let needs = [Need::Root, Need::Program("mkfs.ext4"), Need::Program("fsfreeze"), Need::Program("losetup")];
-    if !has(TEST, &needs) {
+    if !has(TEST, &StuckDisk::NEEDS) {
         return;
     }
-    let Some(mut stuck) = StuckDisk::new() else { return skip(TEST, "no loop device or no ext4") };
+    let Some(mut stuck) = Stuck::new() else { return skip(TEST, "no loop device or no ext4") };
     let Some(other) = stuck.other() else { return skip(TEST, "the kernel has one elevator") };
     let (root, path) = (Root::default(), stuck.scheduler());
     let before = fs::read_to_string(&path).unwrap();
@@ -270,7 +250,7 @@ fn a_disk_that_completes_nothing_is_left_alone_and_holds_no_writer() {
     assert!(again.to_string().contains("earlier write"), "{again}");
     // Another process has only the note.
     let elsewhere = std::mem::take(&mut *UNDER_WAY.lock().unwrap());
-    let other_file = stuck.sys().join("queue/nr_requests");
+    let other_file = stuck.disk.sys().join("queue/nr_requests");
     assert_eq!(may_use(&root, &other_file).unwrap_err().kind(), io::ErrorKind::TimedOut);
     UNDER_WAY.lock().unwrap().extend(elsewhere);
     stuck.free();

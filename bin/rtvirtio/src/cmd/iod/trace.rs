@@ -44,7 +44,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
             _ if ui.json => out.write_all(text),
             Line::Event(event) => {
                 let since = event.at_ns.saturating_sub(*first.get_or_insert(event.at_ns));
-                writeln!(out, "{}", row(event, since))
+                writeln!(out, "{}", rtvirtio_report::terminal(&row(event, since), false))
             }
             Line::Mark(Mark::Begin { .. }) => writeln!(out, "{HEADER}"),
             Line::Mark(Mark::End { .. }) => Ok(()),

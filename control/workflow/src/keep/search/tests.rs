@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A monitor that names the first thread of this process as its vCPU.
-fn serve(socket: &Path) {
+pub(in crate::keep) fn serve(socket: &Path) {
     let listener = UnixListener::bind(socket).unwrap();
     let this = std::process::id();
     // The thread ends with the test's process.
@@ -31,7 +31,7 @@ fn serve(socket: &Path) {
     });
 }
 
-fn vm(name: &str, socket: &Path) -> Vm {
+pub(in crate::keep) fn vm(name: &str, socket: &Path) -> Vm {
     let text = format!(
         "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"{}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
          block = \"4KiB\"\n",

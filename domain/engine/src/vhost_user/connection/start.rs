@@ -46,6 +46,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         let tracked = self.inflight.as_ref().map(|r| r.queue_size());
         let engine = self.engine.clone();
         let has_log = self.log.has_memory();
+        let is_first = !self.queues.iter().any(|queue| queue.running);
         let lacks_log = features & VhostUserVirtioFeatures::LOG_ALL.bits() != 0 && !has_log;
         let setup = self.queue(index)?;
         if setup.running || setup.kick.is_none() || (enabled_by_message && !setup.enabled) {
@@ -98,6 +99,9 @@ impl<C: From<QueueCommand>> Connection<C> {
             .ask(|reply| QueueCommand::Start { vm, queue: QueueId(index as u16), start, reply })
             .map_err(gone)?;
         self.queue(index)?.running = done.is_ok();
+        if let (true, Some(uses)) = (is_first && done.is_ok(), &self.device.first_uses) {
+            uses.add(&name);
+        }
         self.publish_use();
         let lost = done.map_err(|e| log_and_reject(&name, "queue", e))?;
         if lost > 0 {
