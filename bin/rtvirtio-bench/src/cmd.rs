@@ -41,9 +41,9 @@ use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
-    accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet, fleet_cluster,
-    host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning,
-    regulation, reservation, responsiveness, sweep, tails,
+    accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
+    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
+    planning, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;

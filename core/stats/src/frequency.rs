@@ -2,8 +2,8 @@
 //!
 //! An e-detector in CUSUM form (Shin, Ramdas and Rinaldo, *E-detectors: a nonparametric framework
 //! for sequential change detection*, arXiv:2203.03532, 2022; the recursion is that of Page,
-//! *Continuous inspection schemes*, Biometrika 41, 1954). Each trial bets a share `b` that the event
-//! occurs:
+//! *Continuous inspection schemes*, Biometrika 41, 1954). Each trial bets a share `b` that the
+//! event occurs:
 //!
 //! ```text
 //! e = 1 - b + b [event] / rate        M <- max(M, 1) e        alarm: mean of M over all b >= A

@@ -27,7 +27,7 @@ const PERCENTILE: f64 = 99.0;
 /// Operations in the order of all pairs here.
 const ACCESSES: [Access; 2] = [Access::Read, Access::Write];
 
-/// What one window showed.
+/// Counters and tails of one window.
 pub struct Sample {
     /// Counters of the device, as the kernel has them.
     pub window: AgeingWindow,

@@ -2,9 +2,9 @@
 //! profile as corrected ([`rtvirtio_model::ageing`]).
 //!
 //! A twin serves reads and writes of 4 KiB in order for four seconds of each window, and each
-//! window counts for ten minutes. The bound of a direction is its highest p99 over a day of windows of the
-//! new device, plus a plan's safety margin. It is multiplied by the factor that is in force when
-//! the window begins, and a longer standstill is added.
+//! window counts for ten minutes. The bound of a direction is its highest p99 over a day of windows
+//! of the new device, plus a plan's safety margin. It is multiplied by the factor that is in force
+//! when the window begins, and a longer standstill is added.
 
 mod device;
 mod pattern;
@@ -319,7 +319,8 @@ impl AgeingData {
             row
         };
         let mut head = vec!["pattern".to_owned()];
-        head.extend(PHASES.iter().flat_map(|phase| [format!("{phase}, corrected"), format!("{phase}, fixed")]));
+        let kinds = |phase: &&str| [format!("{phase}, corrected"), format!("{phase}, fixed")];
+        head.extend(PHASES.iter().flat_map(kinds));
         head.extend(
             ["longest above", "alarms (false)", "highest factor", "last", "given back, days", "no evidence"]
                 .map(str::to_owned),

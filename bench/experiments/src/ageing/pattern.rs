@@ -93,7 +93,7 @@ impl Condition {
 }
 
 impl Pattern {
-    /// All patterns, in the order of declaration.
+    /// Patterns in the order of declaration.
     pub const ALL: [Self; 12] = [
         Self::Noise,
         Self::HostStalls,

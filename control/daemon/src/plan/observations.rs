@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::verdict::{Evidence, judge};
-use rtvirtio_planner::replan::{Observations, load_key};
+use rtvirtio_planner::replan::{Observations, SLOW_STEP, load_key};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_vmm::disk_stats::Direction;
 
@@ -20,6 +20,12 @@ const SHORTEST_S: f64 = 30.0;
 #[must_use]
 pub fn sight_of(seen: &Observation, desired: &Desired) -> Observations {
     let mut sight = Observations { slow: seen.host.slow.clone(), ..Observations::default() };
+    for (device, of) in &seen.host.ageing {
+        let Some(factor) = of.to_plan_for() else { continue };
+        // A level is planned for that is no lower, without the tolerance for what is in no profile.
+        let slow = sight.slow.entry(device.clone()).or_default();
+        *slow = slow.max(factor * SLOW_STEP);
+    }
     for (name, of) in &seen.vms {
         let Some(contract) = desired.contract_of(name) else { continue };
         loads(&contract.vm, of, &mut sight.loads);

@@ -55,7 +55,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts, in the order of declaration.
+    /// Parts in the order of declaration.
     pub const ALL: [Self; 3] = [Self::Reads, Self::Writes, Self::Standstills];
 
     /// Name in texts and labels.
@@ -109,7 +109,7 @@ pub struct Uncounted {
     pub waited: u64,
 }
 
-/// What a device does against what its profile says.
+/// A device against its profile, by the windows so far.
 #[derive(Clone, Debug)]
 pub struct Ageing {
     service: Service,
