@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::device_io::DeviceIo;
-use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, WINDOW_S};
-use rtvirtio_model::{Service, service};
+use rtvirtio_kernel::{BlockDevice, Root, trusted};
+use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, Part, WINDOW_S};
+use rtvirtio_model::{Service, fingerprint, service};
 use rtvirtio_spec::{Device, Spec};
+use serde::{Deserialize, Serialize};
 
 use crate::device_windows::idles;
-use crate::dirs::Dirs;
+use crate::dirs::{Dirs, write_state};
 use crate::plan::load_profile;
+
+/// Name of the file in the state directory.
+const FILE: &str = "ageing.json";
 
 /// Stalls since the last sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,9 +36,33 @@ struct Watched {
     ageing: Option<Ageing>,
 }
 
-/// Devices against their profiles, since they were first sampled.
+/// Levels of a device as saved, with its profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    /// Fingerprint of the profile's service times.
+    profile: String,
+    levels: [i8; Part::ALL.len()],
+}
+
+impl Kept {
+    fn from_ageing(ageing: &Ageing) -> Self {
+        Self { profile: name_of(ageing.service()), levels: ageing.levels() }
+    }
+}
+
+/// Name of a profile's service times.
+fn name_of(service: &Service) -> String {
+    fingerprint(format!("{service:?}").as_bytes())
+}
+
+/// Devices against their profiles. Levels are kept in a file, so that a restart of the service
+/// forgets no slower device.
 #[derive(Debug, Default)]
-pub struct DeviceAgeing(BTreeMap<PathBuf, Watched>);
+pub struct DeviceAgeing {
+    watched: BTreeMap<PathBuf, Watched>,
+    /// Levels as saved; `None` before the first sample.
+    kept: Option<BTreeMap<PathBuf, Kept>>,
+}
 
 impl DeviceAgeing {
     /// Samples some devices. Of others no window goes on, and what is known stays.
@@ -45,30 +73,65 @@ impl DeviceAgeing {
         dirs: &Dirs,
         now: Instant,
     ) {
-        for (path, watched) in &mut self.0 {
+        for (path, watched) in &mut self.watched {
             if !devices.contains_key(path) {
                 watched.begin = None;
             }
         }
+        // Without the file, or with one that cannot be read, all is to be found anew.
+        let kept = self.kept.get_or_insert_with(|| read(&dirs.state).unwrap_or_default());
         for (path, stalls) in devices {
-            self.0.entry(path.clone()).or_default().sample(path, *stalls, (root, dirs), now);
+            let watched = self.watched.entry(path.clone()).or_default();
+            watched.sample((path, kept.get(path)), *stalls, (root, dirs), now);
+        }
+        let mut known = kept.clone();
+        for (path, ageing) in all(&self.watched) {
+            known.insert(path.to_owned(), Kept::from_ageing(ageing));
+        }
+        known.retain(|_, kept| kept.levels.iter().any(|level| *level > 0));
+        // Tried again with the next sample where it fails.
+        if known != *kept && save(&dirs.state, &known) {
+            *kept = known;
         }
     }
 
     /// Devices of which windows have been seen, by path.
     pub fn all(&self) -> impl Iterator<Item = (&Path, &Ageing)> {
-        self.0.iter().filter_map(|(path, watched)| Some((path.as_path(), watched.ageing.as_ref()?)))
+        all(&self.watched)
     }
 }
 
+fn all(watched: &BTreeMap<PathBuf, Watched>) -> impl Iterator<Item = (&Path, &Ageing)> {
+    watched.iter().filter_map(|(path, watched)| Some((path.as_path(), watched.ageing.as_ref()?)))
+}
+
+fn read(state: &Path) -> Option<BTreeMap<PathBuf, Kept>> {
+    let text = trusted::read_config(state.join(FILE), trusted::CONFIG_LIMIT).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn save(state: &Path, known: &BTreeMap<PathBuf, Kept>) -> bool {
+    serde_json::to_vec_pretty(known).is_ok_and(|text| write_state(state, FILE, &text).is_ok())
+}
+
 impl Watched {
-    fn sample(&mut self, path: &Path, stalls: SampleStalls, (root, dirs): (&Root, &Dirs), now: Instant) {
+    fn sample(
+        &mut self,
+        (path, kept): (&Path, Option<&Kept>),
+        stalls: SampleStalls,
+        (root, dirs): (&Root, &Dirs),
+        now: Instant,
+    ) {
         let Some(seen) = counters(path, root) else {
             self.begin = None;
             return;
         };
         let Some((at, first)) = self.begin else {
             self.begin_at(now, seen);
+            if let (None, Some(kept)) = (&self.ageing, kept) {
+                let of_profile = service_of(path, dirs).filter(|service| name_of(service) == kept.profile);
+                self.ageing = of_profile.map(|service| Ageing::restored(service, kept.levels));
+            }
             return;
         };
         self.stalls.host_s += stalls.host_s;
@@ -78,10 +141,8 @@ impl Watched {
         if seconds < WINDOW_S {
             return;
         }
-        let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
         // While the profile cannot be read, what is known stays.
-        let of_profile = load_profile(&spec, None, dirs).ok().and_then(|profile| service(&profile).ok());
-        if let (Some(done), Some(service)) = (seen.since(&first), of_profile) {
+        if let (Some(done), Some(service)) = (seen.since(&first), service_of(path, dirs)) {
             self.end(&done, seconds, service);
         }
         self.begin_at(now, seen);
@@ -97,6 +158,12 @@ impl Watched {
         let ageing = self.ageing.insert(ageing.unwrap_or_else(|| Ageing::new(service)));
         ageing.see(&window(done, seconds, self.stalls));
     }
+}
+
+/// Service times in the profile of a device; `None` where there is none that can be used.
+fn service_of(path: &Path, dirs: &Dirs) -> Option<Service> {
+    let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
+    service(&load_profile(&spec, None, dirs).ok()?).ok()
 }
 
 /// Counters of a device; `None` where it is gone, or its requests wait for the elevator, so that
@@ -171,6 +238,27 @@ mod tests {
         let mut all = DeviceAgeing::default();
         let devices = BTreeMap::from([(PathBuf::from("/dev/gone"), SampleStalls::default())]);
         all.sample(&devices, &root, &dirs, Instant::now());
-        assert_eq!((all.all().count(), all.0.len()), (0, 1));
+        assert_eq!((all.all().count(), all.watched.len(), dirs.state.exists()), (0, 1, false));
+    }
+
+    #[test]
+    fn levels_are_read_as_they_were_saved_and_damage_is_none() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let profile: Profile = serde_json::from_str(PROFILE).unwrap();
+        let mut ageing = Ageing::new(service(&profile).unwrap());
+        for _ in 0..FOLLOW {
+            ageing.see(&window(&reads(3_966), WINDOW_S, SampleStalls::default()));
+        }
+        let known = BTreeMap::from([(PathBuf::from("/dev/sdz"), Kept::from_ageing(&ageing))]);
+        assert!(save(dir.path(), &known));
+        let read_back = read(dir.path()).unwrap();
+        assert_eq!(read_back, known);
+        let kept = &read_back[Path::new("/dev/sdz")];
+        assert_eq!(kept.profile, name_of(&service(&profile).unwrap()));
+        assert_ne!(kept.profile, name_of(&service(&profile.slowed(3.0)).unwrap()));
+        let restored = Ageing::restored(service(&profile).unwrap(), kept.levels);
+        assert_eq!(restored.alarm(), ageing.alarm());
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        assert_eq!(read(dir.path()), None);
     }
 }

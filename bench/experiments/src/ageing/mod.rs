@@ -152,7 +152,7 @@ fn bounds(device: &mut Device, pattern: Pattern, random: &mut Random) -> [f64; 2
     for _ in 0..DAY {
         let condition = Condition { rate: pattern.declared_rate(), ..Condition::new(random) };
         let Sample { tails, .. } = device.window(&condition);
-        most = [0, 1].map(|i| most[i].max(tails[i].as_secs_f64()));
+        most = [0usize, 1].map(|i| most[i].max(tails[i].as_secs_f64()));
     }
     most.map(|tail| tail * MARGIN)
 }
@@ -168,7 +168,7 @@ fn run(pattern: Pattern, twin: &TwinProfile, days: u64, seed: u64) -> Result<Out
         let sample = device.window(&condition);
         let more = ageing.standstill().map_or(0.0, Nanos::as_secs_f64);
         let corrected = fixed.map(|bound| bound * ageing.factor() + more);
-        let exceeds = |bounds: [f64; 2]| (0..2).any(|i| sample.tails[i].as_secs_f64() > bounds[i]);
+        let exceeds = |bounds: [f64; 2]| (0..2usize).any(|i| sample.tails[i].as_secs_f64() > bounds[i]);
         let broken = [exceeds(corrected), exceeds(fixed)];
         ageing.see(&sample.window);
         tally.count(number, broken, &ageing);

@@ -80,8 +80,8 @@ mod tests {
                 "targets": [{ "task": "t", "percentile": 99.0, "latency_ns": 1_000_000 }] })
         };
         serde_json::from_value(serde_json::json!({
-            "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto", "faults": [], "problems": [],
-            "vms": [vm("plc", "in_force"), vm("hist", "in_force")],
+            "schema": "rtvirtio.service.v1", "version": "1", "pid": 1, "mode": "auto",
+            "faults": [], "problems": [], "vms": [vm("plc", "in_force"), vm("hist", "in_force")],
         }))
         .unwrap()
     }

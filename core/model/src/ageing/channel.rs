@@ -104,6 +104,15 @@ impl Channel {
         Some((*level).max(self.lowest))
     }
 
+    /// Takes a level of an earlier process.
+    pub fn restore(&mut self, level: i8) {
+        self.level = level.min(LEVELS[1]);
+    }
+
+    pub fn level(&self) -> i8 {
+        self.level
+    }
+
     pub fn factor(&self) -> f64 {
         STEP.powi(i32::from(self.level))
     }

@@ -127,6 +127,23 @@ impl Ageing {
         Self { service, channels, windows: 0, uncounted: Uncounted::default() }
     }
 
+    /// A device at the levels of an earlier process. Those of a faster device are not taken over:
+    /// they take evidence again.
+    #[must_use]
+    pub fn restored(service: Service, levels: [i8; Part::ALL.len()]) -> Self {
+        let mut ageing = Self::new(service);
+        for (channel, level) in ageing.channels.iter_mut().zip(levels) {
+            channel.restore(level.max(0));
+        }
+        ageing
+    }
+
+    /// Levels of all parts, for a later process.
+    #[must_use]
+    pub fn levels(&self) -> [i8; Part::ALL.len()] {
+        Part::ALL.map(|part| self.channels[part as usize].level())
+    }
+
     /// Service times of the profile that windows are compared with.
     #[must_use]
     pub fn service(&self) -> &Service {

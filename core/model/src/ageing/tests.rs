@@ -113,6 +113,18 @@ fn windows_that_cannot_tell_are_counted_and_are_no_evidence() {
 }
 
 #[test]
+fn a_later_process_keeps_a_slower_device_and_not_a_faster_one() {
+    let mut of = new();
+    see(&mut of, FOLLOW, window([2.0, 1.0]));
+    let later = Ageing::restored(of.service().clone(), of.levels());
+    assert_eq!((later.factor(), later.alarm()), (of.factor(), of.alarm()));
+    let mut faster = new();
+    see(&mut faster, PATIENCE, window([0.5, 0.5]));
+    assert!(faster.factor() < 1.0);
+    assert_eq!(Ageing::restored(of.service().clone(), faster.levels()).factor(), 1.0);
+}
+
+#[test]
 fn long_standstills_are_a_change_of_their_own() {
     let mut of = new();
     let standstill = |s: f64| AgeingWindow { standstill_s: Some(s), ..window([1.0, 1.0]) };
