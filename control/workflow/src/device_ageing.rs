@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::device_io::DeviceIo;
 use rtvirtio_kernel::{BlockDevice, Root, trusted};
-use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, Part, WINDOW_S};
-use rtvirtio_model::{Service, fingerprint, service};
+use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, Part, Profiled, WINDOW_S};
+use rtvirtio_model::fingerprint;
 use rtvirtio_spec::{Device, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -39,20 +39,20 @@ struct Watched {
 /// Levels of a device as saved, with its profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Kept {
-    /// Fingerprint of the profile's service times.
+    /// Fingerprint of the part of the profile that counts.
     profile: String,
     levels: [i8; Part::ALL.len()],
 }
 
 impl Kept {
     fn from_ageing(ageing: &Ageing) -> Self {
-        Self { profile: name_of(ageing.service()), levels: ageing.levels() }
+        Self { profile: name_of(ageing.profiled()), levels: ageing.levels() }
     }
 }
 
-/// Name of a profile's service times.
-fn name_of(service: &Service) -> String {
-    fingerprint(format!("{service:?}").as_bytes())
+/// Name of the part of a profile that windows are compared with.
+fn name_of(profiled: &Profiled) -> String {
+    fingerprint(format!("{profiled:?}").as_bytes())
 }
 
 /// Devices against their profiles. Levels are kept in a file, so that a restart of the service
@@ -129,8 +129,8 @@ impl Watched {
         let Some((at, first)) = self.begin else {
             self.begin_at(now, seen);
             if let (None, Some(kept)) = (&self.ageing, kept) {
-                let of_profile = service_of(path, dirs).filter(|service| name_of(service) == kept.profile);
-                self.ageing = of_profile.map(|service| Ageing::restored(service, kept.levels));
+                let profiled = profiled_of(path, dirs).filter(|of| name_of(of) == kept.profile);
+                self.ageing = profiled.map(|profiled| Ageing::restored(profiled, kept.levels));
             }
             return;
         };
@@ -142,8 +142,8 @@ impl Watched {
             return;
         }
         // While the profile cannot be read, what is known stays.
-        if let (Some(done), Some(service)) = (seen.since(&first), service_of(path, dirs)) {
-            self.end(&done, seconds, service);
+        if let (Some(done), Some(profiled)) = (seen.since(&first), profiled_of(path, dirs)) {
+            self.end(&done, seconds, profiled);
         }
         self.begin_at(now, seen);
     }
@@ -153,17 +153,17 @@ impl Watched {
     }
 
     /// Ends a window. A new profile begins anew.
-    fn end(&mut self, done: &DeviceIo, seconds: f64, service: Service) {
-        let ageing = self.ageing.take().filter(|ageing| *ageing.service() == service);
-        let ageing = self.ageing.insert(ageing.unwrap_or_else(|| Ageing::new(service)));
+    fn end(&mut self, done: &DeviceIo, seconds: f64, profiled: Profiled) {
+        let ageing = self.ageing.take().filter(|ageing| *ageing.profiled() == profiled);
+        let ageing = self.ageing.insert(ageing.unwrap_or_else(|| Ageing::new(profiled)));
         ageing.see(&window(done, seconds, self.stalls));
     }
 }
 
-/// Service times in the profile of a device; `None` where there is none that can be used.
-fn service_of(path: &Path, dirs: &Dirs) -> Option<Service> {
+/// Profile of a device; `None` where there is none that can be used.
+fn profiled_of(path: &Path, dirs: &Dirs) -> Option<Profiled> {
     let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
-    service(&load_profile(&spec, None, dirs).ok()?).ok()
+    Profiled::new(&load_profile(&spec, None, dirs).ok()?).ok()
 }
 
 /// Counters of a device; `None` where it is gone, or its requests wait for the elevator, so that
@@ -183,6 +183,8 @@ fn window(done: &DeviceIo, seconds: f64, stalls: SampleStalls) -> AgeingWindow {
         busy_s: done.busy.as_secs_f64(),
         in_flight_s: done.in_flight.as_secs_f64(),
         standstill_s: stalls.standstill_s,
+        flushes: done.flushes,
+        flush_s: done.flush_time.as_secs_f64(),
         host_stalled_s: stalls.host_s,
     }
 }
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn windows_of_the_kernels_counters_show_a_slower_device_and_a_new_profile_begins_anew() {
         let profile: Profile = serde_json::from_str(PROFILE).unwrap();
-        let of = |profile: &Profile| service(profile).unwrap();
+        let of = |profile: &Profile| Profiled::new(profile).unwrap();
         let mut watched = Watched::default();
         let mut see = |ms: u64, profile: &Profile| {
             watched.end(&reads(ms), WINDOW_S, of(profile));
@@ -245,7 +247,7 @@ mod tests {
     fn levels_are_read_as_they_were_saved_and_damage_is_none() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let profile: Profile = serde_json::from_str(PROFILE).unwrap();
-        let mut ageing = Ageing::new(service(&profile).unwrap());
+        let mut ageing = Ageing::new(Profiled::new(&profile).unwrap());
         for _ in 0..FOLLOW {
             ageing.see(&window(&reads(3_966), WINDOW_S, SampleStalls::default()));
         }
@@ -254,9 +256,9 @@ mod tests {
         let read_back = read(dir.path()).unwrap();
         assert_eq!(read_back, known);
         let kept = &read_back[Path::new("/dev/sdz")];
-        assert_eq!(kept.profile, name_of(&service(&profile).unwrap()));
-        assert_ne!(kept.profile, name_of(&service(&profile.slowed(3.0)).unwrap()));
-        let restored = Ageing::restored(service(&profile).unwrap(), kept.levels);
+        assert_eq!(kept.profile, name_of(&Profiled::new(&profile).unwrap()));
+        assert_ne!(kept.profile, name_of(&Profiled::new(&profile.slowed(3.0)).unwrap()));
+        let restored = Ageing::restored(Profiled::new(&profile).unwrap(), kept.levels);
         assert_eq!(restored.alarm(), ageing.alarm());
         std::fs::write(dir.path().join(FILE), "{").unwrap();
         assert_eq!(read(dir.path()), None);

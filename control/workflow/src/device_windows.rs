@@ -182,6 +182,7 @@ mod tests {
             write_time: Duration::from_millis(write_ms),
             busy: time.div_f64(in_flight),
             in_flight: time,
+            ..DeviceIo::default()
         }
     }
 

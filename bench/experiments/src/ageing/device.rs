@@ -133,7 +133,8 @@ pub fn profile(twin: &TwinProfile, seed: u64) -> Profile {
         block: Bytes(BLOCK),
         read: points(Access::Read),
         write: points(Access::Write),
-        sync: Vec::new(),
+        // No flush is simulated.
+        sync: points(Access::Write),
         read_bfq: Vec::new(),
         large: None,
         guest: None,

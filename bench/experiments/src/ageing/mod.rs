@@ -11,8 +11,8 @@ mod pattern;
 
 use rayon::prelude::*;
 use rtvirtio_measure::HostFacts;
-use rtvirtio_model::ageing::{Ageing, FOLLOW, PATIENCE, WINDOW_S};
-use rtvirtio_model::{ModelError, service};
+use rtvirtio_model::ModelError;
+use rtvirtio_model::ageing::{Ageing, FOLLOW, PATIENCE, Profiled, WINDOW_S};
 use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Nanos;
@@ -161,7 +161,7 @@ fn run(pattern: Pattern, twin: &TwinProfile, days: u64, seed: u64) -> Result<Out
     let seed = seed.wrapping_mul(1_000).wrapping_add(pattern as u64);
     let (mut device, mut random) = (Device::new(twin, seed), Random::new(seed));
     let fixed = bounds(&mut device, pattern, &mut random);
-    let mut ageing = Ageing::new(service(&profile(twin, seed))?);
+    let mut ageing = Ageing::new(Profiled::new(&profile(twin, seed))?);
     let mut tally = Tally::new(pattern);
     for number in 0..days * DAY {
         let condition = pattern.condition(day_of(number), &mut random);

@@ -77,12 +77,13 @@ mod tests {
     use std::path::Path;
 
     use rtvirtio_measure::observe::Observed;
+    use rtvirtio_planner::replan::slow_level;
     use rtvirtio_spec::HostSpec;
     use rtvirtio_units::{Iops, Nanos};
 
     use super::*;
     use crate::desired::Contract;
-    use crate::observe::{DiskObservation, DiskSource};
+    use crate::observe::{AgeingObservation, DeviceAge, DiskObservation, DiskSource};
 
     fn desired(tasks: &str) -> Desired {
         let text = format!("[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n{tasks}");
@@ -146,6 +147,31 @@ mod tests {
         let flood = two + &task("c", "read", "");
         let sight = sight_of(&seen(&rates, Vec::new()), &desired(&flood));
         assert_eq!(sight.loads.keys().collect::<Vec<_>>(), ["plc write"]);
+    }
+
+    #[test]
+    fn a_device_that_is_followed_is_planned_for_at_its_factor_and_another_is_not() {
+        let all = desired(&task("t", "read", "rate = \"100/s\""));
+        let slow = |is_followed| {
+            let mut seen = seen(&[], Vec::new());
+            let aged = AgeingObservation {
+                state: DeviceAge::Slower,
+                factor: 1.25,
+                ratios: BTreeMap::new(),
+                standstill_ns: None,
+                since_s: Some(600.0),
+                few: 0,
+                waited: 0,
+                alarm: Some("slower".to_owned()),
+                is_followed,
+                vms: vec!["plc".to_owned()],
+            };
+            seen.host.ageing.insert("/dev/sdz".to_owned(), aged);
+            sight_of(&seen, &all).slow.get("/dev/sdz").copied()
+        };
+        // One level is 1.5 times as slow, which covers the factor.
+        assert_eq!(slow(true).map(slow_level), Some(1));
+        assert_eq!(slow(false), None);
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub(super) fn take_back(
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, FOLLOW, WINDOW_S};
-    use rtvirtio_model::{Profile, service};
+    use rtvirtio_model::Profile;
+    use rtvirtio_model::ageing::{Ageing, AgeingWindow, Completed, FOLLOW, Profiled, WINDOW_S};
 
     use super::*;
 
@@ -52,7 +52,8 @@ mod tests {
     /// A device whose reads take so many times as long as profiled.
     fn aged(slow: f64, is_followed: bool) -> BTreeMap<String, AgeingObservation> {
         let profile: Profile = serde_json::from_str(PROFILE).unwrap();
-        let service = service(&profile).unwrap();
+        let profiled = Profiled::new(&profile).unwrap();
+        let service = profiled.service();
         let time_s = 10_000.0 * service.read.alone * slow;
         let read = Completed { n: 10_000, bytes: 10_000 * service.block.0, time_s };
         let window = AgeingWindow {
@@ -62,7 +63,7 @@ mod tests {
             in_flight_s: time_s,
             ..AgeingWindow::default()
         };
-        let mut ageing = Ageing::new(service);
+        let mut ageing = Ageing::new(profiled);
         (0..2 * FOLLOW).for_each(|_| ageing.see(&window));
         let of = AgeingObservation::new(&ageing, vec!["plc".to_owned()], is_followed);
         BTreeMap::from([("/dev/sda".to_owned(), of)])

@@ -3,7 +3,8 @@
 //!
 //! Counters of a window, such as those of `/sys/block/*/stat`, give the time of all requests of a
 //! direction, `T`, and the time that all requests waited for each other, `W`, at most the time of
-//! all requests in flight less the time in which the device was busy. What a request took alone is
+//! all requests in flight less the time in which the device was busy; flushes and stalls of the
+//! host add to it. What a request took alone is
 //! then inside `[(T - W) / n, T / n]`, and the window tells a ratio to the profile's time between
 //! these ends. A window whose ends are on both sides of the question is no evidence.
 //!
@@ -15,12 +16,13 @@
 //! share [`EXCEEDING`] or more often, a week of them is that good with a probability below 0.03.
 
 mod channel;
+mod profiled;
 mod window;
 
 use rtvirtio_units::Nanos;
 
-use crate::Service;
 use channel::{Channel, Finding};
+pub use profiled::Profiled;
 pub use window::{AgeingWindow, Completed};
 
 /// Ratio between two levels.
@@ -104,15 +106,15 @@ pub enum AgeingState {
 pub struct Uncounted {
     /// Too few requests in either direction.
     pub few: u64,
-    /// Requests waited for each other, or for a stall of the host, so that the ratio is not known
-    /// closely enough.
+    /// Requests waited for each other, a flush or a stall of the host, so that the ratio is not
+    /// known closely enough.
     pub waited: u64,
 }
 
 /// A device against its profile, by the windows so far.
 #[derive(Clone, Debug)]
 pub struct Ageing {
-    service: Service,
+    profiled: Profiled,
     channels: [Channel; Part::ALL.len()],
     windows: u64,
     uncounted: Uncounted,
@@ -121,17 +123,17 @@ pub struct Ageing {
 impl Ageing {
     /// A device of which no window was seen.
     #[must_use]
-    pub fn new(service: Service) -> Self {
+    pub fn new(profiled: Profiled) -> Self {
         // A device that stands still less than it may is no better for it.
         let channels = [Channel::new(true), Channel::new(true), Channel::new(false)];
-        Self { service, channels, windows: 0, uncounted: Uncounted::default() }
+        Self { profiled, channels, windows: 0, uncounted: Uncounted::default() }
     }
 
     /// A device at the levels of an earlier process. Those of a faster device are not taken over:
     /// they take evidence again.
     #[must_use]
-    pub fn restored(service: Service, levels: [i8; Part::ALL.len()]) -> Self {
-        let mut ageing = Self::new(service);
+    pub fn restored(profiled: Profiled, levels: [i8; Part::ALL.len()]) -> Self {
+        let mut ageing = Self::new(profiled);
         for (channel, level) in ageing.channels.iter_mut().zip(levels) {
             channel.restore(level.max(0));
         }
@@ -144,10 +146,10 @@ impl Ageing {
         Part::ALL.map(|part| self.channels[part as usize].level())
     }
 
-    /// Service times of the profile that windows are compared with.
+    /// Part of the profile that windows are compared with.
     #[must_use]
-    pub fn service(&self) -> &Service {
-        &self.service
+    pub fn profiled(&self) -> &Profiled {
+        &self.profiled
     }
 
     /// Takes a window.
@@ -155,7 +157,7 @@ impl Ageing {
         self.windows += 1;
         let (mut few, mut waited) = (0, 0);
         for part in Part::ALL {
-            let Some(ratio) = window.ratio(part, &self.service) else {
+            let Some(ratio) = window.ratio(part, &self.profiled) else {
                 few += usize::from(part != Part::Standstills);
                 continue;
             };
@@ -176,7 +178,7 @@ impl Ageing {
     #[must_use]
     pub fn factor(&self) -> f64 {
         let reads = self.factor_of(Part::Reads);
-        if self.service.write.is_some() { reads.max(self.factor_of(Part::Writes)) } else { reads }
+        if self.profiled.service().write.is_some() { reads.max(self.factor_of(Part::Writes)) } else { reads }
     }
 
     /// Factor of one part.
@@ -196,8 +198,8 @@ impl Ageing {
     #[must_use]
     pub fn standstill(&self) -> Option<Nanos> {
         let factor = self.factor_of(Part::Standstills);
-        let longest = window::longest_profiled(&self.service) * factor * TOLERANCE;
-        (factor > 1.0).then(|| Nanos::from_secs_f64(longest))
+        let longest = self.profiled.longest_s().filter(|_| factor > 1.0)?;
+        Some(Nanos::from_secs_f64(longest * factor * TOLERANCE))
     }
 
     /// Windows that were no evidence.

@@ -1,12 +1,18 @@
 use rtvirtio_stats::Random;
 
 use super::*;
-use crate::service;
+use crate::Profile;
 use crate::testkit::twin;
+
+/// The twin with flushes, of 8 ms at most.
+fn profiled() -> Profiled {
+    Profiled::new(&Profile { sync: twin().write, ..twin() }).unwrap()
+}
 
 /// Reads and writes of a window that take `slow` times as long as profiled, apart from each other.
 fn window(slow: [f64; 2]) -> AgeingWindow {
-    let service = service(&twin()).unwrap();
+    let profiled = profiled();
+    let service = profiled.service();
     let one = |alone: f64, slow: f64| Completed {
         n: 1_000,
         bytes: 1_000 * service.block.0,
@@ -22,12 +28,12 @@ fn window(slow: [f64; 2]) -> AgeingWindow {
         busy_s: time,
         in_flight_s: time,
         standstill_s: Some(0.001),
-        host_stalled_s: 0.0,
+        ..AgeingWindow::default()
     }
 }
 
 fn new() -> Ageing {
-    Ageing::new(service(&twin()).unwrap())
+    Ageing::new(profiled())
 }
 
 fn see(ageing: &mut Ageing, windows: usize, window: AgeingWindow) {
@@ -103,7 +109,10 @@ fn windows_that_cannot_tell_are_counted_and_are_no_evidence() {
     // As may those that come while the host stands still.
     let stalled = AgeingWindow { host_stalled_s: 20.0, standstill_s: None, ..window([1.5, 1.5]) };
     see(&mut of, 70, stalled);
-    assert_eq!(of.uncounted(), Uncounted { few: 50, waited: 130 });
+    // And those that wait for flushes.
+    let flushed = AgeingWindow { flushes: 100, flush_s: 10.0, standstill_s: None, ..window([1.5, 1.5]) };
+    see(&mut of, 20, flushed);
+    assert_eq!(of.uncounted(), Uncounted { few: 50, waited: 150 });
     assert_eq!((of.state(), of.factor()), (AgeingState::Unclear { windows: 0 }, 1.0));
     // Unless the device is slower even if they all waited.
     let mut slow = window([12.0, 1.0]);
@@ -116,12 +125,12 @@ fn windows_that_cannot_tell_are_counted_and_are_no_evidence() {
 fn a_later_process_keeps_a_slower_device_and_not_a_faster_one() {
     let mut of = new();
     see(&mut of, FOLLOW, window([2.0, 1.0]));
-    let later = Ageing::restored(of.service().clone(), of.levels());
+    let later = Ageing::restored(profiled(), of.levels());
     assert_eq!((later.factor(), later.alarm()), (of.factor(), of.alarm()));
     let mut faster = new();
     see(&mut faster, PATIENCE, window([0.5, 0.5]));
     assert!(faster.factor() < 1.0);
-    assert_eq!(Ageing::restored(of.service().clone(), faster.levels()).factor(), 1.0);
+    assert_eq!(Ageing::restored(profiled(), faster.levels()).factor(), 1.0);
 }
 
 #[test]
@@ -139,6 +148,10 @@ fn long_standstills_are_a_change_of_their_own() {
     let longest = of.standstill().unwrap().as_secs_f64();
     assert!((0.1..0.14).contains(&longest), "{longest}");
     assert!(of.alarm().unwrap().contains("stands still for up to"), "{of:?}");
+    // Without a measurement of flushes, one would be taken for a change.
+    let mut unknown = Ageing::new(Profiled::new(&twin()).unwrap());
+    see(&mut unknown, 100, standstill(0.1));
+    assert_eq!((unknown.standstill(), unknown.alarm()), (None, None));
     // Shorter ones than profiled are no better device.
     see(&mut of, 2 * PATIENCE, standstill(0.0));
     assert_eq!((of.factor_of(Part::Standstills), of.state()), (1.0, AgeingState::AsProfiled));

@@ -1,7 +1,8 @@
 //! Counters of one window, and the ratio to the profile that they tell.
 
 use super::Part;
-use crate::{Service, ServiceLine};
+use super::profiled::Profiled;
+use crate::ServiceLine;
 
 /// Least requests of a direction in a window that are judged: of service times whose deviation is
 /// their mean, the mean of so many deviates by 4.5 %.
@@ -34,6 +35,10 @@ pub struct AgeingWindow {
     /// Longest time in which requests were in the device and none was completed, without the
     /// host's stalls, s; `None` where nothing watched.
     pub standstill_s: Option<f64>,
+    /// Number of flushes.
+    pub flushes: u64,
+    /// Sum of their times, s.
+    pub flush_s: f64,
     /// Time in which the host stood still, s; 0 where it did not, or nothing watched.
     pub host_stalled_s: f64,
 }
@@ -48,13 +53,13 @@ pub(super) struct Ratio {
 impl AgeingWindow {
     /// Ratio of a part to the profile; `None` where too few requests were seen, or the profile
     /// does not have them.
-    pub(super) fn ratio(&self, part: Part, service: &Service) -> Option<Ratio> {
+    pub(super) fn ratio(&self, part: Part, profiled: &Profiled) -> Option<Ratio> {
+        let service = profiled.service();
         let (done, line) = match part {
             Part::Reads => (&self.read, &service.read),
             Part::Writes => (&self.write, service.write.as_ref()?),
             Part::Standstills => {
-                let longest = longest_profiled(service);
-                let ratio = (longest > 0.0).then_some(self.standstill_s? / longest)?;
+                let ratio = self.standstill_s? / profiled.longest_s().filter(|longest| *longest > 0.0)?;
                 return Some(Ratio { low: ratio, high: ratio });
             }
         };
@@ -67,17 +72,22 @@ impl AgeingWindow {
         high.is_finite().then_some(Ratio { low, high })
     }
 
-    /// Upper bound of the time that requests waited, for each other and for the host, s.
+    /// Upper bound of the time that requests waited, for each other, for flushes and for the host,
+    /// s.
     ///
     /// A device that serves several at once has more in flight than wait. A stall of the host of
     /// length S holds the requests in flight for S, and those that come meanwhile for S / 2 on
-    /// average; one stall of the sum of all lengths holds them longest.
+    /// average; one stall of the sum of all lengths holds them longest. A flush of mean length f
+    /// holds those that come meanwhile for f, twice as long as one of constant length.
     fn waited_s(&self) -> f64 {
         let each_other = (self.in_flight_s - self.busy_s).max(0.0);
         let seconds = self.seconds.max(f64::MIN_POSITIVE);
         let rate = (self.read.n + self.write.n) as f64 / seconds;
-        let stalled = self.host_stalled_s.max(0.0);
-        each_other + rate * stalled * stalled / 2.0 + self.in_flight_s / seconds * stalled
+        let (stalled, depth) = (self.host_stalled_s.max(0.0), self.in_flight_s / seconds);
+        let flush = self.flush_s / self.flushes.max(1) as f64;
+        each_other
+            + rate * (stalled * stalled / 2.0 + self.flush_s * flush)
+            + depth * (stalled + self.flush_s)
     }
 }
 
@@ -85,11 +95,4 @@ impl AgeingWindow {
 fn alone(done: &Completed, line: &ServiceLine, block: u64) -> f64 {
     let more = done.bytes.saturating_sub(done.n.saturating_mul(block));
     done.n as f64 * line.alone + more as f64 * line.alone_per_byte
-}
-
-/// Longest time without a completion that the profile shows, s: the stalls of device and host in
-/// it, and one request.
-pub(super) fn longest_profiled(service: &Service) -> f64 {
-    let write = service.write.as_ref().map_or(0.0, |line| line.alone);
-    service.stall.max(service.write_stall).as_secs_f64() + service.read.alone.max(write)
 }
