@@ -11,6 +11,7 @@ use rtvirtio_workflow::{Progress, model_choice};
 
 use crate::accuracy::judge::FOLDS;
 use crate::accuracy::{self, AccuracyOptions};
+use crate::ageing::AgeingData;
 use crate::before_after::BeforeAfterData;
 use crate::blame::BlameData;
 use crate::cases::{self, Tier};
@@ -72,6 +73,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         saved::<DemoBusyData>(),
         saved::<Planning>(),
         saved::<CoresData>(),
+        saved::<AgeingData>(),
         saved::<TailsData>(),
         saved::<ReservationData>(),
         saved::<CyclictestData>(),

@@ -6,6 +6,7 @@
 //! Sweeps, datasets and models that are learned from them are `rtvirtio_learn`'s.
 
 pub mod accuracy;
+pub mod ageing;
 pub mod backend;
 pub mod before_after;
 pub mod blame;

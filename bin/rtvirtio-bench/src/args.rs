@@ -5,7 +5,6 @@ mod before_after;
 mod blame;
 mod cases;
 mod contention;
-mod cores;
 mod cpu_predict;
 mod cyclictest;
 mod daemon;
@@ -20,6 +19,7 @@ mod reservation;
 mod responsiveness;
 mod sweep;
 mod tails;
+mod without_device;
 
 use std::path::PathBuf;
 
@@ -32,7 +32,6 @@ pub use before_after::BenchBeforeAfterArgs;
 pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
-pub use cores::BenchCoresArgs;
 pub use cpu_predict::BenchCpuPredictArgs;
 pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
@@ -50,6 +49,7 @@ pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
+pub use without_device::{BenchCoresArgs, BenchDriftArgs, BenchPlanArgs};
 
 /// The experiments: datasets, the papers' cases, how well predictions hold.
 #[derive(Parser, Debug)]
@@ -170,6 +170,15 @@ EXAMPLES
 No host is measured: hosts and VMs are drawn from the seed, the placements and their time are real. Exit code 2 when a
 claim is not met.")]
     Cores(BenchCoresArgs),
+    /// Devices that age over months, in simulation: bounds from a corrected profile, and from a
+    /// fixed one
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-bench drift                                90 days of 12 devices, about a minute
+  rtvirtio-bench drift --seed 7 --out /tmp/drift --json | jq .claims
+
+No device is measured: the emulated flash drive ages in simulation. Exit code 2 when a claim is not met.")]
+    Drift(BenchDriftArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\
@@ -444,20 +453,6 @@ impl BenchRuns {
             other_host: self.other_host,
         }
     }
-}
-
-/// `rtvirtio-bench plan`.
-#[derive(Args, Debug)]
-pub struct BenchPlanArgs {
-    /// Repetitions
-    #[arg(long, default_value_t = 20)]
-    pub repeat: usize,
-    /// Plan with this learned model too
-    #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
-    /// Output options
-    #[command(flatten)]
-    pub result: BenchResult,
 }
 
 /// `rtvirtio-bench report`.

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
 use rtvirtio_console::{Global, Ui, need_root, show, write_file};
+use rtvirtio_experiments::ageing::AgeingData;
 use rtvirtio_experiments::before_after::BeforeAfterData;
 use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
@@ -40,9 +41,9 @@ use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
-    accuracy, before_after, blame, cases, contention, cores, cyclictest, directory, fleet, fleet_cluster,
-    host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt, planning,
-    regulation, reservation, responsiveness, sweep, tails,
+    accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
+    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
+    planning, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -54,7 +55,7 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
     BenchContentionArgs, BenchCoresArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs,
-    BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
+    BenchDriftArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs,
     BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
     BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
@@ -75,6 +76,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::DemoBusy(args) => run_demo_busy(args, &of("demo-busy", &args.result)),
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Cores(args) => run_cores(args, &of("cores", &args.result)),
+        BenchCommand::Drift(args) => run_drift(args, &of("drift", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
@@ -212,6 +214,15 @@ fn run_cores(args: &BenchCoresArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
         save(&path, &cores::measure(&args.options(), run.ui)?, run.ui)?;
     }
     run.shown::<CoresData>(&path)
+}
+
+fn run_drift(args: &BenchDriftArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(AgeingData::FILE);
+    if !args.result.report_only {
+        run.check_result()?;
+        save(&path, &ageing::measure(&args.options(), run.ui)?, run.ui)?;
+    }
+    run.shown::<AgeingData>(&path)
 }
 
 fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {

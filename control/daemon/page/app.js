@@ -55,7 +55,7 @@ function time(ns) {
 
 const share = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1) + " %");
 const colour = (name) => ({ in_force: "good", observed: "good", met: "good", drift: "bad", failed: "bad", refused: "bad", missed: "bad",
-  changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", unplanned: "bad", partial: "bad", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
+  changed: "", fault: "bad", waiting: "warn", held: "warn", unknown: "warn", unproven: "warn", unplanned: "bad", aged: "bad", partial: "bad", applied_by_hand: "warn", would_apply: "warn" }[name] || "dim");
 
 // The highest percentile that rests on enough requests, of the slowest disk: p99.99 needs a hundred thousand in the window.
 function tail(disks, direction) {

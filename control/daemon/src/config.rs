@@ -82,6 +82,25 @@ impl PlanConfig {
     }
 }
 
+/// Reaction to a device that is slower than its profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Correction {
+    /// Reported: what was predicted from the profile is said to hold no longer.
+    #[default]
+    Alarm,
+    /// Reported, and planned for.
+    Follow,
+}
+
+/// Profiles of devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileConfig {
+    /// Reaction to a device that is slower than its profile.
+    pub correct: Correction,
+}
+
 /// Contents of `rtvirtiod.toml`, with defaults for absent keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -93,6 +112,8 @@ pub struct Config {
     /// Plan that the service makes and keeps in force; `None` makes none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanConfig>,
+    /// Profiles of devices.
+    pub profile: ProfileConfig,
     /// Reaction to changed settings by kind; `restore` for an absent kind.
     pub drift: BTreeMap<KnobClass, DriftPolicy>,
     /// Reaction by name of a setting as `status` shows it, such as `weight of plc`; before `drift`.
@@ -123,6 +144,7 @@ impl Default for Config {
             mode: Mode::default(),
             specs: Vec::new(),
             plan: None,
+            profile: ProfileConfig::default(),
             drift: BTreeMap::new(),
             drift_of: BTreeMap::new(),
             scan: Nanos::from_millis(200),
@@ -183,6 +205,9 @@ impl Config {
                 "`drift_of`: there is no setting `{name}`: write its name as `rtvirtio status` shows it, such as `weight of plc`; names begin \
                  with `{known}`"
             )));
+        }
+        if config.plan.is_none() && config.profile.correct == Correction::Follow {
+            return Err(wrong("`profile.correct` is \"follow\": plans are made with `[plan]` only".to_owned()));
         }
         if let Some(plan) = config.plan.as_ref().filter(|plan| plan.horizon < plan.confirm) {
             let (horizon, confirm) = (plan.horizon, plan.confirm);
@@ -283,6 +308,9 @@ mod tests {
         assert_eq!(config.plan.as_ref().unwrap().timing(), timing);
         assert_eq!(Config { mode: Mode::Observe, ..config }.policy(), Some(Policy::Observe));
         assert_eq!(Config::default().policy(), None);
+        std::fs::write(&path, "[plan]\n[profile]\ncorrect = \"follow\"\n").unwrap();
+        assert_eq!(Config::load(&path).unwrap().profile.correct, Correction::Follow);
+        assert_eq!(Config::default().profile.correct, Correction::Alarm);
         let text = "[placement]\nurl = \"http://h\"\nprovider = \"n\"\nfleet = \"site.toml\"\n";
         std::fs::write(&path, text).unwrap();
         let placement = Config::load(&path).unwrap().placement.unwrap();
@@ -293,6 +321,8 @@ mod tests {
         for bad in [
             "[plan]\nhorizon = \"1s\"",
             "[plan]\nevry = \"1h\"",
+            "[profile]\ncorrect = \"follow\"",
+            "[plan]\n[profile]\ncorrect = \"widen\"",
             "[placement]\nurl = \"http://h\"\nprovider = \"n\"",
             "[placement]\nurl = \"h\"\nprovider = \"n\"\nfleet = \"f\"",
             "mode = \"autom\"",

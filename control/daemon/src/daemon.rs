@@ -180,6 +180,12 @@ impl<H: Host> Daemon<H> {
         snapshot
     }
 
+    /// Factors of service times that the plan in force allows for, by device.
+    #[must_use]
+    pub fn planned_slowness(&self) -> BTreeMap<String, f64> {
+        self.plan.slowness(&self.observed)
+    }
+
     /// Passes observations to the plan keeper, and requests a plan where it wants one.
     fn look_at_plan(&mut self, now: Millis) {
         let sight = self.host.sight(&self.desired);

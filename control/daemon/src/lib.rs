@@ -39,7 +39,7 @@ pub mod trouble;
 mod variant_name;
 
 pub use arrivals::{ArrivalAnswer, ArrivalError, ArrivalSnapshot, ArrivalState};
-pub use config::{CONFIG_FILE, Config, DriftPolicy, Mode, PlanConfig};
+pub use config::{CONFIG_FILE, Config, Correction, DriftPolicy, Mode, PlanConfig, ProfileConfig};
 pub use daemon::{Daemon, PassEvent};
 pub use desired::{Contract, ContractFault, Desired, Origin, PlannedHost};
 pub use error::DaemonError;

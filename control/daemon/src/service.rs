@@ -1,5 +1,6 @@
 //! The loop in a thread of its own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -19,12 +20,14 @@ use crate::history::{self, Event, EventKind, History, HistoryFile};
 use crate::linux::{LinuxHost, Places};
 use crate::lock::lock;
 use crate::memory::Memory;
+use crate::observe::AgeingObservation;
 use crate::placement::Placement;
 use crate::run_dir::take_lock;
 use crate::shared::{Command, Shared};
 use placement_source::PlacementSource;
 
 mod accepted;
+mod ageing;
 mod arriving;
 mod observing;
 mod pass;
@@ -78,6 +81,8 @@ pub struct Service {
     options: ServiceOptions,
     /// Time of the observation that the loop has last taken, RFC 3339.
     seen: String,
+    /// Devices against their profiles in that observation.
+    aged: BTreeMap<String, AgeingObservation>,
     /// Whether a command came since the state was published.
     was_asked: bool,
     /// Time at which the state was published last.
@@ -151,6 +156,7 @@ impl Service {
             daemon,
             options,
             seen,
+            aged: BTreeMap::new(),
             was_asked,
             published,
             listed,
@@ -180,6 +186,10 @@ impl Service {
             let seen = Arc::clone(&self.shared.observation.borrow());
             if seen.time != self.seen {
                 self.seen.clone_from(&seen.time);
+                for text in ageing::events(&self.aged, &seen.host.ageing) {
+                    self.event(EventKind::Note, None, text, Vec::new(), tell);
+                }
+                self.aged.clone_from(&seen.host.ageing);
                 self.daemon.host().saw(seen);
             }
             self.pass(stop, tell);
@@ -297,6 +307,7 @@ impl Service {
 
     fn publish(&mut self) {
         let mut snapshot = self.daemon.snapshot().with_contracts(&self.options.places.contracts);
+        ageing::take_back(&mut snapshot, &self.aged, &self.daemon.planned_slowness());
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
         self.daemon.show_in_domains(&snapshot);
         match &self.placement {

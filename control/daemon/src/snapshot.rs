@@ -61,6 +61,9 @@ pub enum VmState {
     /// A device that its tasks use is not planned, so that nothing is promised for these; the rest
     /// of the contract is as it should be.
     Unplanned,
+    /// A device that its tasks use is slower than its plan allows for, so that what was predicted
+    /// for these does not hold; the rest of the contract is as it should be.
+    Aged,
     /// The contract does not fit with the others.
     Refused,
     /// The contract waits for acceptance.

@@ -166,7 +166,7 @@ fn longest_waits(rows: &[WaitRow]) -> BTreeMap<&str, LongestWait> {
 fn trouble(line: &TroubleLine) -> u8 {
     match (line.verdict, line.state) {
         (Some(Verdict::Missed), _) => 0,
-        (_, VmState::Failed | VmState::Refused | VmState::Drift | VmState::Unplanned) => 1,
+        (_, VmState::Failed | VmState::Refused | VmState::Drift | VmState::Unplanned | VmState::Aged) => 1,
         (_, VmState::Off) => 5,
         (Some(Verdict::Unproven), _) => 2,
         (None, VmState::Unknown | VmState::Held | VmState::Waiting | VmState::Pending) => 2,

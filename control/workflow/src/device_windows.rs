@@ -101,7 +101,7 @@ fn sample_device(
 }
 
 /// Whether requests wait while the elevator idles: then their time is not the device's.
-fn idles(device: &BlockDevice, root: &Root) -> bool {
+pub(crate) fn idles(device: &BlockDevice, root: &Root) -> bool {
     bfq_idles(device, root).unwrap_or(true)
 }
 
@@ -182,6 +182,7 @@ mod tests {
             write_time: Duration::from_millis(write_ms),
             busy: time.div_f64(in_flight),
             in_flight: time,
+            ..DeviceIo::default()
         }
     }
 

@@ -15,6 +15,7 @@ pub mod core_faults;
 pub mod covered;
 pub mod cpu_room;
 pub mod data_guard;
+pub mod device_ageing;
 pub mod device_windows;
 pub mod devices;
 mod dirs;

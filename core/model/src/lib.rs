@@ -6,6 +6,7 @@
 //! task in spec order. They are pure: no I/O, no clock, no randomness. The formulas and their
 //! sources are in `docs/explanation/models.md`.
 
+pub mod ageing;
 mod analytical;
 mod cpus;
 mod device;

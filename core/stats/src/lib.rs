@@ -5,6 +5,7 @@
 pub mod conformal;
 pub mod design;
 pub mod forest;
+mod frequency;
 mod interval;
 mod latencies;
 pub mod pot;
@@ -13,6 +14,7 @@ mod rows;
 mod shared_latencies;
 mod summary;
 
+pub use frequency::FrequencyTest;
 pub use interval::{Interval, normal_quantile};
 pub use latencies::{Latencies, MAX_LATENCY};
 pub use rng::Random;

@@ -66,6 +66,12 @@ impl ServiceModel {
         self.slowness = times.max(0.0);
     }
 
+    /// Replaces the declared service times of later requests, as by wear or a new firmware. The
+    /// number of channels, and what the cache holds, stay.
+    pub fn set_profile(&mut self, profile: TwinProfile) {
+        self.profile = TwinProfile { channels: self.profile.channels, ..profile };
+    }
+
     /// Admits a request that arrives at `now` (ns) and returns its completion time. `now` must not
     /// run backwards.
     pub fn complete_at(&mut self, now: u64, access: Access, offset: u64, len: u64) -> u64 {

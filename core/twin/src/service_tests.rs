@@ -110,3 +110,12 @@ fn a_device_that_slows_takes_a_multiple_of_what_is_declared() {
     m.set_slowness(1.0);
     assert_eq!(m.complete_at(1_000_000, Access::Read, 0, 4096), 1_064_096);
 }
+
+#[test]
+fn another_profile_counts_for_later_requests() {
+    let mut m = ServiceModel::new(profile(PLAIN), 1 << 30, 1);
+    let mut worn = profile(PLAIN);
+    worn.read.base = Nanos::from_micros(600);
+    m.set_profile(worn);
+    assert_eq!(m.complete_at(0, Access::Read, 0, 4096), 604_096);
+}

@@ -24,6 +24,10 @@ pub struct DeviceIo {
     pub busy: Duration,
     /// Sum of the times of all requests, those in flight included.
     pub in_flight: Duration,
+    /// Number of flushes completed; 0 before Linux 5.5, which does not count them.
+    pub flushes: u64,
+    /// Sum of the times of all flushes.
+    pub flush_time: Duration,
 }
 
 impl DeviceIo {
@@ -37,7 +41,8 @@ impl DeviceIo {
         Self::parse(&text).ok_or(HostError::Form { path, text, expected: "at least 11 numbers" })
     }
 
-    /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more fields.
+    /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more fields, of
+    /// which 16 and 17 are of flushes.
     fn parse(text: &str) -> Option<Self> {
         let fields: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
         let fields = fields?;
@@ -53,6 +58,8 @@ impl DeviceIo {
             write_time: time(8)?,
             busy: time(10)?,
             in_flight: time(11)?,
+            flushes: at(16).unwrap_or(0),
+            flush_time: time(17).unwrap_or_default(),
         })
     }
 
@@ -68,6 +75,8 @@ impl DeviceIo {
             write_time: self.write_time.checked_sub(earlier.write_time)?,
             busy: self.busy.checked_sub(earlier.busy)?,
             in_flight: self.in_flight.checked_sub(earlier.in_flight)?,
+            flushes: self.flushes.checked_sub(earlier.flushes)?,
+            flush_time: self.flush_time.checked_sub(earlier.flush_time)?,
         })
     }
 }
@@ -85,6 +94,7 @@ mod tests {
         let all = new.since(&old).unwrap();
         assert_eq!((all.reads, all.writes, all.write_bytes), (100, 10, 64 * 512));
         assert_eq!((all.read_time.as_millis(), all.in_flight.as_millis()), (50, 200));
+        assert_eq!((all.flushes, all.flush_time.as_millis()), (3, 9));
         assert_eq!(old.since(&new), None);
         for bad in ["", "1 2 3", "1 2 3 4 5 6 7 8 9 10 x"] {
             assert_eq!(DeviceIo::parse(bad), None, "{bad}");

@@ -92,7 +92,7 @@ impl ClusterData {
         claims.push(
             Claim::new(
                 format!("{}.refused_without_stop", self.vms.claims()),
-                "moves to a node without room that were refused with a reason, the VM running on in the same process",
+                "moves to a full node, refused with a reason, the VM's process running on",
                 kept as f64 / n.max(1) as f64,
                 "share",
                 n,

@@ -27,9 +27,9 @@ use crate::config::Mode;
 use crate::history::{Event, EventKind};
 use crate::host::SettingChange;
 use crate::observe::{
-    DiskObservation, DiskSource, HistogramObservation, HostObservation, LimiterKind, LimiterObservation,
-    MemoryObservation, Observation, StallsObservation, TargetObservation, ThreadObservation,
-    UncoveredObservation, VmObservation, WaitsObservation,
+    AgeingObservation, DeviceAge, DiskObservation, DiskSource, HistogramObservation, HostObservation,
+    LimiterKind, LimiterObservation, MemoryObservation, Observation, StallsObservation, TargetObservation,
+    ThreadObservation, UncoveredObservation, VmObservation, WaitsObservation,
 };
 use crate::observed::{DriftSnapshot, PredictionSnapshot};
 use crate::plan::{PlanSnapshot, PlanState, ProposalSnapshot, UnplannedDevice};
@@ -231,6 +231,21 @@ fn observed_vm() -> VmObservation {
     }
 }
 
+fn aged() -> AgeingObservation {
+    AgeingObservation {
+        state: DeviceAge::Slower,
+        factor: 1.5,
+        ratios: BTreeMap::from([("reads", 1.5)]),
+        standstill_ns: Some(Nanos(1)),
+        since_s: Some(600.0),
+        few: 1,
+        waited: 1,
+        alarm: some(),
+        is_followed: true,
+        vms: texts(),
+    }
+}
+
 fn observation() -> Observation {
     let stalls = StallsObservation { count: 1, share: 0.5, longest_ns: Nanos(1) };
     let row = WaitRow {
@@ -256,6 +271,7 @@ fn observation() -> Observation {
             stalls_unseen: some(),
             standstills: BTreeMap::from([(text(), stalls)]),
             slow: BTreeMap::from([(text(), 1.5)]),
+            ageing: BTreeMap::from([(text(), aged())]),
         },
         waits: WaitsObservation { time: text(), rows: vec![row], unseen: texts() },
         uncovered: UncoveredObservation {

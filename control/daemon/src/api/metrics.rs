@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use prometheus::{Counter, GaugeVec, Opts, Registry, TextEncoder};
 use rtvirtio_units::Nanos;
 
-use crate::observe::{Observation, TargetObservation};
+use crate::observe::{DeviceAge, Observation, TargetObservation};
 use crate::plan::PlanSnapshot;
 use crate::shared::{Counters, Shared};
 use crate::snapshot::{PlacementSnapshot, Snapshot};
@@ -224,6 +224,7 @@ fn observed(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> 
         &[],
     )?;
     stalls(seen, gauge)?;
+    ageing(seen, gauge)?;
     uncovered(seen, gauge)?;
     let looked = gauge(
         "rtvirtio_vm_observed_seconds",
@@ -335,6 +336,29 @@ fn uncovered(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()>
     )?;
     let is_known = seen.uncovered.unseen.is_none() && seen.uncovered.looked_s.is_some();
     known.with_label_values::<&str>(&[]).set(if is_known { 1.0 } else { 0.0 });
+    Ok(())
+}
+
+/// Gauges of devices against their profiles.
+fn ageing(seen: &Observation, gauge: &NewGauge<'_>) -> prometheus::Result<()> {
+    let ratio = gauge(
+        "rtvirtio_device_service_time_ratio",
+        "Time of requests of a device as a multiple of that in its profile, over the last windows that could tell.",
+        &["device", "direction"],
+    )?;
+    let slower = gauge(
+        "rtvirtio_device_slower",
+        "1 for a device that is slower than its profile, 0 for one that is not; none while that is not known.",
+        &["device"],
+    )?;
+    for (device, of) in &seen.host.ageing {
+        for (direction, value) in &of.ratios {
+            ratio.with_label_values(&[device.as_str(), *direction]).set(*value);
+        }
+        if of.state != DeviceAge::Unclear {
+            slower.with_label_values(&[device]).set(if of.alarm.is_some() { 1.0 } else { 0.0 });
+        }
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! I/O domain, run delay of threads, hits of limits, pressure; and a verdict for each target over
 //! sliding windows.
 
+mod ageing;
 mod causes;
 pub(crate) mod coverage;
 mod domain;
@@ -28,6 +29,7 @@ use rtvirtio_measure::observe::Observed;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+pub use ageing::{AgeingObservation, DeviceAge};
 pub use limiters::{LimiterKind, LimiterObservation};
 pub use memory::MemoryObservation;
 pub use sampler::Sampler;
@@ -220,4 +222,7 @@ pub struct HostObservation {
     /// Service time of devices as a multiple of the measured one, by path, where it is known.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub slow: BTreeMap<String, f64>,
+    /// Devices under contract against their profiles, by path.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ageing: BTreeMap<String, AgeingObservation>,
 }

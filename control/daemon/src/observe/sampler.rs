@@ -16,6 +16,7 @@ use rtvirtio_vmm::Role;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::threads::user_role;
 use rtvirtio_workflow::Dirs;
+use rtvirtio_workflow::device_ageing::{DeviceAgeing, SampleStalls};
 use rtvirtio_workflow::device_windows::DeviceWindows;
 use rtvirtio_workflow::vm_counters::{OwnFaults, QuotaCounters, faults_since, own_faults, quota};
 
@@ -29,7 +30,7 @@ use super::waits::WaitWindows;
 use super::window::{DiskWindow, StoodStill, doubt_where_held_back, judge_task};
 use super::{
     DiskObservation, DiskSource, HostObservation, Observation, TargetObservation, ThreadObservation,
-    UncoveredObservation, VmObservation, causes, domain,
+    UncoveredObservation, VmObservation, ageing, causes, domain,
 };
 use crate::history::now;
 use crate::linux::RunningVm;
@@ -86,6 +87,10 @@ pub struct Sampler {
     monitors: Monitors,
     /// Devices whose service time is watched, because plans depend on it.
     devices: Option<DeviceWindows>,
+    /// Devices against their profiles.
+    ageing: DeviceAgeing,
+    /// Whether plans are to follow a slower device.
+    follows: bool,
     waits: WaitWindows,
     devices_used: DeviceFacts,
     coverage: Arc<Mutex<Coverage>>,
@@ -107,6 +112,8 @@ impl Sampler {
             dirs,
             seen: BTreeMap::new(),
             devices: devices.then(DeviceWindows::default),
+            ageing: DeviceAgeing::default(),
+            follows: false,
             waits: WaitWindows::default(),
             devices_used: DeviceFacts::default(),
             coverage: Arc::default(),
@@ -116,6 +123,13 @@ impl Sampler {
             steal: None,
             at: None,
         }
+    }
+
+    /// Lets plans follow devices that are slower than their profiles.
+    #[must_use]
+    pub(crate) fn following(mut self, follows: bool) -> Self {
+        self.follows = follows;
+        self
     }
 
     /// Scans of open files, without which no use of a device is laid to a VM.
@@ -150,6 +164,8 @@ impl Sampler {
             let shared = Surroundings { of_domain: &of_domain, stalls: &stalls, stolen, cpus, faults };
             observed.insert(name.clone(), self.sample_vm(vm, disks, &shared, on_device));
         }
+        self.see_devices(vms, &stalls);
+        host.ageing = ageing::observed(&self.ageing, vms, self.follows);
         host.standstills =
             stalls.disks.iter().map(|(path, one)| (path.display().to_string(), *one)).collect();
         (host.stalls, host.stalls_unseen) = (stalls.host, stalls.unseen);
@@ -166,6 +182,17 @@ impl Sampler {
         let waits = self.waits.sample(vms, &disks.collect(), &self.root, &self.dirs);
         let uncovered = UncoveredObservation::default();
         Observation { time: now(), vms: observed, host, waits, uncovered }
+    }
+
+    /// Samples the counters of all devices of VMs, with stalls since the last sample.
+    fn see_devices(&mut self, vms: &[Arc<RunningVm>], stalls: &Stalls) {
+        let host_s = stalls.of_host().map_or(0.0, |stalls| stalls.total.as_secs_f64());
+        let paths = vms.iter().flat_map(|vm| devices(vm));
+        let one = |path: PathBuf| {
+            let standstill_s = stalls.disks.get(&path).map(|one| one.longest_ns.as_secs_f64());
+            (path, SampleStalls { host_s, standstill_s })
+        };
+        self.ageing.sample(&paths.map(one).collect(), &self.root, &self.dirs, Instant::now());
     }
 
     /// Watches for stalls until the next sample, if requests with targets come.

@@ -1,8 +1,8 @@
 //! Steps that keep the plan of contracts and observations in force.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use rtvirtio_planner::replan::{Basis, Observations, Policy, Proposal, Replan, Request, Timing};
+use rtvirtio_planner::replan::{Basis, Input, Observations, Policy, Proposal, Replan, Request, Timing};
 
 use super::snapshot::{PlanSnapshot, proposal_words};
 use super::unplanned::{UnplannedDevice, plan_warnings, planned_part};
@@ -175,6 +175,16 @@ impl PlanKeeper {
             states.push((format!("unplanned {}", device.device), EventKind::Failed, device.message()));
         }
         states.into_iter()
+    }
+
+    /// Factors of service times that the plan in force allows for, by device.
+    pub fn slowness(&self, observed: &Observed) -> BTreeMap<String, f64> {
+        let held = observed.plan.as_ref().and_then(|plan| plan.basis.as_ref());
+        let input = held.or_else(|| self.replan.basis()).map(|basis| &basis.input);
+        let of = |input: &Input| -> BTreeMap<String, f64> {
+            input.slow.keys().map(|device| (device.clone(), input.slowness(device))).collect()
+        };
+        input.map(of).unwrap_or_default()
     }
 
     /// State for clients; `None` where no plan is in force and none is wanted.

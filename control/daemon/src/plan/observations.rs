@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rtvirtio_measure::Verdict;
 use rtvirtio_measure::verdict::{Evidence, judge};
-use rtvirtio_planner::replan::{Observations, load_key};
+use rtvirtio_planner::replan::{Observations, SLOW_STEP, load_key};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_vmm::disk_stats::Direction;
 
@@ -20,6 +20,12 @@ const SHORTEST_S: f64 = 30.0;
 #[must_use]
 pub fn sight_of(seen: &Observation, desired: &Desired) -> Observations {
     let mut sight = Observations { slow: seen.host.slow.clone(), ..Observations::default() };
+    for (device, of) in &seen.host.ageing {
+        let Some(factor) = of.to_plan_for() else { continue };
+        // A level is planned for that is no lower, without the tolerance for what is in no profile.
+        let slow = sight.slow.entry(device.clone()).or_default();
+        *slow = slow.max(factor * SLOW_STEP);
+    }
     for (name, of) in &seen.vms {
         let Some(contract) = desired.contract_of(name) else { continue };
         loads(&contract.vm, of, &mut sight.loads);
@@ -71,12 +77,13 @@ mod tests {
     use std::path::Path;
 
     use rtvirtio_measure::observe::Observed;
+    use rtvirtio_planner::replan::slow_level;
     use rtvirtio_spec::HostSpec;
     use rtvirtio_units::{Iops, Nanos};
 
     use super::*;
     use crate::desired::Contract;
-    use crate::observe::{DiskObservation, DiskSource};
+    use crate::observe::{AgeingObservation, DeviceAge, DiskObservation, DiskSource};
 
     fn desired(tasks: &str) -> Desired {
         let text = format!("[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n{tasks}");
@@ -140,6 +147,31 @@ mod tests {
         let flood = two + &task("c", "read", "");
         let sight = sight_of(&seen(&rates, Vec::new()), &desired(&flood));
         assert_eq!(sight.loads.keys().collect::<Vec<_>>(), ["plc write"]);
+    }
+
+    #[test]
+    fn a_device_that_is_followed_is_planned_for_at_its_factor_and_another_is_not() {
+        let all = desired(&task("t", "read", "rate = \"100/s\""));
+        let slow = |is_followed| {
+            let mut seen = seen(&[], Vec::new());
+            let aged = AgeingObservation {
+                state: DeviceAge::Slower,
+                factor: 1.25,
+                ratios: BTreeMap::new(),
+                standstill_ns: None,
+                since_s: Some(600.0),
+                few: 0,
+                waited: 0,
+                alarm: Some("slower".to_owned()),
+                is_followed,
+                vms: vec!["plc".to_owned()],
+            };
+            seen.host.ageing.insert("/dev/sdz".to_owned(), aged);
+            sight_of(&seen, &all).slow.get("/dev/sdz").copied()
+        };
+        // One level is 1.5 times as slow, which covers the factor.
+        assert_eq!(slow(true).map(slow_level), Some(1));
+        assert_eq!(slow(false), None);
     }
 
     #[test]

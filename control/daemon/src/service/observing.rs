@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use super::ServiceOptions;
+use crate::config::Correction;
 use crate::error::DaemonError;
 use crate::lock::lock;
 use crate::observe::{Sampler, uncovered};
@@ -20,6 +21,7 @@ pub(super) fn observe(options: &ServiceOptions, shared: Arc<Shared>) -> Result<[
     let dirs = || options.places.dirs.clone();
     let coverage = Arc::default();
     let mut sampler = Sampler::new(dirs(), config.monitor_of_libvirt, config.plan.is_some())
+        .following(config.profile.correct == Correction::Follow)
         .with_coverage(Arc::clone(&coverage));
     let scanned = (Arc::clone(&shared.uncovered), coverage);
     let of_service = Arc::clone(&shared);

@@ -101,12 +101,18 @@ impl Input {
         spec
     }
 
+    /// Factor of the service times of the device at this path that is planned for.
+    #[must_use]
+    pub fn slowness(&self, device: &str) -> f64 {
+        SLOW_STEP.powi(i32::from(self.slow.get(device).copied().unwrap_or(0)))
+    }
+
     /// The profile of the device at this path, slowed down to its present level.
     #[must_use]
     pub fn profile<'p>(&self, device: &str, profile: &'p Profile) -> Cow<'p, Profile> {
-        match self.slow.get(device).copied().unwrap_or(0) {
-            0 => Cow::Borrowed(profile),
-            level => Cow::Owned(profile.slowed(SLOW_STEP.powi(i32::from(level)))),
+        match self.slowness(device) {
+            factor if factor > 1.0 => Cow::Owned(profile.slowed(factor)),
+            _ => Cow::Borrowed(profile),
         }
     }
 

@@ -12,8 +12,8 @@ use rtvirtio_workflow::uncovered::{Uncovered, UncoveredKind};
 
 use super::*;
 use crate::observe::{
-    DiskObservation, DiskSource, LimiterKind, LimiterObservation, StallsObservation, TargetObservation,
-    ThreadObservation, VmObservation, WaitsObservation,
+    AgeingObservation, DiskObservation, DiskSource, LimiterKind, LimiterObservation, StallsObservation,
+    TargetObservation, ThreadObservation, VmObservation, WaitsObservation,
 };
 
 fn empty() -> Snapshot {
@@ -118,6 +118,21 @@ fn everything() -> String {
     let stalls = StallsObservation { count: 1, share: 0.01, longest_ns: Nanos(1) };
     seen.host.stalls = Some(stalls);
     seen.host.standstills.insert("/dev/sda".to_owned(), stalls);
+    let aged = AgeingObservation {
+        state: DeviceAge::Slower,
+        factor: 2.0,
+        ratios: [("reads", 1.9)].into(),
+        standstill_ns: None,
+        since_s: Some(600.0),
+        few: 0,
+        waited: 0,
+        alarm: Some("slower".to_owned()),
+        is_followed: false,
+        vms: vec!["plc".to_owned()],
+    };
+    seen.host.ageing.insert("/dev/sda".to_owned(), aged.clone());
+    let unclear = AgeingObservation { state: DeviceAge::Unclear, alarm: None, ..aged };
+    seen.host.ageing.insert("/dev/sdb".to_owned(), unclear);
     let of = Uncovered {
         vm: "plc".to_owned(),
         kind: UncoveredKind::WriteBack,
@@ -240,6 +255,15 @@ fn a_missed_target_has_its_causes_or_that_none_is_seen() {
     };
     assert_eq!(judged(serde_json::json!([])), ["not_seen"]);
     assert_eq!(judged(serde_json::Value::Null), Vec::<String>::new());
+}
+
+#[test]
+fn a_slower_device_is_a_metric_and_one_that_is_not_known_has_none() {
+    let text = everything();
+    assert!(text.contains("rtvirtio_device_slower{device=\"/dev/sda\"} 1"), "{text}");
+    assert!(!text.contains("rtvirtio_device_slower{device=\"/dev/sdb\"}"), "{text}");
+    let ratio = "rtvirtio_device_service_time_ratio{device=\"/dev/sda\",direction=\"reads\"} 1.9";
+    assert!(text.contains(ratio), "{text}");
 }
 
 #[test]
