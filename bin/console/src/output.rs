@@ -36,8 +36,7 @@ fn terminal_width() -> usize {
 /// # Errors
 /// When standard output cannot be written.
 pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-    let out =
-        if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { terminal_lines(&text()) };
+    let out = if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { terminal_lines(&text()) };
     Ok(print(&out)?)
 }
 

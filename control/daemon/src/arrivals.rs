@@ -253,9 +253,7 @@ pub(crate) fn is_of(vm: &ArrivingVm, uri: &str, contract: &Contract) -> bool {
     };
     match (&vm.uuid, vm.proxmox) {
         (Some(uuid), _) => match host {
-            Some(HostHandle::Domain(of)) => {
-                of.uri() == uri && names_domain(&of.domain, &vm.name, uuid)
-            }
+            Some(HostHandle::Domain(of)) => of.uri() == uri && names_domain(&of.domain, &vm.name, uuid),
             _ => false,
         },
         (None, Some(id)) => matches!(host, Some(HostHandle::Proxmox(of)) if *of == id),

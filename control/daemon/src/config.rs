@@ -207,7 +207,9 @@ impl Config {
             )));
         }
         if config.plan.is_none() && config.profile.correct == Correction::Follow {
-            return Err(wrong("`profile.correct` is \"follow\": plans are made with `[plan]` only".to_owned()));
+            return Err(wrong(
+                "`profile.correct` is \"follow\": plans are made with `[plan]` only".to_owned(),
+            ));
         }
         if let Some(plan) = config.plan.as_ref().filter(|plan| plan.horizon < plan.confirm) {
             let (horizon, confirm) = (plan.horizon, plan.confirm);

@@ -168,10 +168,12 @@ impl LinuxHost {
         let is_here = |arrival: &Arrival| match &look {
             Ok((found, unreadable)) => {
                 let own = found.iter().find(|machine| arrival.is_machine(&machine.line));
-                own.map(|machine| format!("its QEMU (process {}) is here already", machine.pid)).or_else(|| {
-                    let of = unreadable.first()?;
-                    Some(format!("whether process {} is its QEMU is not known: {}", of.pid, of.why))
-                })
+                own.map(|machine| format!("its QEMU (process {}) is here already", machine.pid)).or_else(
+                    || {
+                        let of = unreadable.first()?;
+                        Some(format!("whether process {} is its QEMU is not known: {}", of.pid, of.why))
+                    },
+                )
             }
             Err(why) => Some(format!("whether its QEMU is here is not known: {why}")),
         };

@@ -11,12 +11,11 @@ pub(super) fn events(
     now: &BTreeMap<String, AgeingObservation>,
 ) -> Vec<String> {
     let alarm = |of: Option<&AgeingObservation>| of.and_then(|of| of.alarm.clone());
-    let one = |(device, of): (&String, &AgeingObservation)| {
-        match (alarm(before.get(device)), alarm(Some(of))) {
-            (old, Some(new)) if old.as_ref() != Some(&new) => Some(format!("{device} has aged: {new}")),
-            (Some(_), None) => Some(format!("{device} is no slower than its profile any more")),
-            _ => None,
-        }
+    let one = |(device, of): (&String, &AgeingObservation)| match (alarm(before.get(device)), alarm(Some(of)))
+    {
+        (old, Some(new)) if old.as_ref() != Some(&new) => Some(format!("{device} has aged: {new}")),
+        (Some(_), None) => Some(format!("{device} is no slower than its profile any more")),
+        _ => None,
     };
     now.iter().filter_map(one).collect()
 }

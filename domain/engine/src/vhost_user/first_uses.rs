@@ -30,8 +30,7 @@ impl FirstUses {
     /// Takes a name, waiting for one; `None` once [`Self::close`] was called.
     pub(crate) fn next(&self) -> Option<String> {
         let waits = |names: &mut Names| names.new.is_empty() && !names.is_closed;
-        let mut names =
-            self.changed.wait_while(self.names(), waits).unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.changed.wait_while(self.names(), waits).unwrap_or_else(PoisonError::into_inner);
         if names.is_closed { None } else { names.new.pop_first() }
     }
 
