@@ -8,8 +8,12 @@ use std::path::{Path, PathBuf};
 use super::{QemuError, make_run_dir};
 
 /// Bytes that are read from the end of a log, and largest number of reported lines.
-const TAIL_BYTES: u64 = 8192;
+const TAIL_BYTES: u64 = 16_384;
 const TAIL_LINES: usize = 6;
+/// Lines of a fault of the guest's kernel: its message, registers and call trace.
+const FAULT_LINES: usize = 48;
+/// Messages with which the report of a fault begins.
+const FAULTS: [&str; 5] = ["BUG: ", "Oops: ", "general protection fault", "invalid opcode", "Kernel panic"];
 
 #[derive(Debug)]
 pub(super) struct Files {
@@ -104,10 +108,10 @@ fn tail(path: &Path) -> Vec<String> {
     // The guest wrote the text: no control characters on the user's terminal.
     let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
     let lines: Vec<String> = text.lines().map(clean).filter(|l| !l.is_empty()).collect();
-    // The line of a panic is more useful than the call trace after it.
-    let panic = lines.iter().position(|l| l.contains("Kernel panic"));
-    let from = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
-    lines[from..].iter().take(TAIL_LINES).cloned().collect()
+    let fault = lines.iter().position(|l| FAULTS.iter().any(|fault| l.contains(fault)));
+    let (from, most) =
+        fault.map_or((lines.len().saturating_sub(TAIL_LINES), TAIL_LINES), |at| (at, FAULT_LINES));
+    lines[from..].iter().take(most).cloned().collect()
 }
 
 #[cfg(test)]
@@ -126,11 +130,13 @@ mod tests {
         assert_eq!(words.lines().count(), 1 + 2 + 1 + TAIL_LINES);
         assert!(words.starts_with("\n  QEMU's errors:\n    qemu: cannot open\n"), "{words}");
         assert!(words.ends_with("\n    line 9999\n    [31mlast"), "{words}");
-        fs::write(&files.serial, noise.clone() + "[ 1.0] Kernel panic - not syncing: x\r\n" + &noise[..400])
-            .unwrap();
+        let fault = "[ 1.0] BUG: unable to handle\r\n[ 1.0] Kernel panic - not syncing: x\r\n";
+        fs::write(&files.serial, noise.clone() + fault + &noise[..400]).unwrap();
         let words = files.last_words();
         assert!(
-            words.contains("ends with:\n    [ 1.0] Kernel panic - not syncing: x\n    line 0\n"),
+            words.contains(
+                "with:\n    [ 1.0] BUG: unable to handle\n    [ 1.0] Kernel panic - not syncing: x\n"
+            ),
             "{words}"
         );
     }
