@@ -309,6 +309,7 @@ impl Service {
         let mut snapshot = self.daemon.snapshot().with_contracts(&self.options.places.contracts);
         ageing::take_back(&mut snapshot, &self.aged, &self.daemon.planned_slowness());
         snapshot.problems.extend(self.daemon.host().problems().iter().cloned());
+        snapshot.problems.extend(self.shared.observation.borrow().host.ageing_unseen.iter().cloned());
         self.daemon.show_in_domains(&snapshot);
         match &self.placement {
             Some(Ok(placement)) => snapshot.placement = Some(placement.snapshot()),

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device_windows::idles;
 use crate::dirs::{Dirs, write_state};
+use crate::error::Kind;
 use crate::plan::load_profile;
 
 /// Name of the file in the state directory.
@@ -34,6 +35,8 @@ struct Watched {
     begin: Option<(Instant, DeviceIo)>,
     stalls: SampleStalls,
     ageing: Option<Ageing>,
+    /// Reason why the profile cannot be read; `None` where it can, or there is none.
+    unread: Option<String>,
 }
 
 /// Levels of a device as saved, with its profile.
@@ -62,6 +65,8 @@ pub struct DeviceAgeing {
     watched: BTreeMap<PathBuf, Watched>,
     /// Levels as saved; `None` before the first sample.
     kept: Option<BTreeMap<PathBuf, Kept>>,
+    /// Reason why the file of levels cannot be used.
+    unread: Option<String>,
 }
 
 impl DeviceAgeing {
@@ -78,8 +83,14 @@ impl DeviceAgeing {
                 watched.begin = None;
             }
         }
-        // Without the file, or with one that cannot be read, all is to be found anew.
-        let kept = self.kept.get_or_insert_with(|| read(&dirs.state).unwrap_or_default());
+        let kept = self.kept.get_or_insert_with(|| {
+            let (kept, unread) = match read(&dirs.state) {
+                Ok(kept) => (kept, None),
+                Err(why) => (BTreeMap::new(), Some(why)),
+            };
+            self.unread = unread;
+            kept
+        });
         for (path, stalls) in devices {
             let watched = self.watched.entry(path.clone()).or_default();
             watched.sample((path, kept.get(path)), *stalls, (root, dirs), now);
@@ -89,10 +100,22 @@ impl DeviceAgeing {
             known.insert(path.to_owned(), Kept::from_ageing(ageing));
         }
         known.retain(|_, kept| kept.levels.iter().any(|level| *level > 0));
-        // Tried again with the next sample where it fails.
-        if known != *kept && save(&dirs.state, &known) {
-            *kept = known;
+        if known != *kept {
+            // Tried again with the next sample where it fails.
+            self.unread = save(&dirs.state, &known).err();
+            if self.unread.is_none() {
+                *kept = known;
+            }
         }
+    }
+
+    /// Reasons why a slower device may go unnoticed.
+    pub fn problems(&self) -> impl Iterator<Item = String> + '_ {
+        let of_devices = self.watched.iter().filter_map(|(path, watched)| {
+            let why = watched.unread.as_ref()?;
+            Some(format!("whether {} is slower than its profile is not known: {why}", path.display()))
+        });
+        self.unread.clone().into_iter().chain(of_devices)
     }
 
     /// Devices of which windows have been seen, by path.
@@ -105,13 +128,27 @@ fn all(watched: &BTreeMap<PathBuf, Watched>) -> impl Iterator<Item = (&Path, &Ag
     watched.iter().filter_map(|(path, watched)| Some((path.as_path(), watched.ageing.as_ref()?)))
 }
 
-fn read(state: &Path) -> Option<BTreeMap<PathBuf, Kept>> {
-    let text = trusted::read_config(state.join(FILE), trusted::CONFIG_LIMIT).ok()?;
-    serde_json::from_slice(&text).ok()
+/// Levels as saved; none where there is no file.
+fn read(state: &Path) -> Result<BTreeMap<PathBuf, Kept>, String> {
+    let path = state.join(FILE);
+    let failed = |why: &dyn std::fmt::Display| {
+        format!(
+            "devices that were slower before the service started are to be found anew: cannot read {}: {why}; \
+             remove the file",
+            path.display()
+        )
+    };
+    match trusted::read_config(&path, trusted::CONFIG_LIMIT) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| failed(&e)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(e) => Err(failed(&e)),
+    }
 }
 
-fn save(state: &Path, known: &BTreeMap<PathBuf, Kept>) -> bool {
-    serde_json::to_vec_pretty(known).is_ok_and(|text| write_state(state, FILE, &text).is_ok())
+fn save(state: &Path, known: &BTreeMap<PathBuf, Kept>) -> Result<(), String> {
+    let text = serde_json::to_vec_pretty(known).map_err(|e| e.to_string())?;
+    write_state(state, FILE, &text)
+        .map_err(|e| format!("a restart of the service would forget which devices are slower: {e}"))
 }
 
 impl Watched {
@@ -129,7 +166,7 @@ impl Watched {
         let Some((at, first)) = self.begin else {
             self.begin_at(now, seen);
             if let (None, Some(kept)) = (&self.ageing, kept) {
-                let profiled = profiled_of(path, dirs).filter(|of| name_of(of) == kept.profile);
+                let profiled = self.profiled(path, dirs).filter(|of| name_of(of) == kept.profile);
                 self.ageing = profiled.map(|profiled| Ageing::restored(profiled, kept.levels));
             }
             return;
@@ -142,7 +179,7 @@ impl Watched {
             return;
         }
         // While the profile cannot be read, what is known stays.
-        if let (Some(done), Some(profiled)) = (seen.since(&first), profiled_of(path, dirs)) {
+        if let (Some(done), Some(profiled)) = (seen.since(&first), self.profiled(path, dirs)) {
             self.end(&done, seconds, profiled);
         }
         self.begin_at(now, seen);
@@ -150,6 +187,16 @@ impl Watched {
 
     fn begin_at(&mut self, now: Instant, seen: DeviceIo) {
         (self.begin, self.stalls) = (Some((now, seen)), SampleStalls::default());
+    }
+
+    /// Profile of the device; `None` where there is none, or it cannot be read.
+    fn profiled(&mut self, path: &Path, dirs: &Dirs) -> Option<Profiled> {
+        let (profiled, unread) = match profiled_of(path, dirs) {
+            Ok(profiled) => (profiled, None),
+            Err(why) => (None, Some(why)),
+        };
+        self.unread = unread;
+        profiled
     }
 
     /// Ends a window. A new profile begins anew.
@@ -160,10 +207,14 @@ impl Watched {
     }
 }
 
-/// Profile of a device; `None` where there is none that can be used.
-fn profiled_of(path: &Path, dirs: &Dirs) -> Option<Profiled> {
+/// Profile of a device; `None` where there is none.
+fn profiled_of(path: &Path, dirs: &Dirs) -> Result<Option<Profiled>, String> {
     let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
-    Profiled::new(&load_profile(&spec, None, dirs).ok()?).ok()
+    match load_profile(&spec, None, dirs) {
+        Ok(profile) => Profiled::new(&profile).map(Some).map_err(|e| e.to_string()),
+        Err(e) if e.kind() == Kind::NotMeasured => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
 }
 
 /// Counters of a device; `None` where it is gone, or its requests wait for the elevator, so that
@@ -244,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_read_as_they_were_saved_and_damage_is_none() {
+    fn levels_are_read_as_they_were_saved_and_damage_is_said() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let profile: Profile = serde_json::from_str(PROFILE).unwrap();
         let mut ageing = Ageing::new(Profiled::new(&profile).unwrap());
@@ -252,7 +303,8 @@ mod tests {
             ageing.see(&window(&reads(3_966), WINDOW_S, SampleStalls::default()));
         }
         let known = BTreeMap::from([(PathBuf::from("/dev/sdz"), Kept::from_ageing(&ageing))]);
-        assert!(save(dir.path(), &known));
+        assert_eq!(read(dir.path()), Ok(BTreeMap::new()));
+        save(dir.path(), &known).unwrap();
         let read_back = read(dir.path()).unwrap();
         assert_eq!(read_back, known);
         let kept = &read_back[Path::new("/dev/sdz")];
@@ -261,6 +313,14 @@ mod tests {
         let restored = Ageing::restored(Profiled::new(&profile).unwrap(), kept.levels);
         assert_eq!(restored.alarm(), ageing.alarm());
         std::fs::write(dir.path().join(FILE), "{").unwrap();
-        assert_eq!(read(dir.path()), None);
+        let dirs = Dirs { state: dir.path().to_owned(), run: dir.path().join("r") };
+        let mut all = DeviceAgeing::default();
+        all.sample(&BTreeMap::new(), &Root::new(dir.path()), &dirs, Instant::now());
+        let problems: Vec<String> = all.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains("ageing.json") && one.contains("remove")),
+            "{problems:?}"
+        );
+        profiled_of(&dir.path().join("no-disk"), &dirs).unwrap_err();
     }
 }

@@ -272,6 +272,7 @@ fn observation() -> Observation {
             standstills: BTreeMap::from([(text(), stalls)]),
             slow: BTreeMap::from([(text(), 1.5)]),
             ageing: BTreeMap::from([(text(), aged())]),
+            ageing_unseen: vec![text()],
         },
         waits: WaitsObservation { time: text(), rows: vec![row], unseen: texts() },
         uncovered: UncoveredObservation {

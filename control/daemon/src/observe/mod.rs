@@ -225,4 +225,7 @@ pub struct HostObservation {
     /// Devices under contract against their profiles, by path.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ageing: BTreeMap<String, AgeingObservation>,
+    /// Reasons why a device slower than its profile may go unnoticed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ageing_unseen: Vec<String>,
 }

@@ -166,6 +166,7 @@ impl Sampler {
         }
         self.see_devices(vms, &stalls);
         host.ageing = ageing::observed(&self.ageing, vms, self.follows);
+        host.ageing_unseen = self.ageing.problems().collect();
         host.standstills =
             stalls.disks.iter().map(|(path, one)| (path.display().to_string(), *one)).collect();
         (host.stalls, host.stalls_unseen) = (stalls.host, stalls.unseen);
