@@ -1,7 +1,7 @@
 //! Reservations with which a spec's targets hold in the worst case.
 
 use rtvirtio_capacity::{
-    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest,
+    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, replenishment, reserve, tightest,
 };
 use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
@@ -213,7 +213,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
         let wait = match best.vms[vm].reserve {
             Some(r) if has_closed_loop_target(&spec.vms[vm]) => {
-                (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64
+                replenishment(&spec.vms[vm], device, best.shape, &r).0
             }
             _ => 0,
         };
@@ -337,8 +337,8 @@ mod tests {
         let r = plan.vms[0].reserve.unwrap();
         assert_eq!(r.deadline, Nanos::from_millis(10));
         // The burst is replenished within half of the target, and no sooner than the share allows;
-        // both tasks wait for it.
-        let wait = r.burst.0 as f64 / r.share.0;
+        // both tasks wait for it, and the closed loop gets only what the other leaves.
+        let wait = r.burst.0 as f64 / (r.share.0 - 0.0067);
         assert!(wait <= 10.1e6, "{wait}");
         assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");
     }
