@@ -34,7 +34,10 @@
 //!
 //! The bounds hold for requests of one priority level in a flow (a level is served before the
 //! next), on devices that serve their queue in order of arrival, or reorder it by a bounded amount,
-//! and as long as the device is no slower than [`Device`] declares.
+//! and as long as the device is no slower than [`Device`] declares. Those of a round robin take
+//! every VM of the scheduler to have a flow, the largest piece of all flows to be as large as the
+//! quantum allows, and no lower limit on pieces without a deadline; `round-robin` by pieces also
+//! takes those of a flow to be of one size.
 
 use rtvirtio_units::Nanos;
 
