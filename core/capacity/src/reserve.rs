@@ -3,7 +3,7 @@
 use rtvirtio_model::Profile;
 use rtvirtio_sched::Op;
 use rtvirtio_spec::{Target, Task, Vm};
-use rtvirtio_units::{Bytes, Nanos, Ratio};
+use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::DeviceModel;
@@ -168,6 +168,22 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
 pub fn replenishment(vm: &Vm, device: &DeviceModel, shape: Shape, reserve: &Reserve) -> Nanos {
     let left = reserve.share.0 - declared_share(vm, device, shape.quantum);
     Nanos((reserve.burst.0 as f64 / left.max(1e-9)).ceil() as u64)
+}
+
+/// Longest time of one request of a task that makes this many a second, one at a time, without the
+/// device's stalls. `reserved` is the sum of all reservations' shares.
+///
+/// Each request finds the window full again, of the largest pieces, and those of other reservations
+/// go before it at their rates: the time x in which the device serves all that is
+/// `k x = W C + c + (reserved - own) x`.
+#[must_use]
+pub fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
+    let cost = max_request_cost(task, device, shape.quantum);
+    let mut steady = device.with_window(shape.window);
+    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
+    let room = steady.edf_room(device.max_piece_cost(shape.quantum));
+    let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
+    Nanos(((cost + room.lost) / left.max(1e-9)).ceil() as u64)
 }
 
 /// Share of one server that the promised tasks with a rate need.
