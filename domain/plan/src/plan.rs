@@ -5,7 +5,7 @@ use rtvirtio_capacity::{
 };
 use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, admit, bounds};
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
@@ -141,24 +141,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
     // A guest may exceed its declared demand, so every VM also counts as a neighbour without a
     // reservation.
     let mut flows: Vec<Flow> = (0..spec.vms.len()).map(free).collect();
-    let mut vms: Vec<VmPlan> = spec
-        .vms
-        .iter()
-        .map(|vm| {
-            let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
-            let depth = depth.clamp(1, 65_536);
-            let Caps { lines: caps, refused: uncapped } = caps(vm);
-            VmPlan {
-                vm: vm.name.clone(),
-                reserve: None,
-                urgent_only: false,
-                refused: None,
-                depth,
-                caps,
-                uncapped,
-            }
-        })
-        .collect();
+    let mut vms: Vec<VmPlan> = spec.vms.iter().map(unreserved).collect();
     let mut urgent: Vec<(usize, Nanos)> =
         spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, tightest(vm)?))).collect();
     urgent.sort_by_key(|(_, target)| *target);
@@ -190,6 +173,13 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         }
     }
     Candidate { shape, vms, flows }
+}
+
+fn unreserved(vm: &Vm) -> VmPlan {
+    let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
+    let depth = depth.clamp(1, 65_536);
+    let Caps { lines: caps, refused: uncapped } = caps(vm);
+    VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None, depth, caps, uncapped }
 }
 
 fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
