@@ -15,9 +15,9 @@
 //!
 //! The bound for flow i:
 //!
-//! - `fifo`: `T + ((k - 1) C + sum_j a_j) / k + c`, with `a_j` the burst, or what may be outstanding
-//!   if that is less. With fewer than k pieces at the device it is slower than k, and bursts may be
-//!   replenished meanwhile: up to k - 1 pieces count beside them.
+//! - `fifo`: `T + ((k - 1) C + sum_j a_j) / k + c`, with `a_j` the burst, or what may be
+//!   outstanding if that is less. With fewer than k pieces at the device it is slower than k, and
+//!   bursts may be replenished meanwhile: up to k - 1 pieces count beside them.
 //! - `round-robin`: each own piece waits for one piece of each VM:
 //!   `T + (B + m_i sum_j C_j) / k + c`, with `m_i` own pieces in the burst.
 //! - `drr`: a latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and
