@@ -34,5 +34,7 @@ pub use network::{
 };
 pub use node::{Admission, Disk, Node, Resource, admit};
 pub use refused::Refused;
-pub use reserve::{Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest};
+pub use reserve::{
+    Options, Reserve, Shape, has_closed_loop_target, longest_turn, promised, replenishment, reserve, tightest,
+};
 pub use scalar::{Permille, Scalars, WHOLE};

@@ -3,7 +3,7 @@
 use rtvirtio_model::Profile;
 use rtvirtio_sched::Op;
 use rtvirtio_spec::{Target, Task, Vm};
-use rtvirtio_units::{Bytes, Nanos, Ratio};
+use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::DeviceModel;
@@ -133,27 +133,64 @@ pub fn has_closed_loop_target(vm: &Vm) -> bool {
 /// stays within it. `device` is that of the shape ([`Shape::device`]).
 ///
 /// Closed loops keep the reservation used up, so a request of their VM first waits until the burst
-/// is replenished: half of the target covers that, and half is the deadline.
+/// is replenished ([`replenishment`]): half of the target covers that, and half is the deadline.
 #[must_use]
 pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
-    let (mut share, mut burst) = (0.0, 0.0);
+    let declared = declared_share(vm, device, shape.quantum);
+    let (mut share, mut burst) = (declared * options.headroom, 0.0);
     for task in vm.tasks.iter().filter(|t| !promised(t).is_empty()) {
         let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
-                share += rate.0 * most * options.headroom / 1e9;
                 burst += (f64::from(task.at_once()) + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
             }
             None => burst += f64::from(task.depth) * most,
         }
     }
     let deadline = if has_closed_loop_target(vm) {
-        share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
+        share = f64::max(share, declared + 2.0 * burst / target.0.max(1) as f64);
         Nanos(target.0 / 2)
     } else {
         target
     };
+    // Whole ns per second, rounded up: the scheduler's unit.
+    let share = (share * 1e9).ceil() / 1e9;
     Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
+}
+
+/// Longest time for which a request of a VM with a closed loop waits for the reservation that
+/// [`reserve`] made.
+///
+/// A request waits for those of its VM that came before it and are not covered yet: with W the
+/// longest wait, these are the burst, which has all requests of closed loops, and what the tasks
+/// with a rate r submit in W. So `W <= (b + r W) / share`, that is, `W <= b / (share - r)`.
+#[must_use]
+pub fn replenishment(vm: &Vm, device: &DeviceModel, shape: Shape, reserve: &Reserve) -> Nanos {
+    let left = reserve.share.0 - declared_share(vm, device, shape.quantum);
+    Nanos((reserve.burst.0 as f64 / left.max(1e-9)).ceil() as u64)
+}
+
+/// Longest time of one request of a task that makes this many a second, one at a time, without the
+/// device's stalls. `reserved` is the sum of all reservations' shares.
+///
+/// Each request finds the window full again, of the largest pieces, and those of other reservations
+/// go before it at their rates: the time x in which the device serves all that is
+/// `k x = W C + c + (reserved - own) x`.
+#[must_use]
+pub fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
+    let cost = max_request_cost(task, device, shape.quantum);
+    let mut steady = device.with_window(shape.window);
+    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
+    let room = steady.edf_room(device.max_piece_cost(shape.quantum));
+    let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
+    Nanos(((cost + room.lost) / left.max(1e-9)).ceil() as u64)
+}
+
+/// Share of one server that the promised tasks with a rate need.
+fn declared_share(vm: &Vm, device: &DeviceModel, quantum: Bytes) -> f64 {
+    let tasks = vm.tasks.iter().filter(|t| !promised(t).is_empty());
+    let share = |t: &Task| Some(t.rate?.0 * max_request_cost(t, device, quantum) / 1e9);
+    tasks.filter_map(share).fold(0.0, |a, b| a + b)
 }
 
 /// Device time of a task's most expensive request, in ns.
@@ -164,5 +201,63 @@ fn max_request_cost(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
         w if w <= 0.0 => read,
         w if w >= 1.0 => write,
         _ => read.max(write),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use rtvirtio_sched::Bucket;
+    use rtvirtio_twin::TwinProfile;
+
+    use super::*;
+
+    /// Longest wait for the bucket of a reservation: a closed loop of so many requests, and one
+    /// request in each period, the oldest first.
+    fn longest_wait(reserve: &Reserve, cost: u64, depth: usize, period: u64) -> u64 {
+        let mut bucket = Bucket::new((reserve.share.0 * 1e9).round() as u64, reserve.burst.0);
+        let (mut closed, mut due, mut longest) = (VecDeque::from(vec![0u64; depth]), 0u64, 0u64);
+        for _ in 0..10_000 {
+            let in_loop = closed.front().copied().filter(|at| *at < due);
+            let arrival = in_loop.unwrap_or(due);
+            let covered = bucket.ready_at(Nanos(arrival), cost);
+            bucket.take(covered, cost);
+            longest = longest.max(covered.0 - arrival);
+            if in_loop.is_some() {
+                closed.pop_front();
+                closed.push_back(covered.0);
+            } else {
+                due += period;
+            }
+        }
+        longest
+    }
+
+    /// A closed loop takes all that a task with a rate leaves of the reservation.
+    #[test]
+    fn a_closed_loop_and_a_rate_wait_no_longer_than_half_of_the_target() {
+        let twin = TwinProfile::built_in("qlc-nvme").unwrap();
+        let device = DeviceModel::declared("q", &twin, Bytes(1 << 30));
+        let options = Options::default();
+        let shape = Shape::all(&device, &options)[0];
+        let cost = device.request(Op::Read, Bytes::from_kib(4), shape.quantum) as u64;
+        let target = Nanos::from_millis(20);
+        for rate in [10, 100, 1_000, 5_000] {
+            let task = |name: &str, more: &str| {
+                format!(
+                    "[[vm.task]]\nname = \"{name}\"\nop = \"read\"\nblock = \"4KiB\"\n{more}\ntarget = {{ latency = \"20ms\" }}\n"
+                )
+            };
+            let text = "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n".to_owned()
+                + &task("rated", &format!("rate = \"{rate}/s\""))
+                + &task("loop", "depth = 4");
+            let spec = rtvirtio_spec::parse("test", &text).unwrap_or_else(|e| panic!("{e:?}"));
+            let reserved = reserve(&spec.vms[0], &device, &options, shape, target);
+            let bound = replenishment(&spec.vms[0], &device, shape, &reserved);
+            assert!(bound.0 <= target.0 / 2 + 1, "{rate}: {bound} {reserved:?}");
+            let longest = longest_wait(&reserved, cost, 4, 1_000_000_000 / rate);
+            assert!(longest <= bound.0, "{rate}: {longest} {bound}");
+        }
     }
 }

@@ -34,7 +34,7 @@ pub use io_cost::{MeasuredCost, io_cost};
 pub use learned::{HostModel, Learned};
 pub use load::is_guest;
 pub use slice::{Slice, SliceSearch, weights_act};
-pub use supply::{response, tail_of_waits};
+pub use supply::{response_of_stream, tail_of_waits};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 

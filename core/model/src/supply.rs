@@ -20,11 +20,46 @@ use crate::cpus::beyond;
 
 /// Longest time of work in a periodic resource, after a debt of so much work. No overflow for times
 /// of a spec, below 61 s with budgets from 1 ms; beyond them the time saturates.
-#[must_use]
-pub fn response(work: Nanos, debt: Nanos, budget: Nanos, period: Nanos) -> Nanos {
+fn response(work: Nanos, debt: Nanos, budget: Nanos, period: Nanos) -> Nanos {
     let (all, q) = (work.0.saturating_add(debt.0), budget.0.max(1));
     let stops = all.div_ceil(q).saturating_add(1);
     Nanos(all.saturating_add(period.0.saturating_sub(q).saturating_mul(stops)))
+}
+
+/// Later messages of a stream for which [`response_of_stream`] is exact.
+const LATER: u32 = 1_000;
+
+/// Longest response of any message of a stream, after a debt: of work each, so many at once, and
+/// beyond them `rate` a second. `None` where the budget carries no such rate.
+///
+/// Message k beyond those at once comes `k / rate` later, behind the work of all before it: it may
+/// take longer than the first ones where its work begins another budget. The linear lower bound of
+/// the supply, `Q/P (t - 2 (P - Q))`, bounds all of them.
+#[must_use]
+pub fn response_of_stream(
+    work: Nanos,
+    (at_once, rate): (u32, f64),
+    debt: Nanos,
+    budget: Nanos,
+    period: Nanos,
+) -> Option<Nanos> {
+    let (q, p) = (budget.0.max(1) as f64, period.0 as f64);
+    let (carried, gap) = (work.0 as f64 * p / q, 1e9 / rate);
+    if carried > gap * (1.0 + 1e-9) {
+        return None;
+    }
+    let first = work.0.saturating_mul(at_once.max(1).into());
+    let linear = 2.0 * (p - q).max(0.0) + (first as f64 + debt.0 as f64) * p / q;
+    let mut longest = response(Nanos(first), debt, budget, period);
+    for later in 1..=LATER {
+        if linear - f64::from(later) * (gap - carried) <= longest.0 as f64 {
+            return Some(longest);
+        }
+        let all = first.saturating_add(work.0.saturating_mul(later.into()));
+        let took = response(Nanos(all), debt, budget, period);
+        longest = longest.max(Nanos(took.0.saturating_sub((f64::from(later) * gap) as u64)));
+    }
+    Some(longest.max(Nanos(linear.ceil() as u64)))
 }
 
 /// Estimate of a percentile of waits with this mean; at the 100th percentile that of p99.9999.
@@ -84,6 +119,32 @@ mod tests {
                 assert!(worst <= bound(w), "Q {q} P {p} tick {tick} W {w}: {worst} > {}", bound(w));
             }
         }
+    }
+
+    /// Each message of a stream against the least supply.
+    #[test]
+    fn no_message_of_a_stream_takes_longer() {
+        let of = |q, p, debt, work, at_once, gap: u64| {
+            let stream = (at_once, 1e9 / gap as f64);
+            response_of_stream(Nanos(work), stream, Nanos(debt), Nanos(q), Nanos(p)).map(|of| of.0)
+        };
+        for (q, p, debt, work, at_once, gap) in [
+            (5u64, 20u64, 4u64, 1u64, 1u32, 5u64),
+            (5, 20, 4, 1, 1, 4),
+            (4, 20, 4, 3, 2, 16),
+            (3, 7, 1, 2, 4, 5),
+            (10, 10, 0, 1, 1, 1),
+        ] {
+            let bound = of(q, p, debt, work, at_once, gap).unwrap();
+            for k in 0..300 {
+                let all = debt + work * (u64::from(at_once) + k);
+                let end = response(Nanos(all), Nanos(0), Nanos(q), Nanos(p)).0;
+                assert!(end.saturating_sub(k * gap) <= bound, "Q {q} P {p}: {k} ends at {end}, {bound}");
+            }
+        }
+        // One begins another budget, 5 later: 6 + 15 * 3 less 5, where the first takes 35.
+        assert_eq!(of(5, 20, 4, 1, 1, 5), Some(46));
+        assert_eq!(of(5, 20, 4, 1, 1, 3), None, "more than the budget");
     }
 
     #[test]

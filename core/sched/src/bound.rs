@@ -15,8 +15,9 @@
 //!
 //! The bound for flow i:
 //!
-//! - `fifo`: `T + (sum_j a_j) / k + c`, with `a_j` the burst, or what may be outstanding if that is
-//!   less.
+//! - `fifo`: `T + ((k - 1) C + sum_j a_j) / k + c`, with `a_j` the burst, or what may be
+//!   outstanding if that is less. With fewer than k pieces at the device it is slower than k, and
+//!   bursts may be replenished meanwhile: up to k - 1 pieces count beside them.
 //! - `round-robin`: each own piece waits for one piece of each VM:
 //!   `T + (B + m_i sum_j C_j) / k + c`, with `m_i` own pieces in the burst.
 //! - `drr`: a latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and
@@ -33,7 +34,10 @@
 //!
 //! The bounds hold for requests of one priority level in a flow (a level is served before the
 //! next), on devices that serve their queue in order of arrival, or reorder it by a bounded amount,
-//! and as long as the device is no slower than [`Device`] declares.
+//! and as long as the device is no slower than [`Device`] declares. Those of a round robin take
+//! every VM of the scheduler to have a flow, the largest piece of all flows to be as large as the
+//! quantum allows, and no lower limit on pieces without a deadline; `round-robin` by pieces also
+//! takes those of a flow to be of one size.
 
 use rtvirtio_units::Nanos;
 
@@ -232,7 +236,7 @@ impl Device {
 
     /// Work in the window that cannot be recalled, in charged time.
     fn blocking(&self, flows: &[Flow]) -> f64 {
-        f64::from(self.window.max(1)) * flows.iter().map(|f| f.piece).fold(0.0, f64::max)
+        f64::from(self.window.max(1)) * largest_piece(flows)
     }
 
     /// Time of the last piece beyond its share of the servers.
@@ -241,10 +245,15 @@ impl Device {
     }
 }
 
+fn largest_piece(flows: &[Flow]) -> f64 {
+    flows.iter().map(|f| f.piece).fold(0.0, f64::max)
+}
+
 fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let rate: f64 = flows.iter().filter(|f| f.outstanding.is_none()).map(|f| f.rate).sum();
     let fits = flows.iter().map(|f| f.rate).sum::<f64>() <= device.speed();
-    let ahead: f64 = flows.iter().map(|f| f.backlog_ahead(fits)).sum();
+    let at_device = (device.servers() - 1.0) * largest_piece(flows);
+    let ahead = at_device + flows.iter().map(|f| f.backlog_ahead(fits)).sum::<f64>();
     let bound = |f: &Flow| {
         let t = device.latency() + ahead / device.speed() + device.last_piece(f.piece);
         (rate <= device.speed() && t.is_finite()).then(|| ns(t))

@@ -18,10 +18,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Device time of `len` bytes, in ns; at least 1.
+    /// Device time of `len` bytes, in ns, rounded up: bounds count with it. At least 1.
     #[must_use]
     pub fn time_of(&self, len: u64) -> u64 {
-        let bytes = (u128::from(len) * u128::from(self.per_mib_ns)) >> 20;
+        let bytes = (u128::from(len) * u128::from(self.per_mib_ns)).div_ceil(1 << 20);
         self.base_ns.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX)).max(1)
     }
 }
@@ -86,6 +86,7 @@ mod tests {
         let line = Line { base_ns: 60_000, per_mib_ns: 1 << 20 };
         assert_eq!(line.time_of(4096), 64_096);
         assert_eq!(line.time_of(0), 60_000);
+        assert_eq!(Line { base_ns: 0, per_mib_ns: 1_000_000 }.time_of(512), 489, "488.3");
         // Neither zero nor an overflow: a policy could loop for ever on a cost of 0.
         assert_eq!(Line { base_ns: 0, per_mib_ns: 0 }.time_of(1), 1);
         assert_eq!(Line { base_ns: u64::MAX, per_mib_ns: u64::MAX }.time_of(u64::MAX), u64::MAX);

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use rtvirtio_units::{Bytes, BytesPerSec, Nanos, WIRE_OVERHEAD};
+use rtvirtio_units::{Bytes, BytesPerSec, Nanos, SHORTEST_FRAME, WIRE_OVERHEAD};
 
 use crate::bound::{self, Deallocations, Flow};
 use crate::bucket::Reservation;
@@ -51,10 +51,20 @@ impl Link {
         }
     }
 
-    /// Reservation of device time from bytes on the wire, rounded up so that it covers them.
+    /// Largest cost of a frame over its exact time, as costs are whole nanoseconds: that of the
+    /// shortest frame. The base is rounded up, the part of the bytes by less than 1 ns, and their
+    /// time per MiB by less than 1 ns too.
+    fn rounding(&self) -> f64 {
+        let ns = self.ns_per_byte();
+        let base = self.line().base_ns as f64 - ns * WIRE_OVERHEAD as f64;
+        let more = base + 1.0 + self.largest_frame as f64 / 1_048_576.0;
+        1.0 + more / (ns * (SHORTEST_FRAME + WIRE_OVERHEAD) as f64)
+    }
+
+    /// Reservation of device time that covers frames of any size within these bytes on the wire.
     #[must_use]
     pub fn reservation(&self, rate: BytesPerSec, burst: Bytes, deadline: Nanos) -> Reservation {
-        let ns = self.ns_per_byte();
+        let ns = self.ns_per_byte() * self.rounding();
         let whole = |v: f64| v.ceil() as u64;
         Reservation { rate: whole(rate.0 * ns), burst: whole(burst.0 as f64 * ns), deadline }
     }
@@ -160,6 +170,20 @@ mod tests {
         assert_eq!(link.pop_completed(Nanos(1_200)).map(|(at, _)| at), Some(Nanos(1_200)));
         assert_eq!(link.next_completion(), None);
         assert_eq!(link.submit(Nanos(5_000), frame(100)), Nanos(5_100));
+    }
+
+    /// On fast links a nanosecond is a large part of a short frame.
+    #[test]
+    fn costs_cover_the_wire_and_reservations_cover_the_costs() {
+        for gbit in [0.01, 1.0, 10.0, 40.0, 100.0] {
+            let link = Link { rate: BytesPerSec(gbit * 125e6), stall: LINK_STALL, largest_frame: 9_238 };
+            for len in SHORTEST_FRAME..=link.largest_frame {
+                let (wire, cost) = (len + WIRE_OVERHEAD, link.line().time_of(len));
+                assert!(cost as f64 >= wire as f64 * 1e9 / link.rate.0, "{len} at {gbit}: {cost}");
+                let of = link.reservation(BytesPerSec(1e3 * wire as f64), Bytes(10 * wire), Nanos(1));
+                assert!(of.rate >= 1_000 * cost && of.burst >= 10 * cost, "{len} at {gbit}: {of:?} {cost}");
+            }
+        }
     }
 
     proptest! {

@@ -251,7 +251,8 @@ impl Scheduler {
             v.caps[capped.direction.index()].note_capped();
             let class = capped.class;
             if let Some(r) = class.and_then(|class| reservation_for(&mut v.reservations, class)) {
-                r.not_before = r.not_before.max(now);
+                let at = &mut r.not_before[capped.direction.index()];
+                *at = (*at).max(now);
             }
         }
         if let Some(at) = findings.deallocation_recheck_at {
@@ -313,7 +314,7 @@ impl Scheduler {
                 self.shared_inflight += 1;
                 v.counters.shared += 1;
                 if let Some(r) = reservation_for(&mut v.reservations, c.head.priority.class) {
-                    r.not_before = now;
+                    r.not_before = [now; 2];
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! VMs come and go while others run.
 
 use rtvirtio_sched::{
-    Config, Cost, Line, MembershipError, Next, Op, Piece, Policy, Priority, Request, Reservation, Scheduler,
-    VmConfig, VmId, WindowConfig,
+    Cap, Config, Cost, Line, MembershipError, Next, Op, Piece, Policy, Priority, Request, Reservation,
+    Scheduler, Tspec, VmConfig, VmId, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -129,4 +129,26 @@ fn promised_pieces_have_a_due_time() {
         let due = if piece.vm == VmId(0) { Nanos(now.0 + 5_000_000) } else { Nanos(u64::MAX) };
         assert_eq!((piece.reserved, piece.due), (piece.vm == VmId(0), due));
     }
+}
+
+/// Reads that wait for their cap put off no deadline of the VM's writes.
+#[test]
+fn a_cap_on_reads_leaves_the_deadlines_of_writes() {
+    let mut config = config(Policy::Edf, 2);
+    config.window = WindowConfig::fixed(1);
+    config.vms[0].caps[0] =
+        Cap { requests: Some(Tspec { rate: 1, burst: 1, peak: None }), ..Cap::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    let submitted = Nanos(1_000_000);
+    // The second read waits for a second.
+    for tag in [1, 2] {
+        s.submit(VmId(0), request(tag, submitted)).unwrap();
+    }
+    let Next::Piece(read) = s.next(submitted) else { panic!("the first read") };
+    s.submit(VmId(0), Request { op: Op::Write, ..request(3, submitted) }).unwrap();
+    let now = Nanos(submitted.0 + 2_000_000);
+    s.complete(now, &read).unwrap();
+    let Next::Piece(write) = s.next(now) else { panic!("the write") };
+    assert_eq!((write.op, write.reserved, write.eligible_at), (Op::Write, true, submitted));
+    assert_eq!(write.due, Nanos(submitted.0 + 5_000_000));
 }

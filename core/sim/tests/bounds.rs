@@ -85,6 +85,41 @@ fn worst(policy: Policy, channels: u32, window: u32, bursty: &[BurstyVm], flood:
     result.loads.iter().map(|l| l.max).collect()
 }
 
+/// While one of two servers is idle, a flow's burst is replenished faster than the device serves:
+/// the piece that runs counts beside the burst.
+#[test]
+fn a_piece_at_the_device_counts_beside_the_bursts() {
+    let (large, fast) = (COST.time_of(Op::Read, 65_536), 1.9);
+    // The second piece begins when the bucket holds it, and ends with the first.
+    let second = COST.time_of(Op::Read, 21_504);
+    let begin = large - second;
+    assert!(second as f64 <= fast * begin as f64, "within rate and burst");
+    let small = COST.time_of(Op::Read, 512);
+    let period = Nanos::from_millis(1_000);
+    let load = |vm: usize, phase: u64, len: u64| Load {
+        len,
+        ..Load::reads(vm, Arrival::Periodic { period, phase: Nanos(phase) })
+    };
+    let loads = [load(0, 0, 65_536), load(0, begin, 21_504), load(1, begin + 1, 512)];
+    let config = config(Policy::Fifo, 2, vec![VmConfig::default(); 2]);
+    let mut sim = Sim::new(&config, device(2), SIZE, &loads, 1).unwrap();
+    sim.run(Nanos::from_millis(2_500)).unwrap();
+    let waited = sim.result().loads[2].max;
+    assert_eq!(waited, Nanos(large - begin - 1 + small));
+    let flow = |vm: usize, rate: f64, burst: u64| Flow {
+        vm,
+        rate,
+        burst: burst as f64,
+        piece: burst as f64,
+        outstanding: None,
+        deadline: None,
+        weight: 1,
+    };
+    let flows = [flow(0, fast, large), flow(1, 1e-3, small)];
+    let bound = bounds(Policy::Fifo, &known(2, 2), &flows)[1];
+    assert!(bound.is_some_and(|bound| waited <= bound), "{waited} {bound:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 

@@ -147,11 +147,38 @@ impl VictimModel {
     /// better than the measurement.
     #[must_use]
     pub fn bound(&self, limit: &Arrival) -> Option<Service> {
+        left(self.whole(limit)?, limit, self.oldest_first)
+    }
+
+    /// Longest latency of a request of the victim that makes `rate` a second, of which `burst` may
+    /// come at once, at this limit of the neighbour; `None` where nothing bounds it. Without a
+    /// rate, 0, the victim has as many outstanding at all times.
+    ///
+    /// Alpha and Delta of [`VictimModel::bound`] are each the better of two service curves, and
+    /// together they are none. In any order the curve is that of [`Service::left_by`]. With the
+    /// oldest first a request waits for those that are outstanding, and for no more than both
+    /// bursts where the device serves both rates.
+    #[must_use]
+    pub fn latency(&self, limit: &Arrival, rate: f64, burst: f64) -> Option<f64> {
+        let whole = self.whole(limit)?;
+        let any = whole.left_by(limit).filter(|left| rate <= left.alpha);
+        let any = any.map(|left| left.delta + (1.0 + burst) / left.alpha);
+        let oldest = self.oldest_first.map(|o| {
+            let (own, others) = (f64::from(o.victim), f64::from(o.neighbour));
+            let fits = rate > 0.0 && limit.rate + rate <= whole.alpha;
+            let ahead = if fits { burst + limit.burst.min(others) } else { own.max(burst) + others };
+            whole.delta + (1.0 + ahead) / whole.alpha
+        });
+        any.into_iter().chain(oldest).reduce(f64::min)
+    }
+
+    /// Service that victim and neighbour share at this limit.
+    fn whole(&self, limit: &Arrival) -> Option<Service> {
         let next = self.gaps.iter().map(|(rate, _)| *rate).filter(|rate| *rate >= limit.rate);
         let next = next.reduce(f64::min)?;
         let up_to = self.gaps.iter().filter(|(rate, _)| *rate <= next);
         let delta = up_to.map(|(_, gap)| *gap).fold(self.alone, f64::max);
-        left(Service { alpha: self.alpha, delta }, limit, self.oldest_first)
+        Some(Service { alpha: self.alpha, delta })
     }
 }
 
@@ -209,6 +236,23 @@ mod tests {
         let (known, any) = (VictimCurve { oldest_first: true, ..curve() }, curve());
         let at = |c: &VictimCurve| c.model().unwrap().bound(&c.runs[1].limit.unwrap()).unwrap();
         assert!(at(&known).delta <= at(&any).delta, "an order that is known leaves more");
+    }
+
+    #[test]
+    fn a_latency_is_of_one_service_curve() {
+        let outstanding = Outstanding { victim: 64, neighbour: 32 };
+        let curve = VictimCurve { oldest_first: true, outstanding, ..curve() };
+        let (model, limit) = (curve.model().unwrap(), curve.runs[1].limit.unwrap());
+        let latency = |rate: f64| model.latency(&limit, rate, 1.0).unwrap();
+        // 400/s and 100/s fit into 990/s: both bursts count.
+        assert!((latency(100.0) - (0.002 + 7.0 / 990.0)).abs() < 1e-9, "{}", latency(100.0));
+        // With 650/s they do not, and all that may be outstanding is: alpha is 660/s nevertheless.
+        assert!(model.bound(&limit).unwrap().alpha >= 650.0);
+        assert!((latency(650.0) - (0.002 + 97.0 / 990.0)).abs() < 1e-9, "{}", latency(650.0));
+        // In any order what is left of 990/s has to suffice.
+        let any = VictimCurve { oldest_first: false, ..curve }.model().unwrap();
+        assert!(any.latency(&limit, 100.0, 1.0) > model.latency(&limit, 100.0, 1.0));
+        assert_eq!(any.latency(&limit, 650.0, 1.0), None);
     }
 
     #[test]

@@ -8,6 +8,11 @@
 /// others as often as its depth allows; limited to 200/s, twenty requests at a time.
 pub const SLICE: f64 = 0.1;
 
+/// Slices of which all that a limit allows may come at once, and one request more: after sparse
+/// requests the limit of the last slice is unused, that of the last two where `throtl_trim_slice`
+/// preserves one (Linux 6.15, and stable kernels of its time), and the next slice begins.
+pub const SLICES_AT_ONCE: f64 = 3.0;
+
 /// Requests per second of one in each [`SLICE`]: multiples of it are held exactly, except on the
 /// kernels and disks with slices of a fifth, which hold multiples of five times as many.
 pub const STEP: f64 = 10.0;

@@ -56,10 +56,12 @@ impl Nanos {
         Self(ms * 1_000_000)
     }
 
-    /// Seconds, rounded to the nearest nanosecond; negative and non-finite values become zero.
+    /// Seconds, rounded to the nearest nanosecond. Negative values become zero; infinity and NaN
+    /// the longest time, as no time at all would keep every target.
     #[must_use]
     pub fn from_secs_f64(s: f64) -> Self {
-        if s.is_finite() && s > 0.0 { Self((s * 1e9).round() as u64) } else { Self(0) }
+        // The conversion saturates at both ends.
+        if s.is_nan() { Self(u64::MAX) } else { Self((s * 1e9).round() as u64) }
     }
 
     /// The duration in seconds.

@@ -49,7 +49,9 @@ fn scaled(
         return Err(err(format!("\"{text}\" has no unit")));
     }
     let factor = factor(unit).ok_or_else(|| err(format!("\"{unit}\" is not a known unit")))?;
-    Ok(value * factor)
+    // Hundreds of digits.
+    let scaled = value * factor;
+    if scaled.is_finite() { Ok(scaled) } else { Err(err(format!("\"{text}\" is too large"))) }
 }
 
 /// Like `scaled`, rounded to a whole number of base units that must fit 2^53, where f64 is exact.

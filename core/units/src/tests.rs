@@ -27,10 +27,21 @@ fn what_is_wrong_is_said() {
     assert!(problem("ms".parse()).contains("does not start with a number"));
     assert!(problem("1.2.3ms".parse()).contains("is not a number"));
     assert!(problem("9999999999999s".parse()).contains("too large"));
+    let endless = "9".repeat(400);
+    assert!(format!("{endless}/s").parse::<Iops>().is_err());
+    assert!(format!("{endless}GB/s").parse::<BytesPerSec>().is_err());
     assert!("p100".parse::<Percentile>().is_err());
     assert!("p0.999".parse::<Percentile>().is_err());
     assert!("99.99".parse::<Percentile>().is_err());
     assert!("4K".parse::<Bytes>().is_err());
+}
+
+#[test]
+fn no_end_is_the_longest_time() {
+    let of = |seconds: f64| Nanos::from_secs_f64(seconds).0;
+    assert_eq!((of(1.6e-9), of(2.0), of(-1.0), of(-0.0)), (2, 2_000_000_000, 0, 0));
+    assert_eq!([of(f64::INFINITY), of(f64::NAN), of(1e30)], [u64::MAX; 3]);
+    assert_eq!(of(f64::NEG_INFINITY), 0);
 }
 
 #[test]

@@ -39,6 +39,7 @@ impl Device {
         flows
     }
 
+    /// An adaptive window may be as small as its least, and then fewer pieces are served at once.
     fn bound_device(&self, sched: &Config, latency: Nanos) -> bound::Device {
         let window = sched.window.most.max(sched.window.start);
         // Read-only disks offer no discards.
@@ -48,7 +49,8 @@ impl Device {
             share: f64::from(sched.discard_share) / 100.0,
         };
         let deallocations = if discards { deallocations } else { Deallocations::default() };
-        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0, deallocations }
+        let parallel = self.parallel.min(sched.window.least);
+        bound::Device { parallel, window, latency, stretch: 1.0, deallocations }
     }
 
     /// Admission: whether the scheduler keeps every reservation's deadline in the worst case.
@@ -64,10 +66,14 @@ impl Device {
     }
 
     /// Worst-case latency of requests of this disk within its reservation, on a device with stalls
-    /// of `latency` at most. `None` without a reservation or a bound.
+    /// of `latency` at most. `None` without a reservation or a bound: only [`Policy::Edf`] serves
+    /// requests within reservations before those beyond.
     #[must_use]
     pub fn bound(&self, disk: DiskId, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();
+        if sched.policy != Policy::Edf {
+            return None;
+        }
         let flows = self.demand(&sched);
         let flow = flows.iter().rposition(|f| f.vm == disk.0 && f.deadline.is_some())?;
         bound::bounds(sched.policy, &self.bound_device(&sched, latency), &flows)[flow]

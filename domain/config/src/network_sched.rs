@@ -161,10 +161,14 @@ impl Network {
 
     /// Worst-case time of a frame of this port within a reservation, from when the reservation
     /// covers it until it is sent: of urgent frames, and of the others. `None` without a
-    /// reservation or a bound.
+    /// reservation or a bound: only [`Policy::Edf`] sends frames within reservations before those
+    /// beyond.
     #[must_use]
     pub fn bounds(&self, port: PortId) -> [Option<Nanos>; 2] {
         let sched = self.tx_sched();
+        if sched.policy != Policy::Edf {
+            return [None, None];
+        }
         let flows = self.demand(&sched);
         let bounds = bound::bounds(sched.policy, &self.bound_device(), &flows);
         let mut own = flows.iter().zip(bounds).filter(|(f, _)| f.vm == port.0 && f.deadline.is_some());
@@ -331,6 +335,11 @@ mod tests {
         assert_eq!(only.networks[0].bounds(PortId(0))[0], None);
         assert!(only.networks[0].bounds(PortId(0))[1].is_some());
         assert_eq!(only.networks[0].bounds(PortId(7)), [None, None]);
+        // Any neighbour's flood goes before a reserved frame.
+        for policy in ["fifo", "round-robin", "drr"] {
+            let other = parse(&format!("link = \"100Mbit/s\"\npolicy = \"{policy}\""), BOTH).unwrap();
+            assert_eq!(other.networks[0].bounds(PortId(0)), [None, None], "{policy}");
+        }
     }
 
     #[test]

@@ -119,6 +119,14 @@ fn reservations_beyond_the_device_are_refused() {
     assert_eq!(deadline(late), Nanos::from_micros(300));
     let share = refused("\"15%\"", "\"115%\"");
     assert!(matches!(share, FileError::Refused { source: Refusal::Rate { .. }, .. }), "{share}");
+    // Two pieces are served at once where the window always has two.
+    let with = |window: &str| {
+        let text = TEXT.replace("window = 2", &format!("window = {window}\nparallel = 2"));
+        parse(&text.replace("\"15%\"", "\"115%\""))
+    };
+    assert!(with("2").is_ok());
+    let smaller = with("{ start = 2, least = 1, most = 2 }").unwrap_err();
+    assert!(matches!(smaller, FileError::Refused { source: Refusal::Rate { .. }, .. }), "{smaller}");
     // A larger urgent piece blocks others longer, and is at least the device's quantum.
     let urgent = |quantum: &str| {
         let more = format!(

@@ -6,6 +6,7 @@
 //! Pure: a spec and a device model go in, decisions come out.
 
 mod caps;
+mod disk_refusal;
 mod flow;
 mod network;
 mod network_refusal;

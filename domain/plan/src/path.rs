@@ -1,13 +1,14 @@
 //! One target for a message that passes a VM's network card, its CPU and its disk: the bounds of
 //! the parts add, because each bound holds from the moment at which the part before it is done.
 //!
-//! The part of the CPU is [`rtvirtio_model::response`], with the debt of the host's tick: it holds
-//! for a guaranteed budget of all threads together, as a real-time cgroup has it, and for work that
-//! the VM does alone. A host that guarantees no such budget gives the part no bound.
+//! The part of the CPU is [`rtvirtio_model::response_of_stream`], with the debt of the host's tick:
+//! it holds for a guaranteed budget of all threads together, as a real-time cgroup has it, and for
+//! work that the VM does alone. A host that guarantees no such budget gives the part no bound, and
+//! neither does a budget that the messages exceed.
 
-use rtvirtio_model::response;
+use rtvirtio_model::response_of_stream;
 use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Iops, Nanos, Ratio};
 
 use crate::plan::DomainPlan;
 use crate::promise::{PartPromise, PathPromise};
@@ -42,7 +43,7 @@ fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan, of_host: (Nanos, &Guarante
         .iter()
         .map(|part| match part {
             PathPart::Net(flow) => net(vm, *flow, plan),
-            PathPart::Cpu(work) => cpu(vm, *work, of_host),
+            PathPart::Cpu(work) => cpu(vm, (*work, messages(vm, path)), of_host),
             PathPart::Disk(task) => disk(vm, *task, plan),
         })
         .collect();
@@ -96,10 +97,40 @@ fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
     PartPromise { part: "disk", of, bound, unpromised }
 }
 
-fn cpu(vm: &Vm, work: Nanos, (debt, guaranteed): (Nanos, &Guaranteed<'_>)) -> PartPromise {
+/// Messages of a path that may come at once, and their rate: the most that its flow or its task
+/// has. A task without a rate sends one for each that is done.
+fn messages(vm: &Vm, path: &VmPath) -> (u32, f64) {
+    let of_part = |part: &PathPart| match *part {
+        PathPart::Net(flow) => (vm.flows[flow].burst, vm.flows[flow].rate.0),
+        PathPart::Cpu(_) => (1, 0.0),
+        PathPart::Disk(task) => {
+            let task = &vm.tasks[task];
+            task.rate.map_or((task.depth, 0.0), |rate| (task.at_once(), rate.0))
+        }
+    };
+    let parts = path.parts.iter().map(of_part);
+    parts.fold((1, 0.0), |most: (u32, f64), part| (most.0.max(part.0), most.1.max(part.1)))
+}
+
+fn cpu(
+    vm: &Vm,
+    (work, messages): (Nanos, (u32, f64)),
+    (debt, guaranteed): (Nanos, &Guaranteed<'_>),
+) -> PartPromise {
+    let too_much = |budget: Nanos, period: Nanos| {
+        let needed = Ratio(messages.1 / 1e9 * work.0 as f64);
+        format!(
+            "{} of {work} take {needed} of a CPU, and the contract has {}: give it more, or lower the rate of the path's flow or task",
+            Iops(messages.1),
+            Ratio(budget.0 as f64 / period.0.max(1) as f64)
+        )
+    };
     let (bound, unpromised) = match vm.cpu.need {
         Some(CpuNeed::Contract { budget, period }) => match guaranteed(vm) {
-            Ok(()) => (Some(response(work, debt, budget, period)), None),
+            Ok(()) => {
+                let bound = response_of_stream(work, messages, debt, budget, period);
+                (bound, bound.is_none().then(|| too_much(budget, period)))
+            }
             Err(why) => (None, Some(why)),
         },
         Some(CpuNeed::Demand { .. }) => {
@@ -179,6 +210,18 @@ mod tests {
         assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
         let remedy = found.remedy.as_deref().unwrap();
         assert_eq!(remedy, "cpu (work of 300us): relay is split over threads");
+    }
+
+    #[test]
+    fn more_messages_than_the_budget_carries_have_no_bound() {
+        let path = "path = [\"net\", \"cpu\"]\nwork = \"2ms\"\ntarget = { latency = \"10s\" }";
+        // 100/s of 2 ms are all of the 4 ms in 20 ms, and no more.
+        assert!(planned(CPU, path).paths[0].met);
+        let plan = planned(CPU, &path.replace("2ms", "2001us"));
+        let found = &plan.paths[0];
+        assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
+        let remedy = found.remedy.as_deref().unwrap();
+        assert!(remedy.contains("100/s of 2.001ms take 20.01% of a CPU, and the contract has 20%"), "{remedy}");
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! Reservations with which a spec's targets hold in the worst case.
 
 use rtvirtio_capacity::{
-    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, reserve, tightest,
+    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, replenishment, reserve, tightest,
 };
 use rtvirtio_sched::Policy;
-use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
-use rtvirtio_spec::Spec;
+use rtvirtio_sched::bound::{Flow, admit, bounds};
+use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 use serde::Serialize;
 
 use crate::caps::{Caps, caps, held_back};
+use crate::disk_refusal::{keep_rates, reason};
 use crate::network::NetworkPlan;
 use crate::promise::{PathPromise, TaskPromise};
 
@@ -140,24 +141,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
     // A guest may exceed its declared demand, so every VM also counts as a neighbour without a
     // reservation.
     let mut flows: Vec<Flow> = (0..spec.vms.len()).map(free).collect();
-    let mut vms: Vec<VmPlan> = spec
-        .vms
-        .iter()
-        .map(|vm| {
-            let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
-            let depth = depth.clamp(1, 65_536);
-            let Caps { lines: caps, refused: uncapped } = caps(vm);
-            VmPlan {
-                vm: vm.name.clone(),
-                reserve: None,
-                urgent_only: false,
-                refused: None,
-                depth,
-                caps,
-                uncapped,
-            }
-        })
-        .collect();
+    let mut vms: Vec<VmPlan> = spec.vms.iter().map(unreserved).collect();
     let mut urgent: Vec<(usize, Nanos)> =
         spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, tightest(vm)?))).collect();
     urgent.sort_by_key(|(_, target)| *target);
@@ -176,33 +160,26 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
             ..free(i)
         };
         flows.push(flow);
-        match admit(&known, &flows) {
+        let admitted = admit(&known, &flows).map_err(|e| reason(spec, i, reserve.deadline, &e));
+        match admitted.and_then(|()| keep_rates(spec, device, shape, &flows)) {
             Ok(()) => {
                 vms[i].reserve = Some(reserve);
                 vms[i].urgent_only = vm.tasks.iter().any(|t| promised(t).is_empty());
             }
-            Err(refusal) => {
+            Err(why) => {
                 flows.pop();
-                vms[i].refused = Some(reason(spec, i, reserve.deadline, &refusal));
+                vms[i].refused = Some(why);
             }
         }
     }
     Candidate { shape, vms, flows }
 }
 
-fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> String {
-    match refusal {
-        Refusal::Deadline { vm, needed, blocking, latency, discard, .. } if *vm == asking => format!(
-            "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls{}, the rest behind \
-             this VM's own requests and those of more urgent ones",
-            discard_clause(*discard)
-        ),
-        Refusal::Deadline { vm, .. } => {
-            let other = spec.vms.get(*vm).map_or("another VM", |vm| vm.name.as_str());
-            format!("{other}, which is more urgent, could then no longer be kept")
-        }
-        other => other.to_string(),
-    }
+fn unreserved(vm: &Vm) -> VmPlan {
+    let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
+    let depth = depth.clamp(1, 65_536);
+    let Caps { lines: caps, refused: uncapped } = caps(vm);
+    VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None, depth, caps, uncapped }
 }
 
 fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
@@ -213,7 +190,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
         let wait = match best.vms[vm].reserve {
             Some(r) if has_closed_loop_target(&spec.vms[vm]) => {
-                (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64
+                replenishment(&spec.vms[vm], device, best.shape, &r).0
             }
             _ => 0,
         };
@@ -299,7 +276,8 @@ mod tests {
 
     #[test]
     fn the_most_urgent_is_admitted_first_and_refusals_have_reasons() {
-        let spec = spec(&[("late", &with(9_000, "60ms")), ("first", &with(9_000, "30ms"))]);
+        let open = |target: &str| with(9_000, target).replace("rate =", "loop = \"open\"\nrate =");
+        let spec = spec(&[("late", &open("60ms")), ("first", &open("30ms"))]);
         let plan = plan(&spec, &device(), &Options::default());
         assert!(!plan.feasible);
         assert!(plan.vms[1].reserve.is_some(), "{plan:?}");
@@ -328,6 +306,18 @@ mod tests {
     }
 
     #[test]
+    fn a_task_of_one_request_at_a_time_is_promised_no_more_than_it_can_make() {
+        let of = |rate: u32| plan(&spec(&[("a", &with(rate, "60ms"))]), &device(), &Options::default());
+        let quantum = |plan: &DomainPlan| (plan.feasible, plan.quantum);
+        // Each read waits for a write of the largest piece: 465 us of 64 KiB, 136 us of 16 KiB.
+        assert_eq!(quantum(&of(1_000)), (true, Bytes::from_kib(64)));
+        assert_eq!(quantum(&of(3_000)), (true, Bytes::from_kib(16)));
+        let all = of(9_000);
+        assert!(!all.feasible && all.tasks[0].met == Some(false), "{all:?}");
+        assert!(all.vms[0].refused.as_ref().unwrap().contains("a/t makes one request at a time"), "{all:?}");
+    }
+
+    #[test]
     fn a_task_without_a_rate_makes_its_vm_wait_for_the_reservation() {
         let mut device = device();
         device.latency = Nanos(0);
@@ -337,8 +327,8 @@ mod tests {
         let r = plan.vms[0].reserve.unwrap();
         assert_eq!(r.deadline, Nanos::from_millis(10));
         // The burst is replenished within half of the target, and no sooner than the share allows;
-        // both tasks wait for it.
-        let wait = r.burst.0 as f64 / r.share.0;
+        // both tasks wait for it, and the closed loop gets only what the other leaves.
+        let wait = r.burst.0 as f64 / (r.share.0 - 0.0067);
         assert!(wait <= 10.1e6, "{wait}");
         assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");
     }

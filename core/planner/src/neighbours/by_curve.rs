@@ -25,7 +25,11 @@ pub(super) fn choose(
         let limit = neighbour.limit(requests(actuator, rate, None), actuator)?;
         let expected = model.curve().at(limit.kept.rate.min(model.curve().largest()));
         let bound = model.bound(&limit.kept);
-        let victim = outlook(need, bound, expected);
+        let latency = match need.task {
+            Some(_) => model.latency(&limit.kept, need.rate, need.burst),
+            None => bound.map(|service| service.delta),
+        };
+        let victim = need.outlook(latency, bound.map_or(0.0, |service| service.alpha), expected);
         Ok::<_, NeighbourError>((vec![limit], vec![victim]))
     };
     // The measured service has to suffice too.
@@ -53,8 +57,8 @@ pub(super) fn choose(
     })
 }
 
-/// A service counts from one completion to the next; a request also waits for the other requests of
-/// its own burst.
+/// A measured service counts from one completion to the next; a request also waits for the other
+/// requests of its own burst.
 fn outlook(need: &Need<'_>, service: Option<Service>, expected: Option<Service>) -> VictimOutlook {
     let latency = |s: Service| if need.task.is_some() { s.delta + need.burst / s.alpha } else { s.delta };
     need.outlook(service.map(latency), service.map_or(0.0, |s| s.alpha), expected)

@@ -200,12 +200,12 @@ impl Scheduler {
                 }
                 let query = Query { mask, order: Order::Priority, quantum: vm.quanta[index], now };
                 let mut not_before = reservation.not_before;
-                let note = |d, h: &Head| {
-                    not_before = not_before.max(now);
+                let note = |d: Direction, h: &Head| {
+                    not_before[d.index()] = not_before[d.index()].max(now);
                     findings.capped.push(capped(i, d, mask, h.priority.class));
                 };
                 let Some(candidate) = vm.candidate(&query, &self.splitter, wake, note) else { continue };
-                let arrival = candidate.head.arrival.max(not_before);
+                let arrival = candidate.head.arrival.max(not_before[candidate.head.op.direction().index()]);
                 let eligible_at = reservation.bucket.ready_at(arrival, candidate.charge.time);
                 if eligible_at > now {
                     *wake = (*wake).min(eligible_at);

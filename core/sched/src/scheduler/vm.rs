@@ -17,15 +17,15 @@ use crate::split::{Candidate, Splitter};
 pub(super) struct ReservationState {
     pub(super) bucket: Bucket,
     pub(super) deadline: Nanos,
-    /// Earliest time at which requests become eligible. Until then a cap, or a request beyond the
-    /// reservation, of the same VM delayed them; without this, the accumulated backlog would
-    /// overtake all other VMs at once.
-    pub(super) not_before: Nanos,
+    /// Earliest time at which reads and writes become eligible. Until then a cap of theirs, or a
+    /// request beyond the reservation, of the same VM delayed them; without this, the accumulated
+    /// backlog would overtake all other VMs at once.
+    pub(super) not_before: [Nanos; 2],
 }
 
 impl ReservationState {
     pub(super) fn new(r: &Reservation) -> Self {
-        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline, not_before: Nanos(0) }
+        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline, not_before: [Nanos(0); 2] }
     }
 }
 

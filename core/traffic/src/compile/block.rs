@@ -65,14 +65,15 @@ pub fn limit_value(tspec: &Tspec) -> Option<u64> {
     Some(tspec.rate).filter(|rate| *rate <= most)
 }
 
-/// Arrival curve that blk-throttle enforces: the rate, with the amount of one slice as burst. A
-/// request waits until all of it fits.
+/// Arrival curve that blk-throttle enforces: the rate, with the amount of several slices and one
+/// request as burst. A request waits until all of it fits.
 fn kept(tspec: &Tspec) -> Arrival {
     let rate = match tspec.unit {
         Unit::Bytes => tspec.rate as f64,
         Unit::Requests => blk_throttle::let_through(tspec.rate as f64),
     };
-    Arrival { rate, burst: (rate * blk_throttle::SLICE).max(1.0), peak: None }
+    let slices = rate * blk_throttle::SLICE * blk_throttle::SLICES_AT_ONCE;
+    Arrival { rate, burst: slices + tspec.largest as f64, peak: None }
 }
 
 fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(Compiled, u64), CompileError> {
@@ -93,7 +94,7 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
         false => (Some(kept(tspec)), Enforcement::Cap),
     };
     let compiled = Compiled::new(actuator, direction, tspec, curve, worth).note(
-        "the kernel counts in slices of up to 100 ms: the burst is what a slice is worth, whatever is asked",
+        "the kernel counts in slices of up to 100 ms: after a pause up to three slices' worth may go at once, whatever is asked",
     );
     let compiled = match tspec.unit {
         Unit::Bytes => compiled,
@@ -111,7 +112,7 @@ fn checked(actuator: Actuator, tspec: &Tspec, direction: Direction) -> Result<(C
         _ => compiled,
     };
     let compiled = match tspec.peak {
-        Some(_) => compiled.note("the peak cannot be set: a slice's worth may go at once"),
+        Some(_) => compiled.note("the peak cannot be set: three slices' worth may go at once"),
         None => compiled,
     };
     Ok((compiled, value))
@@ -158,4 +159,88 @@ pub(super) fn throttle_v1(
         }
         _ => compiled,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Accounting of requests by `block/blk-throttle.c` from Linux 6.15 on; times in ms.
+    struct BlkThrottle {
+        per_slice: u64,
+        start: u64,
+        end: u64,
+        done: u64,
+    }
+
+    impl BlkThrottle {
+        const SLICE: u64 = 100;
+
+        /// `tg_may_dispatch`, `throtl_charge_bio` and `throtl_trim_slice`.
+        fn passes(&mut self, now: u64) -> bool {
+            let rounded_end = (now + Self::SLICE).next_multiple_of(Self::SLICE);
+            if now > self.end {
+                (self.start, self.end, self.done) = (now, now + Self::SLICE, 0);
+            } else if self.end < now + Self::SLICE {
+                self.end = rounded_end;
+            }
+            let slices = (now - self.start).max(1).div_ceil(Self::SLICE);
+            if self.done >= self.per_slice * slices {
+                return false;
+            }
+            (self.done, self.end) = (self.done + 1, rounded_end);
+            let elapsed = (now - self.start) / Self::SLICE;
+            if elapsed >= 2 {
+                self.done = self.done.saturating_sub((elapsed - 1) * self.per_slice);
+                self.start += (elapsed - 1) * Self::SLICE;
+            }
+            true
+        }
+
+        /// Largest excess over the curve of the limit in any interval, where so many requests are
+        /// tried at these times.
+        fn largest_excess(per_slice: u64, tries: &[(u64, u64)]) -> f64 {
+            let mut throttle = Self { per_slice, start: 0, end: Self::SLICE, done: 0 };
+            let mut passed: Vec<(u64, usize)> = Vec::new();
+            for &(at, count) in tries {
+                passed.push((at, (0..count).filter(|_| throttle.passes(at)).count()));
+            }
+            let rate = 10 * per_slice;
+            let kept = kept(&Tspec { unit: Unit::Requests, rate, burst: 1, peak: None, largest: 1 });
+            let mut most = f64::NEG_INFINITY;
+            for (i, (from, _)) in passed.iter().enumerate() {
+                let mut sum = 0usize;
+                for (to, count) in &passed[i..] {
+                    sum += *count;
+                    most = most.max(sum as f64 - kept.at((to - from) as f64 / 1e3));
+                }
+            }
+            most
+        }
+    }
+
+    #[test]
+    fn after_a_pause_the_kernel_lets_three_slices_go_at_once() {
+        // 21 at 299 ms and 10 two ms later, of a limit of 10 in 100 ms.
+        let excess = BlkThrottle::largest_excess(10, &[(0, 1), (99, 1), (199, 1), (299, 100), (301, 100)]);
+        assert!((-0.5..=0.0).contains(&excess), "{excess}");
+    }
+
+    proptest! {
+        /// No pattern of requests exceeds what is said to be kept.
+        #[test]
+        fn the_kernels_slices_are_within_the_curve(
+            per_slice in 1u64..20, tries in prop::collection::vec((0u64..120, 1u64..80), 1..60),
+        ) {
+            let mut now = 0;
+            let at = |(pause, count): (u64, u64)| {
+                now += pause;
+                (now, if count < 60 { 1 } else { count })
+            };
+            let tries: Vec<(u64, u64)> = tries.into_iter().map(at).collect();
+            prop_assert!(BlkThrottle::largest_excess(per_slice, &tries) <= 1e-9);
+        }
+    }
 }

@@ -49,12 +49,13 @@ fn the_domain_keeps_all_of_it() {
 fn the_kernel_has_no_burst_of_its_own() {
     let c = compile(&bytes(20_000_000, MIB, None), Direction::Write, &io_max()).unwrap();
     assert_eq!(lines(&c), ["echo \"8:0 wbps=20000000\" >\"/sys/fs/cgroup/vm0/io.max\""]);
-    // The amount of a slice of 100 ms is 2 MB; the burst asked for is 1 MiB.
-    assert_eq!((c.worth, c.excess, c.burst.kept), (Enforcement::Cap, Some(2e6 - MIB as f64), Some(2e6)));
+    // Three slices of 100 ms and a request; the burst asked for is 1 MiB.
+    let burst = 6e6 + 65_536.0;
+    assert_eq!((c.worth, c.excess, c.burst.kept), (Enforcement::Cap, Some(burst - MIB as f64), Some(burst)));
     let c = compile(&requests(500, 100), Direction::Read, &v1()).unwrap();
     let file = "/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device";
     assert_eq!(lines(&c), [format!("echo \"8:0 500\" >\"{file}\"")]);
-    assert_eq!(c.excess, Some(0.0), "50 at once are fewer than asked");
+    assert_eq!(c.excess, Some(51.0), "151 at once");
     let error = compile(&requests(1 << 33, 1), Direction::Read, &v1()).unwrap_err();
     assert!(matches!(error, CompileError::Range { .. }), "{error}");
     let error = compile(&bytes(1, MIB, None), Direction::Rx, &io_max()).unwrap_err();
