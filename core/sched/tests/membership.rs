@@ -136,8 +136,7 @@ fn promised_pieces_have_a_due_time() {
 fn a_cap_on_reads_leaves_the_deadlines_of_writes() {
     let mut config = config(Policy::Edf, 2);
     config.window = WindowConfig::fixed(1);
-    config.vms[0].caps[0] =
-        Cap { requests: Some(Tspec { rate: 1, burst: 1, peak: None }), ..Cap::default() };
+    config.vms[0].caps[0] = Cap { requests: Some(Tspec { rate: 1, burst: 1, peak: None }), ..Cap::default() };
     let mut s = Scheduler::new(&config).unwrap();
     let submitted = Nanos(1_000_000);
     // The second read waits for a second.

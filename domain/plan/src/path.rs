@@ -221,7 +221,10 @@ mod tests {
         let found = &plan.paths[0];
         assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
         let remedy = found.remedy.as_deref().unwrap();
-        assert!(remedy.contains("100/s of 2.001ms take 20.01% of a CPU, and the contract has 20%"), "{remedy}");
+        assert!(
+            remedy.contains("100/s of 2.001ms take 20.01% of a CPU, and the contract has 20%"),
+            "{remedy}"
+        );
     }
 
     #[test]
