@@ -80,7 +80,7 @@ fn kill_row(kill: &Kill) -> Vec<String> {
     let contract = match &kill.contract {
         None => "-",
         Some(Contract::InForce) => "in force",
-        Some(Contract::Unverified(why)) => why,
+        Some(Contract::Unverified(why)) => why.as_str(),
     };
     let data = match &kill.findings {
         None => "-",
