@@ -247,8 +247,8 @@ A guest writes and verifies with fio while the domain that serves its disk is ki
     /// Live migrations of a guest that verifies, next to one on QEMU's own disk; cost of the log
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio-bench iod-migrate                                  100 migrations of each guest, about half an hour
-  sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --out /tmp/migrate
+  sudo rtvirtio-bench iod-migrate                                  100 migrations of each guest, under an hour with 16 kills
+  sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --kills 1 --out /tmp/migrate
   rtvirtio-bench iod-migrate --report-only --json | jq .claims
 
 The result is written after each migration. Exit code 2 when a claim is not met.")]

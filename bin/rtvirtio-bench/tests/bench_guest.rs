@@ -86,14 +86,17 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     let Some(site) = site("a_guest_migrates_and_finds_what_it_wrote") else { return };
     let out = site.dir.path().join("out");
     let out = out.to_str().unwrap();
-    let result = json(&site, &["bench", "iod-migrate", "--migrations", "2", "--pairs", "1", "--out", out]);
-    for id in ["migrate.lost", "migrate.corrupt", "migrate.lost.qemu"] {
+    let short = ["--migrations", "2", "--pairs", "1", "--kills", "1", "--out", out];
+    let result = json(&site, &[&["bench", "iod-migrate"], &short[..]].concat());
+    for id in ["migrate.lost", "migrate.corrupt", "migrate.unverified", "migrate.lost.qemu"] {
         let claim = claim(&result, id);
         assert_eq!((&claim["value"], &claim["n"]), (&0.0.into(), &2.into()), "{claim}");
     }
     for id in ["migrate.sums", "migrate.total_ms", "migrate.total_ms.qemu", "migrate.iops.logging"] {
         assert!(claim(&result, id)["value"].as_f64().unwrap() > 0.0, "{id}: {result}");
     }
+    let kills = claim(&result, "migrate.kills.unexpected");
+    assert_eq!((&kills["value"], &kills["n"]), (&0.0.into(), &1.into()), "{kills}");
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 1);
     let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);

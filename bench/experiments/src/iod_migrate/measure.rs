@@ -1,17 +1,18 @@
-//! Migrations of two guests in turn, and then the cost of the log.
+//! Migrations of two guests in turn, those that are killed, and then the cost of the log.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use rtvirtio_spec::Kernel;
-use rtvirtio_testbed::qemu::{DiskRegion, GuestDisk, Migration, QemuConfig, QemuGuest};
+use rtvirtio_testbed::image::GuestImage;
+use rtvirtio_testbed::qemu::{Accel, DiskRegion, GuestDisk, Migration, QemuConfig, QemuGuest};
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::agent::Process;
 use rtvirtio_workflow::{Progress, generated};
 
-use super::{DiskKind, Findings, MigrateData, Move, guest_load, log_cost};
+use super::{Contract, DiskKind, Findings, MigrateData, Move, contract, guest_load, kills, log_cost};
 use crate::backend::Backend;
 use crate::guest;
 use crate::interleave::Counter;
@@ -34,6 +35,8 @@ pub struct MigrateOptions {
     pub migrations: usize,
     /// Rounds of requests per second with and without the log.
     pub pairs: usize,
+    /// Migrations that are killed, each with a guest of its own.
+    pub kills: usize,
 }
 
 /// Measures, and writes the result into a file after each migration and each round. A failed
@@ -50,7 +53,19 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-migrate-").tempdir()?;
-    let mut data = migrate(options, dir.path(), path, labs, progress)?;
+    let image = labs.guest_image(Kernel::Standard, progress)?;
+    let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
+    let place = Place { image, accel };
+    let mut data = migrate(options, &place, dir.path(), path, progress)?;
+    for (i, (victim, phase)) in kills::order(options.kills).enumerate() {
+        let kill_dir = dir.path().join(format!("k{i}"));
+        std::fs::create_dir(&kill_dir)?;
+        let kill = kills::kill_one(&place, &kill_dir, (victim, phase), progress)?;
+        let verdict = if kill.is_as_expected() { "as expected" } else { "not as expected" };
+        progress.step(&format!("kill of the {}, {}: {verdict}", victim.as_str(), phase.as_str()));
+        data.kills.push(kill);
+        write(path, &data)?;
+    }
     let log_dir = dir.path().join("log");
     std::fs::create_dir(&log_dir)?;
     let ram = log_cost::ram_disk()?;
@@ -67,49 +82,30 @@ pub fn measure(
 /// Boots both guests, migrates them in turn, and asks what they found.
 fn migrate(
     options: &MigrateOptions,
+    place: &Place,
     dir: &Path,
     path: &Path,
-    labs: &LabHost,
     progress: &dyn Progress,
 ) -> anyhow::Result<MigrateData> {
-    let image = labs.guest_image(Kernel::Standard, progress)?;
-    let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
-    let sides = [dir.join("0"), dir.join("1")];
-    let [served, own] = ["served", "own"].map(|name| dir.join(name));
-    for file in [&served, &own] {
-        std::fs::File::create(file)?.set_len(DISK.0)?;
-    }
-    let mut domains = Vec::new();
-    for side in &sides {
-        std::fs::create_dir(side)?;
-        domains.push(Backend::start_domain(side, &config(side, &served))?);
-    }
-    let region = DiskRegion { path: own, offset: Bytes(0), size: DISK };
-    let on = |kind: DiskKind| {
-        sides.each_ref().map(|side| {
-            let disk = match kind {
-                DiskKind::Domain => GuestDisk::VhostUser { socket: socket(side), queues: Some(1) },
-                DiskKind::Qemu => GuestDisk::Region(region.clone()),
-            };
-            QemuConfig { accel, ..QemuConfig::new("vm", image.clone(), disk, &side.join("run")) }
-        })
-    };
+    let own = dir.join("own");
+    std::fs::File::create(&own)?.set_len(DISK.0)?;
     progress.step("booting two guests, on the I/O domain and on QEMU's own disk");
-    // Dropped before the I/O domains.
-    let mut guests = [
-        MovingGuest::boot(DiskKind::Domain, on(DiskKind::Domain))?,
-        MovingGuest::boot(DiskKind::Qemu, on(DiskKind::Qemu))?,
-    ];
+    // The guest is dropped before the I/O domains.
+    let (domains, ours) = place.boot(dir)?;
+    let region = DiskRegion { path: own, offset: Bytes(0), size: DISK };
+    let peer = sides(dir).map(|side| place.qemu(GuestDisk::Region(region.clone()), &side));
+    let mut guests = [ours, MovingGuest::boot(DiskKind::Qemu, peer)?];
     let mut data = MigrateData {
         schema: MigrateData::SCHEMA.to_owned(),
-        host: guest::facts(&mut guests[0].here, accel, format!("file of {DISK}"))?,
+        host: guest::facts(&mut guests[0].here, place.accel, format!("file of {DISK}"))?,
         command: format!(
-            "rtvirtio-bench iod-migrate --migrations {} --pairs {}",
-            options.migrations, options.pairs
+            "rtvirtio-bench iod-migrate --migrations {} --pairs {} --kills {}",
+            options.migrations, options.pairs, options.kills
         ),
         generated: generated(),
         moves: Vec::new(),
         findings: Vec::new(),
+        kills: Vec::new(),
         rounds: Vec::new(),
     };
     move_in_turn(&mut guests, options.migrations, &mut data, path, progress)?;
@@ -122,6 +118,50 @@ fn migrate(
     Ok(data)
 }
 
+/// Image and accelerator of the guests.
+pub(super) struct Place {
+    image: GuestImage,
+    accel: Accel,
+}
+
+impl Place {
+    /// Starts an I/O domain on each side of a directory, and a guest with its load on the first.
+    pub(super) fn boot(&self, dir: &Path) -> anyhow::Result<([Option<Backend>; 2], MovingGuest)> {
+        std::fs::File::create(served(dir))?.set_len(DISK.0)?;
+        let mut domains = [None, None];
+        let sides = sides(dir);
+        for (side, domain) in sides.iter().zip(&mut domains) {
+            std::fs::create_dir(side)?;
+            *domain = Some(Backend::start_domain(side, &config(side, &served(dir)))?);
+        }
+        let on = sides.map(|side| {
+            self.qemu(GuestDisk::VhostUser { socket: socket(&side), queues: Some(1) }, &side)
+        });
+        let guest = MovingGuest::boot(DiskKind::Domain, on)?;
+        Ok((domains, guest))
+    }
+
+    fn qemu(&self, disk: GuestDisk, side: &Path) -> QemuConfig {
+        let config = QemuConfig::new("vm", self.image.clone(), disk, &side.join("run"));
+        QemuConfig { accel: self.accel, ..config }
+    }
+}
+
+/// Directories of both sides.
+pub(super) fn sides(dir: &Path) -> [PathBuf; 2] {
+    ["0", "1"].map(|side| dir.join(side))
+}
+
+/// Path of the image that both I/O domains serve.
+pub(super) fn served(dir: &Path) -> PathBuf {
+    dir.join("served")
+}
+
+/// Path of the control socket of an I/O domain.
+pub(super) fn control(side: &Path) -> PathBuf {
+    side.join("control")
+}
+
 /// Path of the disk's socket of an I/O domain.
 fn socket(side: &Path) -> PathBuf {
     side.join("vm.sock")
@@ -131,10 +171,11 @@ fn socket(side: &Path) -> PathBuf {
 pub(super) fn config(side: &Path, disk: &Path) -> String {
     format!(
         "control = {:?}\n[[device]]\nname = \"file\"\nwindow = 8\n[[device.disk]]\nname = \"vm\"\n\
-         serial = \"moves\"\nsocket = {:?}\npath = {:?}\nmigrate = true\n",
-        side.join("control").display().to_string(),
+         serial = \"moves\"\nsocket = {:?}\npath = {:?}\nmigrate = true\nreserve = {}\n",
+        control(side).display().to_string(),
         socket(side).display().to_string(),
         disk.display().to_string(),
+        contract::RESERVE,
     )
 }
 
@@ -180,11 +221,11 @@ fn move_in_turn(
 }
 
 /// A guest with its load, and the QEMU that it runs in.
-struct MovingGuest {
+pub(super) struct MovingGuest {
     disk: DiskKind,
     /// Configuration on each side.
     sides: [QemuConfig; 2],
-    here: QemuGuest,
+    pub(super) here: QemuGuest,
     /// Migrations that were begun.
     begun: usize,
     writer: Process,
@@ -209,20 +250,43 @@ impl MovingGuest {
     fn move_on(&mut self) -> Move {
         let moved = Move { disk: self.disk, ..Move::default() };
         match self.try_to_move() {
-            Ok(Migration { downtime_ms, total_ms, syncs }) => Move { downtime_ms, total_ms, syncs, ..moved },
+            Ok(Migration { downtime_ms, total_ms, syncs }) => {
+                let contract = self.contract();
+                Move { downtime_ms, total_ms, syncs, contract, ..moved }
+            }
             Err(e) => Move { failed: Some(format!("{e:#}")), ..moved },
         }
     }
 
-    fn try_to_move(&mut self) -> anyhow::Result<Migration> {
+    /// Reservation of the disk where the guest has arrived, for a guest on the I/O domain.
+    fn contract(&self) -> Option<Contract> {
+        let [here, other] = [self.begun % 2, (self.begun + 1) % 2].map(|i| self.control_of(i));
+        let qemu = self.here.handle().process.pid;
+        Some(contract::verify(&here?, &other?, qemu))
+    }
+
+    /// Control socket of the I/O domain on a side; `None` with QEMU's own disk.
+    fn control_of(&self, side: usize) -> Option<PathBuf> {
+        match &self.sides[side].disk {
+            GuestDisk::VhostUser { socket, .. } => socket.parent().map(control),
+            _ => None,
+        }
+    }
+
+    /// QEMU that waits for the guest on the other side. Dropping it ends it.
+    pub(super) fn target(&mut self) -> anyhow::Result<QemuGuest> {
         self.begun += 1;
         let target = QemuConfig {
             name: name(self.disk, self.begun),
             incoming: true,
             ..self.sides[self.begun % 2].clone()
         };
+        QemuGuest::start(&target).context("the target")
+    }
+
+    fn try_to_move(&mut self) -> anyhow::Result<Migration> {
         // Where the migration fails the target is dropped, which ends it.
-        let there = QemuGuest::start(&target).context("the target")?;
+        let there = self.target()?;
         let migration = self.here.migrate(&there, MIGRATION_TIMEOUT)?;
         std::mem::replace(&mut self.here, there).stop().context("the source")?;
         answer(&mut self.here).context("the guest does not answer where it arrived")?;
@@ -243,7 +307,8 @@ impl MovingGuest {
         Ok(findings)
     }
 
-    fn ask(&mut self, progress: &dyn Progress) -> anyhow::Result<Findings> {
+    /// Ends the load, and asks the guest what it found.
+    pub(super) fn ask(&mut self, progress: &dyn Progress) -> anyhow::Result<Findings> {
         let mut findings = Findings { disk: self.disk, ..Findings::default() };
         let here = &mut self.here;
         guest::run_command(here, &["touch", guest_load::STOP])?;
@@ -271,7 +336,7 @@ fn name(disk: DiskKind, number: usize) -> String {
 }
 
 /// Waits for the agent of a guest that has arrived.
-fn answer(guest: &mut QemuGuest) -> anyhow::Result<()> {
+pub(super) fn answer(guest: &mut QemuGuest) -> anyhow::Result<()> {
     for _ in 1..ANSWER_TRIES {
         if guest.agent().is_ok() {
             return Ok(());

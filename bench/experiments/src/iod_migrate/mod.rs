@@ -5,16 +5,23 @@
 //! guest moves between two QEMUs, one on each. The same guest on QEMU's own virtio-blk, on a file
 //! of its own, moves in turn with it. Both guests write and verify all the time.
 //!
+//! The disk has a reservation on both I/O domains, which is looked at after each arrival. Migrations
+//! of further guests are killed in each phase: source, target, and either I/O domain.
+//!
 //! The log of written pages is measured without a VM: requests per second of one disk with the log
 //! in use, with `migrate = true` alone, and without it, in turn.
 
+mod contract;
 mod guest_load;
+mod kills;
 mod log_cost;
 mod measure;
 mod page;
 #[cfg(test)]
 mod tests;
 
+pub use contract::Contract;
+pub use kills::{Kill, Outcome, Phase, Victim};
 pub use measure::{MigrateOptions, measure};
 
 use rtvirtio_learn::statistic::median;
@@ -65,6 +72,9 @@ pub struct Move {
     pub total_ms: u64,
     /// Passes over memory that was written meanwhile.
     pub syncs: u64,
+    /// Reservation of the disk after the arrival; `None` where it was not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contract: Option<Contract>,
     /// Reason of a migration that failed, whose numbers are 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -86,6 +96,14 @@ pub struct Findings {
     pub wrong_sums: u64,
     /// I/O errors of fio and the guest's kernel; 1 for a guest that did not answer.
     pub errors: u64,
+}
+
+impl Findings {
+    /// Whether the guest has written and verified, and found nothing wrong.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.fio_runs > 0 && self.sums > 0 && self.bad_blocks + self.wrong_sums + self.errors == 0
+    }
 }
 
 /// Requests per second of a round.
@@ -116,6 +134,9 @@ pub struct MigrateData {
     pub moves: Vec<Move>,
     /// Findings of the guests; empty where the measurement was stopped before.
     pub findings: Vec<Findings>,
+    /// Migrations that were killed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kills: Vec<Kill>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
 }
@@ -163,6 +184,7 @@ fn findings_of(data: &MigrateData, disk: DiskKind) -> Option<&Findings> {
 pub fn claims(data: &MigrateData) -> Vec<Claim> {
     let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of_disk(&data.moves, disk));
     let mut claims = integrity(data, &ours);
+    claims.extend(contracts(data));
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(
         "migrate.lost.qemu",
@@ -185,7 +207,7 @@ fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
     vec![
         Claim::new(
             "migrate.lost",
-            "migrations of a guest that failed, and its errors",
+            "failed moves, errors of the guest",
             (ours.failed as u64 + found.map_or(0, |f| f.errors)) as f64,
             "errors",
             found.map_or(0, |_| made),
@@ -193,13 +215,37 @@ fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
         .at_most(0.0),
         Claim::new(
             "migrate.corrupt",
-            "blocks and sums of a migrated guest that were wrong",
+            "wrong blocks and sums in it",
             found.map_or(0, |f| f.bad_blocks + f.wrong_sums) as f64,
             "blocks",
             checked.map_or(0, |_| made),
         )
         .at_most(0.0),
         Claim::new("migrate.sums", "sums of 4 MiB that it made", sums as f64, "sums", made),
+    ]
+}
+
+/// Claims of the reservation after arrivals, and of killed migrations.
+fn contracts(data: &MigrateData) -> [Claim; 2] {
+    let arrivals: Vec<&Contract> = data.moves.iter().filter_map(|m| m.contract.as_ref()).collect();
+    let unverified = arrivals.iter().filter(|c| ***c != Contract::InForce).count();
+    let unexpected = data.kills.iter().filter(|kill| !kill.is_as_expected()).count();
+    [
+        Claim::new(
+            "migrate.unverified",
+            "arrivals without the contract",
+            unverified as f64,
+            "moves",
+            arrivals.len(),
+        )
+        .at_most(0.0),
+        Claim::new(
+            "migrate.kills.unexpected",
+            "killed migrations with another outcome than expected",
+            unexpected as f64,
+            "kills",
+            data.kills.len(),
+        ),
     ]
 }
 
@@ -210,7 +256,7 @@ fn downtimes(ours: &Summary, peer: &Summary) -> Vec<Claim> {
     let mut claims = vec![
         Claim::new(
             "migrate.downtime_ratio",
-            "median downtime of a guest, over that on QEMU's own disk",
+            "downtime over that on QEMU's own disk",
             ratio,
             "times",
             n,
@@ -238,7 +284,7 @@ fn log_costs(rounds: &[LogRound]) -> Vec<Claim> {
     vec![
         Claim::new(
             "migrate.log_cost",
-            "requests/s lost while written pages are logged",
+            "requests/s lost while logging",
             of(|r| 1.0 - r.logging / r.ready),
             "share",
             n,
@@ -246,7 +292,7 @@ fn log_costs(rounds: &[LogRound]) -> Vec<Claim> {
         .at_most(LOG_COST),
         Claim::new(
             "migrate.log_cost_off",
-            "requests/s lost by `migrate = true` without a log",
+            "requests/s lost by `migrate`, no log",
             of(|r| 1.0 - r.ready / r.fixed),
             "share",
             n,

@@ -1,6 +1,6 @@
 //! The migrations as a page.
 
-use super::{DiskKind, MigrateData, Summary, claims};
+use super::{Contract, DiskKind, Kill, MigrateData, Outcome, Summary, claims, kills};
 use crate::experiment::Experiment;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
@@ -48,7 +48,7 @@ fn section(data: &MigrateData) -> Section {
         row.extend([r.fixed, r.ready, r.logging].map(|rate| format!("{rate:.0}")));
         row
     });
-    let tables = vec![
+    let mut tables = vec![
         Table {
             label: "migrations".to_owned(),
             head: head(&["disk", "n", "failed", "downtime ms", "longest", "duration ms", "longest"]),
@@ -65,5 +65,35 @@ fn section(data: &MigrateData) -> Section {
             rows: rounds.collect(),
         },
     ];
+    if !data.kills.is_empty() {
+        tables.push(Table {
+            label: "killed migrations".to_owned(),
+            head: head(&["killed", "phase", "guest may run", "ran", "contract", "data", "not seen"]),
+            rows: data.kills.iter().map(kill_row).collect(),
+        });
+    }
     Section { title: "Live migration".to_owned(), tables, ..Section::default() }
+}
+
+fn kill_row(kill: &Kill) -> Vec<String> {
+    let may_run = kills::expected(kill.victim, kill.phase).iter().map(|outcome| outcome.as_str());
+    let contract = match &kill.contract {
+        None => "-",
+        Some(Contract::InForce) => "in force",
+        Some(Contract::Unverified(why)) => why.as_str(),
+    };
+    let data = match &kill.findings {
+        None => "-",
+        Some(findings) if findings.is_clean() => "right",
+        Some(_) => "wrong",
+    };
+    vec![
+        kill.victim.as_str().to_owned(),
+        kill.phase.as_str().to_owned(),
+        may_run.collect::<Vec<_>>().join(" or "),
+        kill.outcome.map_or("not seen", Outcome::as_str).to_owned(),
+        contract.to_owned(),
+        data.to_owned(),
+        kill.failed.clone().unwrap_or_default(),
+    ]
 }

@@ -7,11 +7,20 @@ use crate::experiment::Experiment as _;
 use crate::saved::from_json;
 
 fn moved(disk: DiskKind, downtime_ms: u64) -> Move {
-    Move { disk, downtime_ms, total_ms: 1_000 + downtime_ms, syncs: 3, failed: None }
+    let contract = (disk == DiskKind::Domain).then_some(Contract::InForce);
+    Move { disk, downtime_ms, total_ms: 1_000 + downtime_ms, syncs: 3, contract, failed: None }
 }
 
 fn found(disk: DiskKind) -> Findings {
     Findings { disk, fio_runs: 4, sums: 160, ..Findings::default() }
+}
+
+fn killed(victim: Victim, phase: Phase, outcome: Outcome) -> Kill {
+    let (contract, findings) = match outcome {
+        Outcome::Nowhere => (None, None),
+        _ => (Some(Contract::InForce), Some(found(DiskKind::Domain))),
+    };
+    Kill { victim, phase, outcome: Some(outcome), contract, findings, failed: None }
 }
 
 /// Three migrations each, and two rounds.
@@ -24,6 +33,7 @@ fn data() -> MigrateData {
         generated: String::new(),
         moves: times.into_iter().flat_map(|(disk, ms)| ms.map(|ms| moved(disk, ms))).collect(),
         findings: vec![found(DiskKind::Domain), found(DiskKind::Qemu)],
+        kills: vec![killed(Victim::TargetQemu, Phase::Active, Outcome::Source)],
         rounds: vec![
             LogRound { fixed: 1_000.0, ready: 1_000.0, logging: 950.0 },
             LogRound { fixed: 1_000.0, ready: 990.0, logging: 891.0 },
@@ -49,7 +59,7 @@ fn claims_are_those_of_the_numbers() {
     let (cost, off) = (claim(&data, "migrate.log_cost"), claim(&data, "migrate.log_cost_off"));
     assert!((cost.value - 0.075).abs() < 1e-9 && (off.value - 0.005).abs() < 1e-9, "{cost:?} {off:?}");
     assert!(claims(&data).iter().all(|c| c.met));
-    assert_eq!(claims(&data).iter().filter(|c| c.has_limit()).count(), 5);
+    assert_eq!(claims(&data).iter().filter(|c| c.has_limit()).count(), 6);
 }
 
 #[test]
@@ -104,7 +114,7 @@ fn a_saved_result_is_read_again() {
     assert!(from_json::<MigrateData>(&other).unwrap_err().to_string().contains("iod-migrate/0"));
     let report = data.report().unwrap();
     assert_eq!(report.claims, claims(&data));
-    assert_eq!(report.sections[0].tables.iter().map(|t| t.rows.len()).collect::<Vec<_>>(), [2, 2, 2]);
+    assert_eq!(report.sections[0].tables.iter().map(|t| t.rows.len()).collect::<Vec<_>>(), [2, 2, 2, 1]);
 }
 
 #[test]
@@ -113,7 +123,8 @@ fn configurations_are_ones() {
         let mut file = rtvirtio_domain_config::File::parse(Path::new("x"), text).unwrap();
         file.devices.remove(0).disks.remove(0)
     };
-    assert!(disk(&measure::config(Path::new("/run/x"), Path::new("/x/disk"))).migrate);
+    let moves = disk(&measure::config(Path::new("/run/x"), Path::new("/x/disk")));
+    assert!(moves.migrate && moves.reserve.is_some());
     let migrate = |log| disk(&log_cost::config(log, Path::new("/run/x"), Path::new("/dev/loop9"))).migrate;
     assert_eq!(log_cost::RUNS.map(migrate), [false, true, true]);
 }
@@ -160,4 +171,55 @@ fn each_run_of_fio_has_a_seed_of_its_own() {
     assert!(script.contains("exit 1; }; n=$((n + 1))"), "{script}");
     let reader = guest_load::reader();
     assert!(reader.contains("in 8 9 10 11 12 13 14 15;") && reader.contains("in 15 14 13"), "{reader}");
+}
+
+#[test]
+fn an_arrival_without_its_contract_is_not_met() {
+    let mut bad = data();
+    bad.moves[0].contract = Some(Contract::Unverified("no reservation".to_owned()));
+    let unverified = claim(&bad, "migrate.unverified");
+    assert_eq!((unverified.value, unverified.n, unverified.met), (1.0, 3, false));
+    bad.moves.iter_mut().for_each(|m| m.contract = None);
+    let unseen = claim(&bad, "migrate.unverified");
+    assert!(unseen.n == 0 && !unseen.met, "{unseen:?}");
+}
+
+#[test]
+fn a_killed_migration_leaves_the_guest_where_it_may_run() {
+    let is_right = |victim, phase, outcome| killed(victim, phase, outcome).is_as_expected();
+    for phase in [Phase::Begun, Phase::Active, Phase::Stopped] {
+        assert!(is_right(Victim::SourceQemu, phase, Outcome::Nowhere));
+        assert!(!is_right(Victim::SourceQemu, phase, Outcome::Target));
+        assert!(is_right(Victim::TargetQemu, phase, Outcome::Source));
+        assert!(is_right(Victim::SourceDomain, phase, Outcome::Target));
+        assert!(!is_right(Victim::TargetDomain, phase, Outcome::Nowhere));
+    }
+    assert!(is_right(Victim::SourceQemu, Phase::Completed, Outcome::Target));
+    assert!(is_right(Victim::TargetQemu, Phase::Completed, Outcome::Nowhere));
+    assert!(!is_right(Victim::SourceDomain, Phase::Completed, Outcome::Source));
+    for (victim, phase) in kills::order(16) {
+        assert!(!is_right(victim, phase, Outcome::Both), "{victim:?} {phase:?}");
+    }
+    let good = killed(Victim::TargetQemu, Phase::Active, Outcome::Source);
+    let unverified = Some(Contract::Unverified(String::new()));
+    let unseen = Findings { sums: 0, ..found(DiskKind::Domain) };
+    for bad in [
+        Kill { contract: unverified, ..good.clone() },
+        Kill { findings: Some(unseen), ..good.clone() },
+        Kill { findings: None, ..good.clone() },
+        Kill { outcome: None, ..good.clone() },
+        Kill { failed: Some("no".to_owned()), ..good },
+    ] {
+        let data = MigrateData { kills: vec![bad], ..data() };
+        let unexpected = claim(&data, "migrate.kills.unexpected");
+        assert_eq!((unexpected.value, unexpected.n), (1.0, 1), "{:?}", data.kills);
+    }
+}
+
+#[test]
+fn kills_are_of_all_parts_in_all_phases() {
+    let all: Vec<_> = kills::order(17).collect();
+    assert_eq!(all[0], (Victim::TargetQemu, Phase::Active));
+    assert_eq!(all[16], all[0]);
+    assert!(all[..16].iter().enumerate().all(|(i, kill)| !all[..i].contains(kill)));
 }

@@ -118,6 +118,9 @@ pub struct BenchIodMigrateArgs {
     /// Rounds of requests/s with the log and without it
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
+    /// Migrations of which source, target or an I/O domain is killed; 16 are all parts in all phases
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub kills: u32,
     /// Output options
     #[command(flatten)]
     pub result: BenchResult,
@@ -125,7 +128,8 @@ pub struct BenchIodMigrateArgs {
 
 impl BenchIodMigrateArgs {
     pub fn options(&self) -> MigrateOptions {
-        MigrateOptions { migrations: self.migrations as usize, pairs: self.pairs as usize }
+        let [migrations, pairs, kills] = [self.migrations, self.pairs, self.kills].map(|n| n as usize);
+        MigrateOptions { migrations, pairs, kills }
     }
 }
 

@@ -67,6 +67,24 @@ impl QemuGuest {
         self.monitor("migrate_cancel", None).map(drop)
     }
 
+    /// Makes a migration pause before its target takes over: the guest stands still, in the state
+    /// `pre-switchover`, until [`Self::continue_migration`].
+    ///
+    /// # Errors
+    /// The monitor's.
+    pub fn pause_before_switchover(&mut self) -> Result<(), QemuError> {
+        let pause = json!({ "capability": "pause-before-switchover", "state": true });
+        self.monitor("migrate-set-capabilities", Some(json!({ "capabilities": [pause] }))).map(drop)
+    }
+
+    /// Continues a migration that is paused before its target takes over.
+    ///
+    /// # Errors
+    /// The monitor's.
+    pub fn continue_migration(&mut self) -> Result<(), QemuError> {
+        self.monitor("migrate-continue", Some(json!({ "state": "pre-switchover" }))).map(drop)
+    }
+
     /// State of a migration, as QEMU's `query-migrate` says it.
     ///
     /// # Errors
