@@ -9,7 +9,7 @@ mod plane;
 
 use plane::{Snapshot, differences, walk};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
-use rtvirtio_testkit::site::{PROFILE, Site, text};
+use rtvirtio_testkit::site::{PROFILE, Site, text, wait_for};
 use rtvirtio_testkit::{Need, has, skip, unique};
 use serde_json::{Value, json};
 
@@ -242,9 +242,22 @@ fn two_devices_have_one_plan_one_journal_and_weights_of_their_own() {
         stat.split_whitespace().next().unwrap().parse().unwrap()
     };
     let counted: Vec<u64> = host.devices.iter().map(reads).collect();
-    let (code, result) = site.json(&["verify", &spec, "--for", "3s"]);
-    // 4: nothing missed, not proven; 2: missed, as a busy machine may.
-    assert!([0, 2, 4].contains(&code), "{code} {result}");
+    // Meanwhile another program changes a setting: what is measured proves nothing of the plan.
+    let knob = host.devices[0].sysfs().join("queue/iosched/slice_idle");
+    let (begun, set) = (site.run_dir().join("fio"), |value: &str| root.write(&knob, value).unwrap());
+    let (code, result) = std::thread::scope(|s| {
+        s.spawn(|| {
+            wait_for("the run", || begun.exists());
+            set("5");
+        });
+        site.json(&["verify", &spec, "--for", "3s"])
+    });
+    set("2");
+    // 4: nothing missed, and nothing proven; 2: missed, as a busy machine may.
+    assert!([2, 4].contains(&code), "{code} {result}");
+    assert!(result["changed"].as_str().unwrap().contains("changed during the measurement"), "{result}");
+    let scheme = result["runs"][0]["scheme"].as_str().unwrap();
+    assert!(scheme.ends_with(", changed during the run"), "{result}");
     let tasks = result["runs"][0]["tasks"].as_array().unwrap();
     let names: Vec<_> = tasks.iter().map(|t| format!("{}/{}", t["vm"], t["task"]).replace('"', "")).collect();
     assert_eq!(names, ["both/commit", "both/query", "a/t", "b/t"]);

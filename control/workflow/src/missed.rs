@@ -12,7 +12,7 @@ use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::steal::{StealWatch, cpus_online};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::standstill::Standstills;
-use rtvirtio_measure::workload::{Moment, Place, VmLoad};
+use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
@@ -30,6 +30,10 @@ use crate::vm_counters::{
     self, Dimension, VmCounters, below, bytes_of, cpu_time, cpus_used, faults_since, group_io, own_faults,
     past, quota, ready, waited,
 };
+
+mod readings;
+
+pub(crate) use readings::Readings;
 
 /// Throttling by QEMU of the drives on the device.
 type Throttles = Vec<(Dimension, String, f64)>;
@@ -56,6 +60,8 @@ pub(crate) struct Counters {
     /// Number of these.
     online: Option<u32>,
     faults: Option<HostFaults>,
+    /// By VM, at the end: spans in which it waited for memory; absent where these are not known.
+    memory: BTreeMap<String, Stops>,
 }
 
 impl Counters {
@@ -188,56 +194,18 @@ fn throttles_on(site: &Site, drives: &[Drive]) -> Option<Throttles> {
     Some(on_it.iter().flat_map(of).collect())
 }
 
-/// Bytes that the kernel counts for this VM; `None` where it counts others' with them.
-fn bytes(site: &Site, vm: &str) -> Option<f64> {
+/// Cgroup of a VM; `None` for the root, and where another VM of the spec is in it or above it.
+fn own_group<'a>(site: &'a Site, vm: &str) -> Option<&'a Path> {
     let cgroup = site.io_group(vm).filter(|cgroup| !Cgroups::is_root(cgroup))?;
     let is_shared = |other: &Path| other.starts_with(cgroup) || cgroup.starts_with(other);
     let others = site.host_vms().filter(|other| other.name != vm);
-    if others.filter_map(|other| site.io_group(&other.name)).any(is_shared) {
-        return None;
-    }
-    group_io(site.root(), site.cgroups(), cgroup, &site.stack.device.dev).map(|io| bytes_of(&io))
+    (!others.filter_map(|other| site.io_group(&other.name)).any(is_shared)).then_some(cgroup)
 }
 
-/// Counters of a site around a run and around its measured part, in which its requests are judged:
-/// programs that start and end use CPUs as well.
-pub(crate) struct Readings<'a> {
-    site: &'a Site,
-    first: Counters,
-    start: Option<Counters>,
-    begin: Option<Counters>,
-    end: Option<Counters>,
-}
-
-impl<'a> Readings<'a> {
-    /// Reads the values before a run.
-    pub fn begin(site: &'a Site, progress: &dyn Progress) -> Self {
-        Self { site, first: Counters::before(site, progress), start: None, begin: None, end: None }
-    }
-
-    /// Reads the values at a moment of the run.
-    pub fn take(&mut self, moment: Moment, progress: &dyn Progress) {
-        let now = || Some(Counters::after(self.site, &self.first, progress));
-        match moment {
-            Moment::Start => self.start = Some(Counters::of_kernel(self.site, progress)),
-            Moment::Begin => self.begin = now(),
-            Moment::End => self.end = now(),
-        }
-    }
-
-    /// Names the causes of each missed target, at the end of the run.
-    pub fn explain(
-        self,
-        loads: &[VmLoad],
-        watched: &Watched<'_>,
-        results: &mut [TaskResult],
-        progress: &dyn Progress,
-    ) {
-        let Self { site, first, start, begin, end } = self;
-        let end = end.unwrap_or_else(|| Counters::after(site, &first, progress));
-        let window = Window::new(&first, start.as_ref(), begin.as_ref(), &end);
-        explain(site, loads, &window, watched, results);
-    }
+/// Bytes that the kernel counts for this VM; `None` where it counts others' with them.
+fn bytes(site: &Site, vm: &str) -> Option<f64> {
+    let io = group_io(site.root(), site.cgroups(), own_group(site, vm)?, &site.stack.device.dev);
+    io.map(|io| bytes_of(&io))
 }
 
 /// Measurements of a run besides its tasks.
@@ -290,6 +258,7 @@ fn explain(
             cpus: window.cpus(),
             own_cpus: cpus_used(then, now, seconds),
             faults: window.faults_of(name),
+            memory: after.memory.get(name).copied(),
             host: watched.noise.and_then(|noise| of_noise(noise, seconds)),
             disk: watched.disk.map(|disk| window.of_disk(disk)),
             device: device.clone().filter(|_| is_covered),

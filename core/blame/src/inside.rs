@@ -37,6 +37,15 @@ pub struct Faults {
     pub may_be_compressed: bool,
 }
 
+fn paging(faults: u64, waits: &str) -> Cause {
+    Cause {
+        kind: CauseKind::Paging,
+        share: None,
+        evidence: format!("its memory had to be read back from a disk {faults} times{waits}"),
+        remedy: "keep its memory resident: lock it (`<memoryBacking><locked/>`), give the host more, or raise its memory limit".to_owned(),
+    }
+}
+
 impl Facts {
     /// Largest share of a CPU's time that the hypervisor below the host may have taken: the mean of
     /// all CPUs may have been that of the VM's alone.
@@ -50,15 +59,16 @@ impl Facts {
         Some((count as f64 * QUOTA_PERIOD).max(total.0 as f64 / 1e9).min(self.seconds))
     }
 
-    /// Whether waits for CPUs, quotas, and stops of host and disk delayed few of the late requests;
-    /// not where one of them is not known.
+    /// Whether waits for CPUs or memory, quotas, and stops of host and disk delayed few of the late
+    /// requests; not where one of them is not known, but for waits for memory.
     fn is_hardly_stopped(&self) -> bool {
         let stopped = || {
             let cpus = (self.ready? + self.stolen_of_one()?) * self.seconds;
             let seconds = |stops: Stops| stops.total.0 as f64 / 1e9;
             self.disk?;
             let disk = self.standstills().map_or(0.0, seconds);
-            Some(cpus + self.stopped_by_quota()? + seconds(self.host?) + disk)
+            let memory = self.memory.map_or(0.0, seconds);
+            Some(cpus + self.stopped_by_quota()? + seconds(self.host?) + disk + memory)
         };
         stopped().is_some_and(|time| self.rate * time <= LITTLE * self.late as f64)
     }
@@ -77,16 +87,26 @@ impl Facts {
         })
     }
 
+    /// The VM's memory, where waits for it delayed enough of the late requests. Of a stall of the
+    /// host in such a wait the kernel counts the time too.
+    pub(crate) fn waits_for_memory(&self) -> Option<Cause> {
+        let faults = self.faults.filter(|faults| faults.own > 0 && !faults.may_be_compressed)?;
+        let waits = self.memory?;
+        let stalled = self.host.map_or(0, |host| host.total.0);
+        let total = Nanos(waits.total.0.saturating_sub(stalled));
+        let share = self.delayed_by(Some(Stops { total, ..waits }), 1)?;
+        let part = total.0 as f64 / 1e9 / self.seconds.max(f64::MIN_POSITIVE);
+        let waits = format!(", for which it waited {:.0} % of the time", 100.0 * part.min(1.0));
+        Some(Cause { share: Some(share), ..paging(faults.own, &waits) })
+    }
+
     /// The VM's memory or the guest itself, where nothing below them explains the late requests.
     pub(crate) fn inside(&self) -> Option<Cause> {
         let faults = self.faults.filter(|_| self.late > 0 && self.is_hardly_stopped())?;
         if faults.own as f64 >= NAMED * self.late as f64 {
-            return (!faults.may_be_compressed).then(|| Cause {
-                kind: CauseKind::Paging,
-                share: None,
-                evidence: format!("its memory had to be read back from a disk {} times", faults.own),
-                remedy: "keep its memory resident: lock it (`<memoryBacking><locked/>`), give the host more, or raise its memory limit".to_owned(),
-            });
+            // Where the time is known it shows how many were delayed, and faults may take little.
+            let is_only_counted = self.memory.is_none() && !faults.may_be_compressed;
+            return is_only_counted.then(|| paging(faults.own, ""));
         }
         let is_resident = faults.host as f64 <= LITTLE * self.late as f64;
         let below = self.below.filter(|_| is_resident && self.is_above_vmm())?;

@@ -14,6 +14,9 @@
 //! - A stop (own CPU quota, stall of the host, standstill of the disk) of length `S` in sum delays
 //!   at most the `r S` requests that arrive meanwhile at rate `r`. Divided by the late ones this is
 //!   its share, as in `rtvirtio-measure`'s `late`.
+//! - Waits for memory are such stops, by the time that the kernel counts (`rtvirtio-measure`'s
+//!   `memory_waits`), less that of all stalls of the host; they name nothing without a major fault
+//!   of the VM, or where memory may be compressed.
 //! - `k` late requests waited for more than `k T` in sum, with `T` the target. Where all requests
 //!   of the device, of whatever VM, spent less than half of that in the block layer, the device and
 //!   its users are not the cause, and waiting for CPUs may be named, where the VM itself does not
@@ -34,9 +37,9 @@
 //! - Where nothing else is named, the device and its users are not the cause, no limit holds the
 //!   VM, and waits for CPUs, quotas and stalls of the host can have delayed at most [`LITTLE`] of
 //!   the late requests, its memory is the cause where its processes had a major fault for at least
-//!   [`NAMED`] of these, none of them of compressed memory, and the guest where the host had hardly
-//!   any, and the VMM counts the task's requests alone, but at most [`INSIDE`] of the time in which
-//!   they were late.
+//!   [`NAMED`] of these, none of them of compressed memory, and waits for memory are not known. The
+//!   guest is where the host had hardly any fault, and the VMM counts the task's requests alone,
+//!   but had them for at most [`INSIDE`] of the time in which they were late.
 
 mod cpu;
 mod inside;
@@ -251,6 +254,8 @@ pub struct Facts {
     pub below: Option<VmUse>,
     /// Page faults, where they were counted.
     pub faults: Option<Faults>,
+    /// Spans in which the VM waited for memory, each by the time that the kernel counted in it.
+    pub memory: Option<Stops>,
 }
 
 impl Facts {
@@ -441,9 +446,12 @@ pub fn causes(facts: &Facts) -> Vec<Cause> {
             "look for the disk's own pauses (its cache, health, path)",
         );
     }
+    let by_memory = facts.waits_for_memory();
+    let is_paged = by_memory.is_some();
+    found.extend(by_memory);
     let is_at_device = facts.is_at_device() || (found.is_empty() && !is_outside && facts.is_below_guest());
     let is_stopped = facts.delayed_by(facts.quota, 1).is_some();
-    if is_at_device && !may_be_limited && !is_stopped && by_standstills.is_none() {
+    if is_at_device && !may_be_limited && !is_stopped && !is_paged && by_standstills.is_none() {
         let shares = facts.device.as_ref().and_then(|device| device.shares.as_ref());
         let mut users = shares.map(|shares| users(facts, shares)).unwrap_or_default();
         // Other tasks' requests may be the long ones, next to which the task's own are quick.

@@ -1,4 +1,5 @@
 mod elevator;
+mod paging;
 
 use super::*;
 
@@ -32,6 +33,7 @@ fn facts() -> Facts {
         held: Some(0.0),
         // No fault of the VM, but as many of the host as may be its own.
         faults: Some(Faults { own: 0, host: 3000, may_be_compressed: false }),
+        memory: None,
     }
 }
 
@@ -468,20 +470,4 @@ fn the_guest_is_not_named_where_something_else_may_be_the_cause() {
     // Where latencies are those below the guest, that is where they passed.
     let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
     assert_eq!(kinds(&Facts { below, ..guest() }), []);
-}
-
-#[test]
-fn paging_is_named_where_the_vm_had_its_faults_itself() {
-    let paged = with_faults(600, 600);
-    let found = causes(&paged);
-    assert_eq!((found.len(), found[0].kind), (1, CauseKind::Paging));
-    assert!(found[0].evidence.contains("600 times"), "{found:?}");
-    assert_eq!(kinds(&with_faults(599, 700)), [], "too few, and too many to name the guest");
-    let may_be_compressed = true;
-    let compressed = Facts { faults: Some(Faults { own: 600, host: 600, may_be_compressed }), ..facts() };
-    assert_eq!(kinds(&compressed), [], "memory that the host keeps compressed is back at once");
-    // Where a thread of the VMM waits for its memory, requests are below the guest.
-    let below = Some(VmUse { requests: 3000.0, waited: 50.0, is_mixed: false });
-    assert_eq!(kinds(&Facts { below, ..paged.clone() }), [CauseKind::Paging]);
-    assert_eq!(kinds(&Facts { ready: Some(0.9), ..paged }), [CauseKind::CpuOthers]);
 }

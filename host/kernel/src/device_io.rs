@@ -1,8 +1,14 @@
-//! Counters of a block device: `/sys/block/*/stat` (`Documentation/block/stat.rst`).
+//! Counters of a block device: `/sys/block/*/stat` (`Documentation/block/stat.rst`) and `inflight`.
 
 use std::time::Duration;
 
 use crate::{BlockDevice, HostError, Root};
+
+/// Indices in `stat` of completed requests: reads, writes, discards (since Linux 4.18), flushes
+/// (since 5.5).
+const COMPLETED: [usize; 4] = [0, 4, 11, 15];
+/// Index in `stat` of the requests in flight.
+const IN_FLIGHT: usize = 8;
 
 /// Counters since the device appeared. Times contain only the kernel's own part of a request: from
 /// its allocation, before the elevator, to its completion.
@@ -44,8 +50,7 @@ impl DeviceIo {
     /// Fields 1, 3, 4 of reads, 5, 7, 8 of writes, 10 and 11; later kernels have more fields, of
     /// which 16 and 17 are of flushes.
     fn parse(text: &str) -> Option<Self> {
-        let fields: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
-        let fields = fields?;
+        let fields = numbers(text)?;
         let at = |field: usize| fields.get(field - 1).copied();
         let bytes = |field| Some(at(field)?.saturating_mul(512));
         let time = |field| Some(Duration::from_millis(at(field)?));
@@ -81,6 +86,35 @@ impl DeviceIo {
     }
 }
 
+/// Requests of a device, of every kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Completed since the device appeared.
+    pub completed: u64,
+    /// In flight: from Linux 6.16 on above the driver too, before only those in it.
+    pub in_flight: u64,
+}
+
+impl Requests {
+    /// Parses a `stat`, with as many kinds as the kernel counts; `None` for a text that is none.
+    #[must_use]
+    pub fn parse(stat: &str) -> Option<Self> {
+        let fields = numbers(stat)?;
+        let completed = COMPLETED.iter().filter_map(|at| fields.get(*at)).sum();
+        Some(Self { completed, in_flight: fields.get(IN_FLIGHT).copied().unwrap_or_default() })
+    }
+}
+
+/// Requests that the driver has, by an `inflight`; `None` for a text that is none.
+#[must_use]
+pub fn in_driver(inflight: &str) -> Option<u64> {
+    Some(numbers(inflight)?.iter().sum())
+}
+
+fn numbers(text: &str) -> Option<Vec<u64>> {
+    text.split_ascii_whitespace().map(|word| word.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +130,8 @@ mod tests {
         assert_eq!((all.read_time.as_millis(), all.in_flight.as_millis()), (50, 200));
         assert_eq!((all.flushes, all.flush_time.as_millis()), (3, 9));
         assert_eq!(old.since(&new), None);
+        assert_eq!(Requests::parse(new), Some(Requests { completed: 110 + 55 + 9, in_flight: 2 }));
+        assert_eq!((in_driver("       1        2\n"), in_driver("none")), (Some(3), None));
         for bad in ["", "1 2 3", "1 2 3 4 5 6 7 8 9 10 x"] {
             assert_eq!(DeviceIo::parse(bad), None, "{bad}");
         }

@@ -1,11 +1,13 @@
 //! Major page faults: uses of memory that had to be read from a disk first, as it was swapped out
 //! or is of a file.
 
+use std::path::Path;
+
 use crate::task::{form, stat_at};
 use crate::{HostError, Root};
 
-/// Counters of all of the host (`/proc/vmstat`).
-const HOST: &str = "/proc/vmstat";
+/// Counters of all of the host.
+pub const HOST: &str = "/proc/vmstat";
 
 /// Active areas of swap (proc_swaps(5)), each with its path.
 const SWAPS: &str = "/proc/swaps";
@@ -47,10 +49,17 @@ pub fn of_process(root: &Root, pid: u32) -> Result<ProcessFaults, HostError> {
 /// # Errors
 /// When `/proc/vmstat` cannot be read or does not have them, or the kind of swap cannot be read.
 pub fn of_host(root: &Root) -> Result<HostFaults, HostError> {
-    let text = root.read(HOST)?;
+    Ok(HostFaults { count: counted_in(root, Path::new(HOST))?, may_be_compressed: is_swap_compressed(root)? })
+}
+
+/// Faults that [`HOST`] or the `memory.stat` of a cgroup (v2) counts.
+///
+/// # Errors
+/// When the file cannot be read or does not have them.
+pub fn counted_in(root: &Root, path: &Path) -> Result<u64, HostError> {
+    let text = root.read(path)?;
     let count = text.lines().find_map(|line| line.strip_prefix("pgmajfault ")?.trim().parse().ok());
-    let count = count.ok_or_else(|| form(HOST.into(), "no pgmajfault", "counters of the host's memory"))?;
-    Ok(HostFaults { count, may_be_compressed: is_swap_compressed(root)? })
+    count.ok_or_else(|| form(path.to_owned(), "no pgmajfault", "counters of memory"))
 }
 
 /// Whether some swap is in compressed memory. A kernel without swap, or without zswap, has no such

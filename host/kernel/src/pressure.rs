@@ -15,13 +15,20 @@ pub struct Pressure {
     pub full: Duration,
 }
 
-/// Pressure of `cpu`, `io` or `memory`; `None` where the kernel does not count it.
+/// Pressure of `cpu`, `io` or `memory` on the host; `None` where the kernel does not count it.
 ///
 /// # Errors
 /// When the file has another form.
 pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostError> {
-    let path = Path::new("/proc/pressure").join(resource);
-    let text = match root.read_optional(&path) {
+    pressure_in(root, &Path::new("/proc/pressure").join(resource))
+}
+
+/// Pressure in a file of the host or of a cgroup (v2); `None` where the kernel does not count it.
+///
+/// # Errors
+/// When the file has another form.
+pub fn pressure_in(root: &Root, path: &Path) -> Result<Option<Pressure>, HostError> {
+    let text = match root.read_optional(path) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(None),
         // Compiled in but switched off: `psi=0`.
@@ -36,7 +43,7 @@ pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostErr
     match total("some") {
         Some(some) => Ok(Some(Pressure { some, full: total("full").unwrap_or_default() })),
         None => Err(HostError::Form {
-            path,
+            path: path.to_owned(),
             text: text.trim().to_owned(),
             expected: "pressure stall information",
         }),

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::device_io::{Requests, in_driver};
 use crate::process::ProcessId;
 use crate::{Root, WaitLimit, atomic_write, trusted};
 
@@ -297,14 +298,9 @@ struct Counters {
 impl Counters {
     /// Reads `inflight` and `stat` (`Documentation/block/stat.rst`).
     fn read(root: &Root, disk: &Path) -> Option<Self> {
-        let numbers = |file: &str| -> Option<Vec<u64>> {
-            let text = root.read(disk.join(file)).ok()?;
-            text.split_ascii_whitespace().map(|word| word.parse().ok()).collect()
-        };
-        let (inflight, stat) = (numbers("inflight")?, numbers("stat")?);
-        // Reads, writes, discards, flushes; older kernels have fewer columns.
-        let completed = [0, 4, 11, 15].iter().filter_map(|at| stat.get(*at)).sum();
-        Some(Self { inflight: inflight.iter().sum(), completed })
+        let inflight = in_driver(&root.read(disk.join("inflight")).ok()?)?;
+        let completed = Requests::parse(&root.read(disk.join("stat")).ok()?)?.completed;
+        Some(Self { inflight, completed })
     }
 }
 

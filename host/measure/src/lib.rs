@@ -9,6 +9,7 @@
 //! - [`noise`]: stalls of the host itself during a run.
 //! - [`stalls`]: their spans, to be subtracted.
 //! - [`standstill`]: times in which the disk itself completed nothing.
+//! - [`memory_waits`]: times in which a VM waited for memory that had to be read back.
 //! - [`late`]: share of late requests that these explain.
 //! - [`pm_qos`]: keeps the host's CPUs out of idle states.
 //! - [`profile`]: throughput and latency of a device, measured.
@@ -28,6 +29,7 @@ pub mod http;
 pub mod intended;
 pub mod late;
 pub mod local;
+pub mod memory_waits;
 pub mod noise;
 pub mod observe;
 pub mod pm_qos;

@@ -21,6 +21,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_kernel::device_io::{Requests, in_driver};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -37,11 +38,6 @@ const MAX_KEPT: usize = 1_000_000;
 /// Priority below the threads of an emulated device (FIFO 40), whose time must not be taken, and
 /// above all load.
 const PRIORITY: i32 = 39;
-/// Indices in `stat` of completed requests: reads, writes, discards (since Linux 4.18), flushes
-/// (since 5.5).
-const COMPLETED: [usize; 4] = [0, 4, 11, 15];
-/// Index in `stat` of the requests in flight.
-const IN_FLIGHT: usize = 8;
 
 /// Standstills of a disk during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,30 +117,21 @@ impl Counters {
 
     fn read(&self) -> io::Result<Reading> {
         let before = now();
-        let (completed, in_flight) = self.requests()?;
-        let in_driver = numbers(&self.inflight)?.iter().sum();
+        let Requests { completed, in_flight } = parsed(&self.stat, Requests::parse)?;
+        let in_driver = parsed(&self.inflight, in_driver)?;
         let is_held = in_driver == 0 && in_flight > 0 && {
-            let again = self.requests()?;
-            again.0 == completed && again.1 > 0
+            let again = parsed(&self.stat, Requests::parse)?;
+            again.completed == completed && again.in_flight > 0
         };
         Ok(Reading { before, after: now(), completed, in_driver, is_held })
     }
-
-    /// Completed requests, and those in flight.
-    fn requests(&self) -> io::Result<(u64, u64)> {
-        let stat = numbers(&self.stat)?;
-        let completed = COMPLETED.iter().filter_map(|field| stat.get(*field)).sum();
-        Ok((completed, stat.get(IN_FLIGHT).copied().unwrap_or_default()))
-    }
 }
 
-/// Numbers of a short file.
-fn numbers(file: &File) -> io::Result<Vec<u64>> {
+/// Counters of a short file.
+fn parsed<T>(file: &File, parse: fn(&str) -> Option<T>) -> io::Result<T> {
     let mut buffer = [0; 512];
     let n = file.read_at(&mut buffer, 0)?;
-    let text = String::from_utf8_lossy(&buffer[..n]);
-    let parsed: Result<Vec<u64>, _> = text.split_ascii_whitespace().map(str::parse).collect();
-    parsed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    parse(&String::from_utf8_lossy(&buffer[..n])).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Reading of the counters: completions first, then requests in the driver.

@@ -95,13 +95,13 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         let profile = profiles.first();
         write_report(out, &file, (devices.sites.len() == 1).then_some((in_force, profile)))?;
     }
-    Ok(if changed.is_some() { exit_code_of_changed(&file.runs[0]) } else { exit_code(&file.runs[0]) })
+    Ok(code_of(&file.runs[0], changed.as_deref()))
 }
 
-/// Exit code of a run during which the settings changed: what it met proves nothing of either.
-fn exit_code_of_changed(run: &Run) -> ExitCode {
+/// Exit code of a run. Where the settings changed meanwhile, what it met proves nothing of either.
+fn code_of(run: &Run, changed: Option<&str>) -> ExitCode {
     let is_missed = run.tasks.iter().any(|task| task.verdict == Some(Verdict::Missed));
-    if is_missed { exit_code(run) } else { ExitCode::from(UNPROVEN) }
+    if changed.is_none() || is_missed { exit_code(run) } else { ExitCode::from(UNPROVEN) }
 }
 
 /// Result with the verification before, the held plan, and what changed during the run.
@@ -238,4 +238,39 @@ fn change(before: &AsFound, now: &ResultFile, is_held: bool) -> String {
         terminal(&before.generated, false),
         text::before_after(old, new, &style())
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_console::MISSED;
+
+    use super::*;
+
+    #[test]
+    fn a_change_meanwhile_is_told_and_proves_no_target_met() {
+        let run = |verdict: &str| -> Run {
+            let task = json!({ "vm": "plc", "task": "t", "percentile": 99.0, "target_ns": 1, "declared_rate": null,
+                "achieved_rate": 1.0, "n": 9, "p50_ns": 1, "p99_ns": 1, "p9999_ns": 1, "max_ns": 1, "fio_p9999_ns": 1,
+                "predicted_ns": null, "verdict": verdict, "why": "" });
+            let run = json!({ "scheme": "by-hand", "kind": "process", "seconds": 1.0, "tasks": [task] });
+            serde_json::from_value(run).unwrap()
+        };
+        // What a process returns has no other comparison on every compiler.
+        let code = |verdict, changed| format!("{:?}", code_of(&run(verdict), changed));
+        let is = |code: u8| format!("{:?}", ExitCode::from(code));
+        let changed = Some("the settings were changed");
+        for (verdict, kept, meanwhile) in
+            [("met", 0, UNPROVEN), ("unproven", UNPROVEN, UNPROVEN), ("missed", MISSED, MISSED)]
+        {
+            assert_eq!((code(verdict, None), code(verdict, changed)), (is(kept), is(meanwhile)), "{verdict}");
+        }
+        let file = ResultFile {
+            schema: RESULT_SCHEMA.to_owned(),
+            host: HostFacts::default(),
+            runs: vec![run("met")],
+        };
+        let value = |changed| result_json(&file, None, &ActiveSettings::default(), changed).unwrap();
+        assert_eq!(value(changed)["changed"], "the settings were changed");
+        assert!(value(None).get("changed").is_none(), "{}", value(None));
+    }
 }

@@ -111,6 +111,8 @@ fn facts_of(vm: &RunningVm, task: &Task, target: Target, window: &DiskWindow) ->
         held: None,
         below: below(task.op, false, intervals.iter().map(|one| (one.then, &one.now.stats))),
         faults: faults(&facts),
+        // Between two samples only its sum would be known.
+        memory: None,
     }
 }
 
