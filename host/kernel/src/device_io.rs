@@ -101,7 +101,7 @@ impl Requests {
     pub fn parse(stat: &str) -> Option<Self> {
         let fields = numbers(stat)?;
         let completed = COMPLETED.iter().filter_map(|at| fields.get(*at)).sum();
-        Some(Self { completed, in_flight: fields.get(IN_FLIGHT).copied().unwrap_or_default() })
+        Some(Self { completed, in_flight: *fields.get(IN_FLIGHT)? })
     }
 }
 
@@ -123,6 +123,8 @@ mod tests {
     fn the_fields_of_the_kernel_and_what_came_between_two_looks() {
         let old = "   10  0  80  5  4 0 64 20  0  17  25";
         let new = "  110 10 880 55 14 3 128 90 2 117 225 0 0 0 0 3 9\n";
+        assert_eq!(Requests::parse(new), Some(Requests { completed: 110 + 55 + 9, in_flight: 2 }));
+        assert_eq!((Requests::parse("1 2 3"), Requests::parse("none")), (None, None));
         let (old, new) = (DeviceIo::parse(old).unwrap(), DeviceIo::parse(new).unwrap());
         assert_eq!((old.reads, old.read_bytes, old.busy.as_millis()), (10, 80 * 512, 17));
         let all = new.since(&old).unwrap();
@@ -130,7 +132,6 @@ mod tests {
         assert_eq!((all.read_time.as_millis(), all.in_flight.as_millis()), (50, 200));
         assert_eq!((all.flushes, all.flush_time.as_millis()), (3, 9));
         assert_eq!(old.since(&new), None);
-        assert_eq!(Requests::parse(new), Some(Requests { completed: 110 + 55 + 9, in_flight: 2 }));
         assert_eq!((in_driver("       1        2\n"), in_driver("none")), (Some(3), None));
         for bad in ["", "1 2 3", "1 2 3 4 5 6 7 8 9 10 x"] {
             assert_eq!(DeviceIo::parse(bad), None, "{bad}");

@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 use rtvirtio_kernel::faults::{self, ProcessFaults};
 use rtvirtio_kernel::pressure::pressure_in;
 use rtvirtio_kernel::{ProcessId, Root};
-use rtvirtio_units::Nanos;
 
 use crate::late::StallTotal;
 use crate::sampler::{Options, Sampler, now};
@@ -83,12 +82,16 @@ impl MemoryWatch {
         let options =
             Options { name: "memory-watch".to_owned(), period_ns: PERIOD_NS, cpu: None, priority: None };
         let sampled = counters.clone();
-        let thread = Sampler::start(options, move |_| Finder::new(first), move |finder: &mut Finder, _| {
-            // The counters of a VM that ended cannot be read: ends the thread.
-            let reading = sampled.read()?;
-            finder.take(reading);
-            Some(reading.at)
-        })?;
+        let thread = Sampler::start(
+            options,
+            move |_| Finder::new(first),
+            move |finder: &mut Finder, _| {
+                // The counters of a VM that ended cannot be read: ends the thread.
+                let reading = sampled.read()?;
+                finder.take(reading);
+                Some(reading.at)
+            },
+        )?;
         Some(Self { thread, counters, first, all })
     }
 
@@ -185,6 +188,8 @@ impl Finder {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use rtvirtio_units::Nanos;
 
     use super::*;
 

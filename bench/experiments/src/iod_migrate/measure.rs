@@ -134,9 +134,8 @@ impl Place {
             std::fs::create_dir(side)?;
             *domain = Some(Backend::start_domain(side, &config(side, &served(dir)))?);
         }
-        let on = sides.map(|side| {
-            self.qemu(GuestDisk::VhostUser { socket: socket(&side), queues: Some(1) }, &side)
-        });
+        let on = sides
+            .map(|side| self.qemu(GuestDisk::VhostUser { socket: socket(&side), queues: Some(1) }, &side));
         let guest = MovingGuest::boot(DiskKind::Domain, on)?;
         Ok((domains, guest))
     }

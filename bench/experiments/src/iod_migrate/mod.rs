@@ -254,14 +254,8 @@ fn downtimes(ours: &Summary, peer: &Summary) -> Vec<Claim> {
     let (ratio, n) =
         if is_known { (ours.downtime_ms / peer.downtime_ms, ours.n.min(peer.n)) } else { (0.0, 0) };
     let mut claims = vec![
-        Claim::new(
-            "migrate.downtime_ratio",
-            "downtime over that on QEMU's own disk",
-            ratio,
-            "times",
-            n,
-        )
-        .at_most(DOWNTIME_RATIO),
+        Claim::new("migrate.downtime_ratio", "downtime over that on QEMU's own disk", ratio, "times", n)
+            .at_most(DOWNTIME_RATIO),
     ];
     let both = [("", "a guest on the I/O domain", ours), (".qemu", "one on QEMU's own disk", peer)];
     for (suffix, of, all) in both {

@@ -22,13 +22,7 @@ fn paging_is_named_where_the_vm_had_its_faults_itself() {
 /// the VM faults and waits again and again, for 40 ms each. A wait for CPUs may have delayed as
 /// many, by its sum.
 fn squeezed(late: u64, waits: Option<Stops>) -> Facts {
-    Facts {
-        late,
-        median: Nanos::from_millis(2),
-        ready: Some(0.02),
-        memory: waits,
-        ..with_faults(900, 940)
-    }
+    Facts { late, median: Nanos::from_millis(2), ready: Some(0.02), memory: waits, ..with_faults(900, 940) }
 }
 
 #[test]
