@@ -310,13 +310,28 @@ echo '{' >/var/lib/rtvirtio/JOURNAL
 if dpkg --remove rtvirtio; then echo 'removed over a journal that nobody can read'; exit 1; fi
 test -x /usr/bin/rtvirtio
 rm /var/lib/rtvirtio/JOURNAL
+# So does a systemd that does not say which disks are served.
+rm -rf /run/systemd /run/dbus
+mkdir -p /run/systemd/system
+if SYSTEMD_IGNORE_CHROOT=1 dpkg --remove rtvirtio; then echo 'removed without an answer of systemd'; exit 1; fi
+test -x /usr/bin/rtvirtio
+rm -r /run/systemd
+arrives() { echo 'https://github.com/rtvirtio/rtvirtio/contract/1' | sh /etc/libvirt/hooks/qemu.d/rtvirtio plc migrate begin -; }
+if arrives; then echo 'let in without an answer of the service'; exit 1; fi
 dpkg --remove rtvirtio
 test ! -e /usr/bin/rtvirtio
-test -e /etc/libvirt/hooks/qemu.d/rtvirtio
+# The hook stays until a purge, and refuses nothing without the program.
+arrives
 # The journal of a cluster's VM, whose contract is in force.
 mkdir -p /var/lib/rtvirtio/contracts/plc
 touch /var/lib/rtvirtio/contracts/plc/JOURNAL
 sh /var/lib/dpkg/info/rtvirtio.postrm purge
+test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
+# A search that fails has not shown that there is none.
+mkdir /tmp/broken
+printf '#!/bin/sh\nexit 1\n' >/tmp/broken/find
+chmod 755 /tmp/broken/find
+PATH=/tmp/broken:$PATH sh /var/lib/dpkg/info/rtvirtio.postrm purge
 test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
 rm /var/lib/rtvirtio/contracts/plc/JOURNAL
 dpkg --purge rtvirtio
