@@ -298,7 +298,12 @@ bash -c '. /usr/share/bash-completion/completions/rtvirtio && complete -p rtvirt
 test -x /etc/libvirt/hooks/qemu.d/rtvirtio
 dpkg --install rtvirtio-pacemaker_*.deb
 test -f /usr/lib/systemd/system/rtvirtio-pacemaker.service
+wants=/etc/systemd/system/multi-user.target.wants
+mkdir -p $wants
+for unit in rtvirtio-pacemaker rtvirtiod rtvirtio-iod@a; do ln -sf /usr/lib/systemd/system/$unit.service $wants/$unit.service; done
 dpkg --purge rtvirtio-pacemaker
+test ! -L $wants/rtvirtio-pacemaker.service
+test -L $wants/rtvirtiod.service
 test ! -e /usr/lib/systemd/system/rtvirtio-pacemaker.service
 echo '# ours' >>/etc/libvirt/hooks/qemu.d/rtvirtio
 # An upgrade keeps what the administrator has changed.
@@ -336,7 +341,10 @@ chmod 755 /tmp/broken/find
 PATH=/tmp/broken:$PATH sh /var/lib/dpkg/info/rtvirtio.postrm purge
 test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
 rm /var/lib/rtvirtio/contracts/plc/JOURNAL
+ln -sf /usr/lib/systemd/system/rtvirtiod.service $wants/rtvirtiod.service
 dpkg --purge rtvirtio
+test ! -L $wants/rtvirtiod.service
+test ! -L $wants/rtvirtio-iod@a.service
 test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
 test ! -e /var/lib/rtvirtio
 "#;
