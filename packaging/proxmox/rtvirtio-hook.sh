@@ -13,7 +13,7 @@ pre-start)
         "http://localhost/v1/arrivals?proxmox=$1" 2>/dev/null </dev/null)
     case $answer in
     *409)
-        echo "rtvirtio: $answer" | sed -n '1s/{"error":"\(.*\)"}$/\1/p' >&2
+        printf 'rtvirtio: %s\n' "$answer" | sed -n '1s/{"error":"\(.*\)"}$/\1/p' >&2
         exit 1
         ;;
     esac

@@ -310,7 +310,12 @@ bash -c '. /usr/share/bash-completion/completions/rtvirtio && complete -p rtvirt
 test -x /etc/libvirt/hooks/qemu.d/rtvirtio
 dpkg --install rtvirtio-pacemaker_*.deb
 test -f /usr/lib/systemd/system/rtvirtio-pacemaker.service
+wants=/etc/systemd/system/multi-user.target.wants
+mkdir -p $wants
+for unit in rtvirtio-pacemaker rtvirtiod rtvirtio-iod@a; do ln -sf /usr/lib/systemd/system/$unit.service $wants/$unit.service; done
 dpkg --purge rtvirtio-pacemaker
+test ! -L $wants/rtvirtio-pacemaker.service
+test -L $wants/rtvirtiod.service
 test ! -e /usr/lib/systemd/system/rtvirtio-pacemaker.service
 echo '# ours' >>/etc/libvirt/hooks/qemu.d/rtvirtio
 # An upgrade keeps what the administrator has changed.
@@ -322,16 +327,36 @@ echo '{' >/var/lib/rtvirtio/JOURNAL
 if dpkg --remove rtvirtio; then echo 'removed over a journal that nobody can read'; exit 1; fi
 test -x /usr/bin/rtvirtio
 rm /var/lib/rtvirtio/JOURNAL
+# So does a systemd that does not say which disks are served.
+rm -rf /run/systemd /run/dbus
+mkdir -p /run/systemd/system
+if SYSTEMD_IGNORE_CHROOT=1 dpkg --remove rtvirtio; then echo 'removed without an answer of systemd'; exit 1; fi
+test -x /usr/bin/rtvirtio
+# Nor does it leave an upgrade half done.
+SYSTEMD_IGNORE_CHROOT=1 dpkg --force-confold --install rtvirtio_*.deb
+rm -r /run/systemd
+arrives() { echo 'https://github.com/rtvirtio/rtvirtio/contract/1' | sh /etc/libvirt/hooks/qemu.d/rtvirtio plc migrate begin -; }
+if arrives; then echo 'let in without an answer of the service'; exit 1; fi
 dpkg --remove rtvirtio
 test ! -e /usr/bin/rtvirtio
-test -e /etc/libvirt/hooks/qemu.d/rtvirtio
+# The hook stays until a purge, and refuses nothing without the program.
+arrives
 # The journal of a cluster's VM, whose contract is in force.
 mkdir -p /var/lib/rtvirtio/contracts/plc
 touch /var/lib/rtvirtio/contracts/plc/JOURNAL
 sh /var/lib/dpkg/info/rtvirtio.postrm purge
 test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
+# A search that fails has not shown that there is none.
+mkdir /tmp/broken
+printf '#!/bin/sh\nexit 1\n' >/tmp/broken/find
+chmod 755 /tmp/broken/find
+PATH=/tmp/broken:$PATH sh /var/lib/dpkg/info/rtvirtio.postrm purge
+test -e /var/lib/rtvirtio/contracts/plc/JOURNAL
 rm /var/lib/rtvirtio/contracts/plc/JOURNAL
+ln -sf /usr/lib/systemd/system/rtvirtiod.service $wants/rtvirtiod.service
 dpkg --purge rtvirtio
+test ! -L $wants/rtvirtiod.service
+test ! -L $wants/rtvirtio-iod@a.service
 test ! -e /etc/libvirt/hooks/qemu.d/rtvirtio
 test ! -e /var/lib/rtvirtio
 "#;

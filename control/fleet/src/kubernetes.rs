@@ -58,7 +58,7 @@ impl Kubernetes {
 
 /// A name as Kubernetes takes it: letters, digits, `-`, `_` and `.`, with a letter or digit at its
 /// end.
-fn name(resource: Resource<'_>) -> String {
+pub(crate) fn name(resource: Resource<'_>) -> String {
     let (kind, of) = match resource {
         Resource::Disk(of) => ("disk", of),
         Resource::Network(of) => ("net", of),

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use rtvirtio_capacity::{Contract, Node, OnDisk};
+use rtvirtio_capacity::{Contract, Node, OnDisk, Resource};
 use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text, read_named_text};
 use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
+use crate::{kubernetes, openstack};
 
 /// Limit of hosts, and of contracts: more take minutes and gigabytes.
 const MAX_ENTRIES: u64 = 500_000;
@@ -110,6 +111,7 @@ fn parse(path: &Path, text: &str) -> Result<Fleet, FleetError> {
         fleet.add_contracts(entry, dir, &form)?;
     }
     fleet.refuse_two_of_one_name(&form)?;
+    fleet.refuse_resources_of_one_name(&form)?;
     fleet.choose_shapes();
     Ok(fleet)
 }
@@ -201,6 +203,29 @@ impl Fleet {
         }
     }
 
+    /// Cluster engines know resources by plainer names: of two with one name only one would count.
+    fn refuse_resources_of_one_name(&self, form: &Form<'_>) -> Result<(), FleetError> {
+        let engines: [(&str, fn(Resource<'_>) -> String); 2] =
+            [("OpenStack", openstack::class), ("Kubernetes", kubernetes::name)];
+        for (engine, name) in engines {
+            let mut known: BTreeMap<String, Resource<'_>> = BTreeMap::new();
+            for resource in self.classes.iter().flat_map(devices) {
+                let plain = name(resource);
+                let first = *known.entry(plain.clone()).or_insert(resource);
+                if first != resource {
+                    let [first, second] = [first, resource].map(|r| match r {
+                        Resource::Disk(Some(name)) | Resource::Network(Some(name)) => name,
+                        _ => "",
+                    });
+                    return Err(form(format!(
+                        "{first:?} and {second:?} are both {plain} in {engine}: rename one of them"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn add_kind(&mut self, contract: Contract) -> usize {
         self.kinds.push(contract);
         self.kinds.len() - 1
@@ -232,6 +257,12 @@ impl Fleet {
             }
         }
     }
+}
+
+/// Disks and networks of a kind of host.
+fn devices(node: &Node) -> impl Iterator<Item = Resource<'_>> {
+    let disks = node.disks.iter().map(|d| Resource::Disk(d.name.as_deref()));
+    disks.chain(node.networks.iter().map(|n| Resource::Network(n.name.as_deref())))
 }
 
 fn unread(path: &Path) -> impl FnOnce(io::Error) -> FleetError + '_ {

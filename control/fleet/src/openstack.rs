@@ -68,7 +68,7 @@ pub fn resources(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
 }
 
 /// Name of a resource class: capitals, digits and underscores only, as Placement requires.
-fn class(resource: Resource<'_>) -> String {
+pub(crate) fn class(resource: Resource<'_>) -> String {
     let (kind, name) = match resource {
         Resource::Disk(name) => (DISK, name),
         Resource::Network(name) => (NET, name),

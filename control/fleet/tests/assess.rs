@@ -156,6 +156,18 @@ fn mistakes_name_the_key() {
             format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ f = {{ link = \"1Gbit/s\", mtu = 20 }} }}\n"),
             "68 to 9216",
         ),
+        (
+            format!("{host}twin = \"qlc-nvme\"\nnetworks = {{ a-b = \"1Gbit/s\", a_b = \"1Gbit/s\" }}\n"),
+            "\"a-b\" and \"a_b\" are both CUSTOM_RTVIRTIO_NET_A_B in OpenStack",
+        ),
+        // On another host too: a request of the one would be taken from the other.
+        (
+            format!(
+                "{host}twin = \"qlc-nvme\"\nnetworks = {{ up = \"1Gbit/s\" }}\n\
+                 [[host]]\nname = \"i\"\ntwin = \"qlc-nvme\"\nnetworks = {{ UP = \"1Gbit/s\" }}\n"
+            ),
+            "\"up\" and \"UP\" are both",
+        ),
     ] {
         let error = fleet(dir.path(), &text).unwrap_err();
         assert!(error.to_string().contains(says), "{error} of {text}");

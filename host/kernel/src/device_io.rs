@@ -123,7 +123,7 @@ mod tests {
     fn the_fields_of_the_kernel_and_what_came_between_two_looks() {
         let old = "   10  0  80  5  4 0 64 20  0  17  25";
         let new = "  110 10 880 55 14 3 128 90 2 117 225 0 0 0 0 3 9\n";
-        assert_eq!(Requests::parse(new), Some(Requests { completed: 110 + 55 + 9, in_flight: 2 }));
+        assert_eq!(Requests::parse(new), Some(Requests { completed: 110 + 14 + 3, in_flight: 2 }));
         assert_eq!((Requests::parse("1 2 3"), Requests::parse("none")), (None, None));
         let (old, new) = (DeviceIo::parse(old).unwrap(), DeviceIo::parse(new).unwrap());
         assert_eq!((old.reads, old.read_bytes, old.busy.as_millis()), (10, 80 * 512, 17));

@@ -95,6 +95,7 @@ fn everything() -> String {
             cgroup: None,
         }],
         targets: vec![target],
+        looked_s: Some(1.0),
         ..VmObservation::default()
     };
     let row = WaitRow {
@@ -241,6 +242,23 @@ fn the_dashboard_shows_what_is_exported() {
         }
     }
     assert!(seen >= 25, "{seen}");
+}
+
+/// An alert on a name that is not exported, or but for a state that does not exist, says nothing.
+#[test]
+fn the_alerts_of_the_guide_ask_for_what_is_exported() {
+    const GUIDE: &str = include_str!("../../../../../docs/guide/service.md");
+    let text = everything();
+    let rules: Vec<&str> = GUIDE.lines().filter_map(|line| line.strip_prefix("    expr: ")).collect();
+    assert!(rules.len() >= 6, "{rules:?}");
+    for rule in rules {
+        let name = rule.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
+        assert!(name == "up" || text.contains(&format!("# TYPE {name} ")), "{rule}");
+    }
+    let states = GUIDE.split("state!~\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    for state in states.split('|') {
+        assert!(serde_json::from_value::<crate::VmState>(state.into()).is_ok(), "{state}");
+    }
 }
 
 #[test]
