@@ -1,41 +1,26 @@
 //! `cores` on a host of two sockets, each a NUMA node of four cores with two threads: a VM's whole
 //! life. In the box, because the machine that runs the tests need not be such a host.
 
+// Not beside this file, where cargo would take it for a test of its own.
+#[path = "boxed/inside.rs"]
+mod inside;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_kernel::{Root, topology};
-use rtvirtio_testbed::boxed::{self, BoxRun};
-use rtvirtio_testbed::image::{self, Kernel};
 use rtvirtio_testkit::{HANG, Machine, ThreadCpus};
 
-/// A run takes about two minutes on two free cores; beyond this it hangs.
-const LIMIT: Duration = Duration::from_secs(600);
 const MOUNT: &str = "/sys/fs/cgroup";
 const STATE: &str = "/root/state";
 
 #[test]
 fn cpus_of_vms_on_a_host_of_two_sockets() {
-    let test = "cpus_of_vms_on_a_host_of_two_sockets";
-    let image = match boxed::ensure_kernel(&image::default_cache(), Kernel::Standard, &|l| eprintln!("{l}")) {
-        Ok(image) => image,
-        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
-    };
-    let me = std::env::current_exe().unwrap();
-    let name = me.file_name().unwrap().to_str().unwrap();
-    let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
-    let mut run = BoxRun::new(&script, LIMIT);
-    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
-    run.programs = &programs;
-    run.two_sockets = true;
-    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
-    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
-    assert!(out.output.contains("1 passed"), "{}", out.output);
-    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+    inside::run("cpus_of_vms_on_a_host_of_two_sockets");
 }
 
 /// A VM of so many vCPUs that runs no system, alone in its cgroup.

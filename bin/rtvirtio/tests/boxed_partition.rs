@@ -1,6 +1,10 @@
 //! A VM with `partition = true`: reservations on two CPUs of sixteen, on a kernel that makes the
 //! partition. In the box, because the machine that runs the tests need not have cgroup v2.
 
+// Not beside this file, where cargo would take it for a test of its own.
+#[path = "boxed/inside.rs"]
+mod inside;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -10,13 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rtvirtio_kernel::{Root, partition_fault, root_domain, sched, task};
-use rtvirtio_testbed::boxed::{self, BoxRun};
-use rtvirtio_testbed::image::{self, Kernel};
 use rtvirtio_testkit::Machine;
 use serde_json::Value;
 
-/// A run takes about a minute on two free cores; beyond this it hangs.
-const LIMIT: Duration = Duration::from_secs(600);
 const MOUNT: &str = "/sys/fs/cgroup";
 /// Groups above the VM's, which give no controller to those below.
 const SLICES: [&str; 2] = ["/machine.slice", "/machine.slice/machine-plc.slice"];
@@ -27,22 +27,7 @@ const WAKE_EVERY: Duration = Duration::from_millis(20);
 
 #[test]
 fn a_partition_of_a_vm_on_a_host_of_sixteen_cpus() {
-    let test = "a_partition_of_a_vm_on_a_host_of_sixteen_cpus";
-    let image = match boxed::ensure_kernel(&image::default_cache(), Kernel::Standard, &|l| eprintln!("{l}")) {
-        Ok(image) => image,
-        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
-    };
-    let me = std::env::current_exe().unwrap();
-    let name = me.file_name().unwrap().to_str().unwrap();
-    let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
-    let mut run = BoxRun::new(&script, LIMIT);
-    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
-    run.programs = &programs;
-    run.two_sockets = true;
-    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
-    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
-    assert!(out.output.contains("1 passed"), "{}", out.output);
-    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+    inside::run("a_partition_of_a_vm_on_a_host_of_sixteen_cpus");
 }
 
 fn rtvirtio(args: &[&str]) -> Output {

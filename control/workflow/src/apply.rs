@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
-    ApplyError, Line, Machine, Observer, OnConflict, Reverted, Session, Silent, StateDir, Step, Write,
-    append, dry_run, merge,
+    ApplyError, Line, Machine, OnConflict, Reverted, Session, Silent, StateDir, Write, append, dry_run, merge,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_model::{Config, ModelKind, Profile};
@@ -35,6 +34,7 @@ use crate::progress::Progress;
 use crate::scopes::Scopes;
 use crate::site::Site;
 use crate::started::{self, StartedVm};
+use crate::stop_on_cancel::StopOnCancel;
 use crate::traffic;
 
 mod taken;
@@ -394,7 +394,7 @@ impl Resolved {
         }
         let root = Root::default();
         let applied =
-            session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress));
+            session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel::new(progress));
         if applied.is_err() {
             // A superfluous note is removed by the next step and has no effect until then.
             let _ = acting::settle(dirs);
@@ -477,16 +477,5 @@ pub fn revert_all(dirs: &Dirs) -> Result<usize> {
         None => Ok(0),
         Some(reverted) if reverted.done => Ok(reverted.outcomes.len()),
         Some(reverted) => bail!(NotPutBack, "{}", reverted.summary()),
-    }
-}
-
-/// Ctrl-C between two writes puts everything back.
-struct StopOnCancel<'a>(&'a dyn Progress);
-
-impl Observer for StopOnCancel<'_> {
-    fn step(&mut self, _: Step) {}
-
-    fn stop(&mut self) -> bool {
-        self.0.is_cancelled()
     }
 }

@@ -64,6 +64,7 @@ pub mod site;
 pub mod start_up;
 pub mod started;
 pub mod starts;
+mod stop_on_cancel;
 pub mod systemd_units;
 pub mod traffic;
 pub mod tune;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use rtvirtio_kernel::leftovers;
 use serde::Serialize;
 
+use crate::asleep::when_it_has_run;
 use crate::capture::{Line, capture, value_of};
 use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal};
@@ -130,7 +131,7 @@ fn write_all(
         if observer.stop() {
             return Err(ApplyError::Interrupted);
         }
-        match write_one(entry, machine) {
+        match when_it_has_run(entry, machine, observer, || write_one(entry, machine)) {
             Ok(written) => unchanged += usize::from(written.is_none()),
             Err(e) => left.extend(leave(entry, e, machine)?.map(|of| (entry.id, of))),
         }

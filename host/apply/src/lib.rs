@@ -33,6 +33,7 @@ mod units;
 
 pub use amend::Amended;
 pub use apply::{Applied, Left, LeftCause};
+pub use asleep::Pauses;
 pub use capture::{Line, dry_run, unkept};
 pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA, KnownJournal};

@@ -12,7 +12,6 @@ use rtvirtio_kernel::{Root, task, text};
 use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
 
-use crate::asleep::set_when_it_has_run;
 use crate::points::between_in_process;
 use crate::resctrl;
 use crate::systemd::{self, Unit};
@@ -141,7 +140,7 @@ impl HostFiles for Root {
     }
 
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        between_in_process(|| set_when_it_has_run(self, pid, tid, attr)).map_err(|e| {
+        between_in_process(|| sched::set(tid, attr)).map_err(|e| {
             if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) {
                 return e;
             }

@@ -34,6 +34,12 @@ pub trait Observer {
     fn stop(&mut self) -> bool {
         false
     }
+
+    /// Waits a moment for threads that sleep since their CPUs changed, which the kernel refuses a
+    /// reservation meanwhile; `false` without a wait where the refusal is to count.
+    fn wait_for_sleepers(&mut self) -> bool {
+        false
+    }
 }
 
 /// Observer that ignores every step and never stops.
