@@ -30,7 +30,8 @@ use crate::control::{Control, Served, reload};
 use crate::manager::Manager;
 use crate::sandbox::Sandbox;
 
-/// Longest time from a signal to the end, for requests at devices: well below that of systemd, 90 s.
+/// Longest time from a signal to the end, for requests at devices: well below that of systemd, 90
+/// s.
 const END: Duration = Duration::from_secs(10);
 
 /// Serves disks and network cards of VMs over vhost-user; schedules every request and frame.

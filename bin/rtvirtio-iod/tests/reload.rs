@@ -173,8 +173,8 @@ fn a_disk_grows_under_its_guest() {
     assert_eq!(Client::connect(&socket, Options::default()).unwrap().capacity, 12 << 20);
 }
 
-/// A disk that may move was longer where its guest comes from: the guest sees that here too, without
-/// a reload. One that was cut keeps its size.
+/// A disk that may move was longer where its guest comes from: the guest sees that here too,
+/// without a reload. One that was cut keeps its size.
 #[test]
 fn a_guest_that_arrives_sees_a_disk_that_has_grown_elsewhere() {
     let dir = disk(8);

@@ -401,8 +401,8 @@ impl Arrivals {
         self.all.iter().any(|of| of.stored.until_ms <= now.ms)
     }
 
-    /// Renews reservations whose time is over for [`USUAL_HOLD`] where `why` gives a reason. Returns
-    /// these VMs with their reasons, and why the rest was not stored.
+    /// Renews reservations whose time is over for [`USUAL_HOLD`] where `why` gives a reason.
+    /// Returns these VMs with their reasons, and why the rest was not stored.
     pub fn renew(
         &mut self,
         state: &Path,

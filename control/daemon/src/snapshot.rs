@@ -256,8 +256,8 @@ impl Snapshot {
         self
     }
 
-    /// The VM of libvirt with this name and UUID: its contract names it so, or no contract does, and
-    /// one that does not name it by libvirt has its name.
+    /// The VM of libvirt with this name and UUID: its contract names it so, or no contract does,
+    /// and one that does not name it by libvirt has its name.
     pub(crate) fn of_domain(&self, name: &str, uuid: &str) -> Option<&VmSnapshot> {
         let uri = self.libvirt.as_deref().unwrap_or(LibvirtDomain::DEFAULT_URI);
         let is_domain = |vm: &&VmSnapshot| {

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 
 use rtvirtio_capacity::{Permille, Resource, Scalars, WHOLE};
-use rtvirtio_spec::dashed;
 use serde::Serialize;
 
+use crate::engine_names::kubernetes_name;
 use crate::load::{Fleet, FleetHost};
 
 /// DNS domain of the extended resources.
 const DOMAIN: &str = "rtvirtio.io";
-/// Longest name of a resource behind its domain, in bytes.
-const LONGEST_NAME: usize = 63;
 
 /// Patches of nodes and requests of pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,42 +40,16 @@ impl Kubernetes {
             let operation = |(resource, p): (Resource<'_>, Permille)| Operation {
                 op: "add",
                 // A slash in a name is ~1 in a JSON pointer (RFC 6901).
-                path: format!("/status/capacity/{DOMAIN}~1{}", name(resource)),
+                path: format!("/status/capacity/{DOMAIN}~1{}", kubernetes_name(resource)),
                 value: WHOLE.0.saturating_sub(p.0).to_string(),
             };
             (host.name.clone(), fleet.classes[host.class].by_resource(taken).map(operation).collect())
         };
-        let requests = fleet.requests(|resource| format!("{DOMAIN}/{}", name(resource)));
+        let requests = fleet.requests(|resource| format!("{DOMAIN}/{}", kubernetes_name(resource)));
         let text = |(name, n): (String, u32)| (name, n.to_string());
         Self {
             patches: fleet.hosts.iter().zip(&fleet.taken()).map(patch).collect(),
             requests: requests.into_iter().map(|(vm, of)| (vm, of.into_iter().map(text).collect())).collect(),
         }
-    }
-}
-
-/// A name as Kubernetes takes it: letters, digits, `-`, `_` and `.`, with a letter or digit at its
-/// end.
-pub(crate) fn name(resource: Resource<'_>) -> String {
-    let (kind, of) = match resource {
-        Resource::Disk(of) => ("disk", of),
-        Resource::Network(of) => ("net", of),
-        Resource::Cpu => ("cpu", None),
-    };
-    let Some(of) = of else { return kind.to_owned() };
-    let all: String = dashed(&format!("{kind}-{of}")).chars().take(LONGEST_NAME).collect();
-    all.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_those_that_kubernetes_takes() {
-        assert_eq!(name(Resource::Disk(None)), "disk");
-        assert_eq!(name(Resource::Disk(Some("fast ssd"))), "disk-fast-ssd");
-        assert_eq!(name(Resource::Network(Some("field."))), "net-field");
-        assert_eq!(name(Resource::Network(Some(&"x".repeat(90)))).len(), LONGEST_NAME);
     }
 }

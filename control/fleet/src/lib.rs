@@ -8,6 +8,7 @@ mod assess;
 mod buckets;
 mod cluster;
 mod demand;
+mod engine_names;
 mod file;
 mod host;
 mod kubernetes;

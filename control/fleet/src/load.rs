@@ -8,8 +8,8 @@ use rtvirtio_capacity::{Contract, Node, OnDisk, Resource};
 use rtvirtio_kernel::trusted::{CONFIG_LIMIT, read_config_text, read_named_text};
 use rtvirtio_spec::{Criticality, HostHandle, HostSpec, Reach, Vm};
 
+use crate::engine_names::{kubernetes_name, openstack_class};
 use crate::file::{ContractsEntry, FleetError, FleetFile, HostEntry, Share};
-use crate::{kubernetes, openstack};
 
 /// Limit of hosts, and of contracts: more take minutes and gigabytes.
 const MAX_ENTRIES: u64 = 500_000;
@@ -205,12 +205,11 @@ impl Fleet {
 
     /// Cluster engines know resources by plainer names: of two with one name only one would count.
     fn refuse_resources_of_one_name(&self, form: &Form<'_>) -> Result<(), FleetError> {
-        let engines: [(&str, fn(Resource<'_>) -> String); 2] =
-            [("OpenStack", openstack::class), ("Kubernetes", kubernetes::name)];
-        for (engine, name) in engines {
+        for engine in ["OpenStack", "Kubernetes"] {
             let mut known: BTreeMap<String, Resource<'_>> = BTreeMap::new();
             for resource in self.classes.iter().flat_map(devices) {
-                let plain = name(resource);
+                let is_openstack = engine == "OpenStack";
+                let plain = if is_openstack { openstack_class(resource) } else { kubernetes_name(resource) };
                 let first = *known.entry(plain.clone()).or_insert(resource);
                 if first != resource {
                     let [first, second] = [first, resource].map(|r| match r {

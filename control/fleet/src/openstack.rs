@@ -2,17 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_capacity::{Node, Permille, Resource, Scalars, WHOLE};
+use rtvirtio_capacity::{Node, Permille, Scalars, WHOLE};
 use serde::{Deserialize, Serialize};
 
+use crate::engine_names::openstack_class;
 use crate::load::{Fleet, FleetHost};
-
-/// Resource class of the share of each CPU.
-const CPU: &str = "CUSTOM_RTVIRTIO_CPU";
-/// Resource class of a host's only disk; for named disks followed by the name.
-const DISK: &str = "CUSTOM_RTVIRTIO_DISK";
-/// Resource class of a host's only network; for named networks followed by the name.
-const NET: &str = "CUSTOM_RTVIRTIO_NET";
 
 /// Resource classes, inventories and extra specs for Placement and Nova.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,7 +50,7 @@ impl OpenStack {
             inventories.values().flat_map(|i| i.keys().cloned()).collect();
         resource_classes.sort_unstable();
         resource_classes.dedup();
-        let flavors = fleet.requests(|resource| format!("resources:{}", class(resource)));
+        let flavors = fleet.requests(|resource| format!("resources:{}", openstack_class(resource)));
         Self { resource_classes, inventories, flavors }
     }
 }
@@ -64,21 +58,7 @@ impl OpenStack {
 /// Shares taken of a host by resource class, with an entry for each resource that it has.
 #[must_use]
 pub fn resources(node: &Node, of: &Scalars) -> Vec<(String, Permille)> {
-    node.by_resource(of).map(|(resource, p)| (class(resource), p)).collect()
-}
-
-/// Name of a resource class: capitals, digits and underscores only, as Placement requires.
-pub(crate) fn class(resource: Resource<'_>) -> String {
-    let (kind, name) = match resource {
-        Resource::Disk(name) => (DISK, name),
-        Resource::Network(name) => (NET, name),
-        Resource::Cpu => (CPU, None),
-    };
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    name.map_or_else(
-        || kind.to_owned(),
-        |name| format!("{kind}_{}", name.chars().map(plain).collect::<String>()),
-    )
+    node.by_resource(of).map(|(resource, p)| (openstack_class(resource), p)).collect()
 }
 
 impl Inventory {

@@ -28,8 +28,8 @@ pub fn terminal(s: &str, ascii: bool) -> String {
         .collect()
 }
 
-/// Text of several lines for a terminal, of which parts may not have passed through [`terminal`]: of
-/// escape sequences only colours stay, as the report writes them (`ESC [ NUMBERS m`).
+/// Text of several lines for a terminal, of which parts may not have passed through [`terminal`]:
+/// of escape sequences only colours stay, as the report writes them (`ESC [ NUMBERS m`).
 #[must_use]
 pub fn terminal_lines(s: &str) -> String {
     let mut out = String::with_capacity(s.len());

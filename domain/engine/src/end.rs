@@ -4,43 +4,9 @@ use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use rtvirtio_sched::{IndexVec, VmId};
-
 use crate::confine::{Confine, Role};
-use crate::disk::Member;
 use crate::log::write_line;
-use crate::network::RunningNetwork;
 use crate::running::Running;
-
-/// Disks and ports whose servers are closed, with the names of their devices and networks.
-/// Dropping them waits until nothing of them is in flight.
-#[derive(Debug, Default)]
-pub(crate) struct Closed {
-    pub(crate) devices: Vec<(String, IndexVec<VmId, Option<Member>>)>,
-    pub(crate) networks: Vec<(String, RunningNetwork)>,
-}
-
-impl Closed {
-    /// Devices and networks of which something is in flight still, with their disks and ports.
-    pub(crate) fn unended(&self) -> Vec<String> {
-        let mut all = Vec::new();
-        for (device, places) in &self.devices {
-            let left = places.iter().flatten().filter(|disk| !disk.server.has_ended());
-            let left: Vec<&str> = left.map(Member::name).collect();
-            if !left.is_empty() {
-                all.push(format!("device {device} (disks: {})", left.join(", ")));
-            }
-        }
-        for (network, running) in &self.networks {
-            let left = running.members().filter(|(_, port)| !port.server.has_ended());
-            let left: Vec<&str> = left.map(|(_, port)| port.name.as_str()).collect();
-            if !left.is_empty() {
-                all.push(format!("network {network} (ports: {})", left.join(", ")));
-            }
-        }
-        all
-    }
-}
 
 /// Limit for the end of the process.
 #[derive(Debug)]
@@ -49,8 +15,8 @@ pub struct EndLimit {
 }
 
 impl EndLimit {
-    /// Starts the thread that ends the process `limit` after [`Self::begin`], unless it has ended by
-    /// itself before: requests that a device has not completed are left to it.
+    /// Starts the thread that ends the process `limit` after [`Self::begin`], unless it has ended
+    /// by itself before: requests that a device has not completed are left to it.
     ///
     /// # Errors
     /// The thread cannot be started or confined.

@@ -84,8 +84,8 @@ pub(crate) fn lock(state: &State, growths: &[Growth]) -> Result<(), ReloadError>
     Ok(())
 }
 
-/// Gives a disk that its guest has begun to use the size that it has by now. Returns the changes, in
-/// words.
+/// Gives a disk that its guest has begun to use the size that it has by now. Returns the changes,
+/// in words.
 ///
 /// # Errors
 /// As [`find`] and [`lock`]; then nothing is changed.

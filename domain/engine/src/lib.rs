@@ -17,6 +17,7 @@
 //! and `docs/explanation/threat-model.md`.
 
 pub mod blk;
+mod closed;
 pub mod confine;
 mod disk;
 pub mod domain;

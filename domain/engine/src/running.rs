@@ -13,8 +13,8 @@ use rtvirtio_domain_resources::handover::{AdoptedDisk, Passed, PassedDisk, is_be
 use rtvirtio_domain_resources::listen::AdoptedSocket;
 use rtvirtio_sched::{Config, IndexVec, VmConfig, VmId};
 
+use crate::closed::Closed;
 use crate::disk::{Member, Part, disk_info, engine_disk, serve_disk};
-use crate::end::Closed;
 use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
 use crate::error::DomainError;
 use crate::growth::{self, Growth};

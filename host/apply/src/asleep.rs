@@ -107,8 +107,8 @@ mod tests {
 
     use super::*;
 
-    /// Number of writes, and of pauses, of a thread with this course: whether each write is refused,
-    /// and whether each look finds the thread off its CPUs.
+    /// Number of writes, and of pauses, of a thread with this course: whether each write is
+    /// refused, and whether each look finds the thread off its CPUs.
     fn play(refused: &[bool], off: &[bool], pauses: u32) -> (Result<(), &'static str>, usize, u32) {
         let (writes, looks, paused) = (Cell::new(0), Cell::new(0), Cell::new(0));
         let next = |of: &Cell<usize>| of.replace(of.get() + 1);

@@ -218,20 +218,22 @@ fn begin(phase: Phase, source: &mut QemuGuest, target: &QemuGuest) -> anyhow::Re
         source.pause_before_switchover()?;
     }
     source.begin_migration(target)?;
+    if phase == Phase::Begun {
+        return Ok(());
+    }
     let begin = Instant::now();
-    while phase != Phase::Begun {
+    loop {
         let seen = source.query_migration()?;
         let status = seen["status"].as_str().unwrap_or_default();
         match (phase, status) {
             (_, "failed" | "cancelled") => bail!("it failed before the kill: {seen}"),
-            (Phase::Active, "active") if seen["ram"]["dirty-sync-count"].as_u64() >= Some(2) => break,
-            (Phase::Stopped, "pre-switchover") | (Phase::Completed, "completed") => break,
+            (Phase::Active, "active") if seen["ram"]["dirty-sync-count"].as_u64() >= Some(2) => return Ok(()),
+            (Phase::Stopped, "pre-switchover") | (Phase::Completed, "completed") => return Ok(()),
             (_, "completed") => bail!("it completed before the kill"),
             _ if begin.elapsed() > PATIENCE => bail!("phase {} is not reached: {seen}", phase.as_str()),
             _ => thread::sleep(POLL),
         }
     }
-    Ok(())
 }
 
 fn strike(

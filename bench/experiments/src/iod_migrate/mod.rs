@@ -5,8 +5,8 @@
 //! guest moves between two QEMUs, one on each. The same guest on QEMU's own virtio-blk, on a file
 //! of its own, moves in turn with it. Both guests write and verify all the time.
 //!
-//! The disk has a reservation on both I/O domains, which is looked at after each arrival. Migrations
-//! of further guests are killed in each phase: source, target, and either I/O domain.
+//! The disk has a reservation on both I/O domains, which is looked at after each arrival.
+//! Migrations of further guests are killed in each phase: source, target, and either I/O domain.
 //!
 //! The log of written pages is measured without a VM: requests per second of one disk with the log
 //! in use, with `migrate = true` alone, and without it, in turn.

@@ -118,7 +118,8 @@ pub struct BenchIodMigrateArgs {
     /// Rounds of requests/s with the log and without it
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
-    /// Migrations of which source, target or an I/O domain is killed; 16 are all parts in all phases
+    /// Migrations of which source, target or an I/O domain is killed; 16 are all parts in all
+    /// phases
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub kills: u32,
     /// Output options

@@ -154,9 +154,9 @@ impl LinuxHost {
         ended
     }
 
-    /// Renews reservations whose time is over where the VM is here and has no contract in force yet,
-    /// as one that is still being moved, or where that is not known. Returns these VMs with their
-    /// reasons, and why they were not stored.
+    /// Renews reservations whose time is over where the VM is here and has no contract in force
+    /// yet, as one that is still being moved, or where that is not known. Returns these VMs with
+    /// their reasons, and why they were not stored.
     pub(crate) fn renew_arrivals(&mut self) -> (Vec<EndedArrival>, Option<String>) {
         let Ok(now) = BootTime::read(&self.root) else { return (Vec::new(), None) };
         if !self.arrivals.is_due(&now) {
