@@ -44,7 +44,7 @@ pub use deadline::{domain_of, has_part};
 pub use demand::{Asked, Choice, CurveChoice, Demand, DemandError, MARGIN, Neighbours, find, find_all};
 pub use ending::release_ending;
 pub use error::CpuError;
-pub use grant::{Grant, Load};
+pub use grant::{Grant, Load, Over};
 pub use keep::{resplit, take_in};
 pub use managed::{is_helper_process, room, room_beyond, room_load};
 pub use order::{Level, Order, attr, going_before, levels};

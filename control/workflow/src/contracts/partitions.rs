@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_apply::{Write, has_systemd};
-use rtvirtio_cpu::{Cores, Partition, domain_of, partition_writes};
+use rtvirtio_cpu::{Backend, Cores, Grant, Partition, Probe, admit, choose, domain_of, partition_writes};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{PartitionError, Root, partition_fault, partition_support};
 use rtvirtio_vmm::Thread;
 
 use super::{Contracted, InForce, VmCpu};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Context as _, Error, Kind, Result, bail};
 
 /// Reason for which another program than `rtvirtio apply` makes no partition.
 pub(super) const BY_APPLY_ALONE: &str = "`partition = true` in `cores` is for `rtvirtio apply` alone: the groups above the VM \
@@ -26,6 +26,47 @@ fn error(vm: &str, error: &PartitionError) -> Error {
 /// Checks that this kernel makes partitions, for a VM that may not run yet.
 pub(super) fn check(root: &Root, vm: &str) -> Result<()> {
     partition_support(root).map_err(|e| error(vm, &e))
+}
+
+/// CPUs of all partitions that a spec asks for.
+pub(super) fn cpus<'a>(all: impl Iterator<Item = &'a rtvirtio_spec::Cores>) -> BTreeSet<u32> {
+    all.filter_map(rtvirtio_spec::Cores::partition).flatten().copied().collect()
+}
+
+/// CPUs of the root domain that a contract's deadline threads get; `None` without a partition.
+fn own(one: &Contracted) -> Option<&BTreeSet<u32>> {
+    let cores = one.cores.as_ref().filter(|_| one.backend == Backend::Deadline);
+    cores.and_then(rtvirtio_spec::Cores::partition)
+}
+
+/// Admits contracts next to new partitions, which take the CPUs `partitions`: the kernel sums
+/// deadline threads by root domain, and shares of other mechanisms over all CPUs.
+pub(super) fn admit_all(probe: &Probe, contracts: &[Contracted], partitions: &BTreeSet<u32>) -> Result<()> {
+    // The kernel makes a partition without this test.
+    let deadline = choose(probe, Some(Backend::Deadline), false).filter(|_| !partitions.is_empty());
+    let rest = deadline.map(|found| found.grant.in_root_domain(None, partitions));
+    if let Some(rest) = rest.filter(Grant::is_exceeded) {
+        bail!(
+            Infeasible,
+            "a partition of CPUs {} would leave deadline threads of other programs too few CPUs: of each that is left, {}; list fewer CPUs",
+            cpu_ranges(partitions),
+            rest.describe(&[])
+        );
+    }
+    for backend in contracts.iter().map(|one| one.backend).collect::<BTreeSet<_>>() {
+        let found = choose(probe, Some(backend), false).context("the mechanism is gone")?;
+        let ours = || contracts.iter().filter(|one| one.backend == backend);
+        let fit = |there: Option<&BTreeSet<u32>>, is_there: &dyn Fn(&Contracted) -> bool| {
+            let all = ours().filter(|one| is_there(one));
+            let all: Vec<_> = all.map(|one| (one.vm.clone(), one.contract)).collect();
+            admit(&found.grant.in_root_domain(there, partitions), &all).map(drop)
+        };
+        fit(None, &|one: &Contracted| own(one).is_none())?;
+        for cpus in ours().filter_map(own) {
+            fit(Some(cpus), &|one: &Contracted| own(one).is_some_and(|other| !other.is_disjoint(cpus)))?;
+        }
+    }
+    Ok(())
 }
 
 /// Partitions of the VMs that are to have one, by the VM's name, each checked on its own: no other
@@ -146,7 +187,7 @@ pub(crate) fn fault(root: &Root, of: &InForce) -> Option<(BTreeSet<u32>, String)
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_cpu::{Backend, Level, Order, Settings};
+    use rtvirtio_cpu::{Level, Order, Settings};
     use rtvirtio_kernel::task::Membership;
     use rtvirtio_units::Enforcement;
 
