@@ -42,7 +42,7 @@ fn own(one: &Contracted) -> Option<&BTreeSet<u32>> {
 /// Admits contracts next to new partitions, which take the CPUs `partitions`: the kernel sums
 /// deadline threads by root domain, and shares of other mechanisms over all CPUs.
 pub(super) fn admit_all(probe: &Probe, contracts: &[Contracted], partitions: &BTreeSet<u32>) -> Result<()> {
-    // The kernel makes a partition without this test.
+    // The kernel tests reservations when they are set, and these are.
     let deadline = choose(probe, Some(Backend::Deadline), false).filter(|_| !partitions.is_empty());
     let rest = deadline.map(|found| found.grant.in_root_domain(None, partitions));
     if let Some(rest) = rest.filter(Grant::is_exceeded) {
