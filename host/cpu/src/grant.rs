@@ -53,7 +53,7 @@ impl Load {
     pub(crate) fn spread(self, cpus: usize) -> Self {
         let factor = match &self.over {
             Over::Every => 1.0,
-            Over::Rest(of) | Over::Partition(of) => of.len() as f64 / cpus.max(1) as f64,
+            Over::Rest(of) | Over::Partition(of) => of.len().max(1) as f64 / cpus.max(1) as f64,
         };
         Self { share: Ratio(self.share.0 * factor), over: Over::Every, ..self }
     }
