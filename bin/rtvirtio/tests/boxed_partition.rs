@@ -55,11 +55,12 @@ fn spec(cores: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Applies a spec while all threads of the VM wake up now and then, as those of a guest that works:
+/// Applies a spec while all threads of the VMs wake up now and then, as those of a guest that works:
 /// the kernel takes no reservation for a thread that has slept since its CPUs changed.
-fn apply(machine: &Machine, spec: &str) -> Value {
+fn apply(machines: &[&Machine], spec: &str) -> Value {
     let done = AtomicBool::new(false);
-    let wake = format!("kill -STOP {0}; kill -CONT {0}", machine.pid());
+    let pids: Vec<String> = machines.iter().map(|machine| machine.pid().to_string()).collect();
+    let wake = format!("kill -STOP {0}; kill -CONT {0}", pids.join(" "));
     let out = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -129,7 +130,7 @@ fn inside_the_box() {
 
     // A guarantee on two CPUs, in a group two levels below the root.
     let of_two = spec("{ cpus = \"2-3\", partition = true }");
-    let held = apply(&machine, &of_two);
+    let held = apply(&[&machine], &of_two);
     assert!(held[0]["backend"] == "deadline" && held[0]["strength"] == "guarantee", "{held}");
     let root = Root::default();
     assert_eq!(partition_fault(&root, Path::new(GROUP)).unwrap(), None);
@@ -148,11 +149,41 @@ fn inside_the_box() {
     println!("put back: 0 differences");
 
     // Another program takes the partition away.
-    apply(&machine, &of_two);
+    apply(&[&machine], &of_two);
     fs::write(format!("{MOUNT}{GROUP}/cpuset.cpus.partition"), "member").unwrap();
     let fault = partition_fault(&root, Path::new(GROUP)).unwrap().unwrap();
     let out = rtvirtio(&["status"]);
     println!("{fault}\n{}", said(&out));
     assert!(said(&out).contains("no valid partition") && fault.contains("`member`"), "{}", said(&out));
     revert(&machine, &before);
+
+    let _other = beside_another_vm(&machine);
+    revert(&machine, &before);
+}
+
+/// Applies contracts of two VMs, together more than all of each CPU, of which one has a partition:
+/// the kernel admits them, because they are in two root domains. Returns the other VM.
+fn beside_another_vm(machine: &Machine) -> Machine {
+    let dir = "/root/web";
+    fs::create_dir_all(dir).unwrap();
+    fs::create_dir_all(format!("{MOUNT}/web.scope")).unwrap();
+    let other = Machine::start(Path::new(dir), "web", &["-machine", "q35"]);
+    fs::write(format!("{MOUNT}/web.scope/cgroup.procs"), other.pid().to_string()).unwrap();
+    let vm = |name: &str, rest: &str| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\nqmp = \"/root/{name}/qmp\"\n{rest}\n\
+             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        )
+    };
+    let plc = "cpu = { budget = \"16ms\", period = \"20ms\" }\ncores = { cpus = \"2-3\", partition = true }";
+    let (plc, web) = (vm("plc", plc), vm("web", "cpu = { budget = \"12ms\", period = \"20ms\" }"));
+    let spec = PathBuf::from(dir).join("spec.toml");
+    fs::write(&spec, format!("[device]\npath = \"/dev/nullb0\"\n{plc}{web}")).unwrap();
+    let held = apply(&[machine, &other], spec.to_str().unwrap());
+    let of = |vm: &str| held.as_array().unwrap().iter().find(|of| of["vm"] == vm).unwrap();
+    for vm in ["plc", "web"] {
+        assert!(of(vm)["backend"] == "deadline" && of(vm)["strength"] == "guarantee", "{held}");
+    }
+    assert!(other.threads().iter().all(|thread| thread.cpus == "0-1,4-15"), "{:?}", other.threads());
+    other
 }

@@ -9,13 +9,13 @@ mod shared_cpus;
 mod tests;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cpu::{
     Asked, Backend, Choice, Contract, Cores, CpuProfile, Demand, Level, Order, Partition, Probe, Settings,
-    Setup, UrgencyRange, admit, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
+    Setup, UrgencyRange, choose, choose_pinned, find_all, group_name, probe, room_load, tick,
 };
 use rtvirtio_kernel::trusted::{DATA_LIMIT, read_config_text};
 use rtvirtio_kernel::{ProcessId, Root};
@@ -397,9 +397,14 @@ fn contracted(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
 
 /// Like [`contracted`], before levels and notes.
 fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
+    let partitions = partitions::cpus(needs.iter().filter_map(|n| n.cores.as_ref()));
     // The loads of other programs on a backend reduce what all of our demands share.
-    let taken = needs.iter().filter_map(|n| choose(probe, Some(n.backend), false));
-    let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
+    let taken = needs.iter().filter_map(|n| {
+        let own = n.cores.as_ref().and_then(rtvirtio_spec::Cores::partition);
+        let found = choose(probe, Some(n.backend), false)?;
+        Some(found.grant.in_root_domain(own, &partitions).taken_share())
+    });
+    let taken = taken.fold(0.0, f64::max);
     let asked: Vec<Asked<'_>> = needs.iter().map(|n| n.asked()).collect();
     let choices = find_all(&asked, taken, tick())?;
     let mut contracts: Vec<Contracted> = Vec::new();
@@ -423,11 +428,7 @@ fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
             notes: Vec::new(),
         });
     }
-    for backend in contracts.iter().map(|c| c.backend).collect::<BTreeSet<_>>() {
-        let found = choose(probe, Some(backend), false).context("the mechanism is gone")?;
-        let ours = contracts.iter().filter(|c| c.backend == backend);
-        admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
-    }
+    partitions::admit_all(probe, &contracts, &partitions)?;
     Ok(contracts)
 }
 

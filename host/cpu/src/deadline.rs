@@ -9,12 +9,12 @@ use rtvirtio_kernel::{HostError, Root, root_domain, text};
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Level, Order, Partition, Probe, Settings, Share, attr, choose, split};
+use crate::{Ask, Backend, CpuError, Level, Order, Probe, Settings, Share, attr, choose, split};
 
-/// Reservations of the VM's threads, in the root domain that they have, or that this partition will
-/// be.
+/// Reservations of the VM's threads, in the root domain that they have, or that will have the CPUs
+/// of `domain`.
 pub(crate) fn deadline(
-    (root, partition): (&Root, Option<&Partition>),
+    (root, domain): (&Root, Option<&BTreeSet<u32>>),
     probe: &Probe,
     ask: &Ask<'_>,
     out: &mut Settings,
@@ -25,8 +25,8 @@ pub(crate) fn deadline(
         why,
         remedy: remedy.to_owned(),
     };
-    let domain = match partition {
-        Some(partition) => partition.cpus.clone(),
+    let domain = match domain {
+        Some(domain) => domain.clone(),
         None => domain_of(root, ask.threads)?,
     };
     let held = held(ask, &domain, out);

@@ -14,7 +14,7 @@ use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, unless_gone}
 use rtvirtio_units::Ratio;
 use rtvirtio_vmm::Thread;
 
-use crate::{Ask, Backend, Contract, CpuError, Load, Probe, Settings};
+use crate::{Ask, Backend, Contract, CpuError, Load, Over, Probe, Settings};
 
 /// Names of processes that managers start for a VM and keep in its cgroup, as in `/proc/PID/comm`.
 const HELPERS: [&str; 12] = [
@@ -169,7 +169,7 @@ pub fn room_load(
     };
     let name = format!("cgroup {}", top.file_name().unwrap_or_default().to_string_lossy());
     let share = Ratio(most(contract, period) as f64 / period as f64);
-    Ok(Some(Load { name, share, pid: None }))
+    Ok(Some(Load { name, share, over: Over::Every, pid: None }))
 }
 
 fn number(root: &Root, path: &Path) -> Result<i64, HostError> {

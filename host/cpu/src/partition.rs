@@ -39,26 +39,43 @@ impl Partition {
     pub fn entered(&self, root: &Root, threads: &[Thread]) -> Result<Vec<Thread>, HostError> {
         let online = cpuset(root, &[])?;
         let entered = |t: &Thread| {
+            if !self.has(t) {
+                return Ok(without(t, &self.cpus, &online));
+            }
             let Some(mask) = cpu_list(&t.affinity) else { return Ok(t.clone()) };
-            let cpus: BTreeSet<u32> = if self.has(t) {
-                let unpinned: BTreeSet<u32> = cpuset(root, &t.cgroups)?;
-                let left: BTreeSet<u32> = mask.intersection(&self.cpus).copied().collect();
-                let is_pinned = !unpinned.is_subset(&mask) && !left.is_empty();
-                if is_pinned { left } else { self.cpus.clone() }
-            } else {
-                // What no other group may use is not left to the threads of the kernel either.
-                let left: BTreeSet<u32> = mask.difference(&self.cpus).copied().collect();
-                if left.is_empty() { online.difference(&self.cpus).copied().collect() } else { left }
-            };
-            Ok::<_, HostError>(Thread { affinity: cpu_ranges(&cpus), ..t.clone() })
+            let unpinned: BTreeSet<u32> = cpuset(root, &t.cgroups)?;
+            let left: BTreeSet<u32> = mask.intersection(&self.cpus).copied().collect();
+            let is_pinned = !unpinned.is_subset(&mask) && !left.is_empty();
+            let cpus = if is_pinned { &left } else { &self.cpus };
+            Ok::<_, HostError>(Thread { affinity: cpu_ranges(cpus), ..t.clone() })
         };
         threads.iter().map(entered).collect()
     }
 
     /// Whether a thread is in the group, or in one below it.
-    fn has(&self, thread: &Thread) -> bool {
+    #[must_use]
+    pub fn has(&self, thread: &Thread) -> bool {
         of_v2(thread).is_some_and(|group| group.starts_with(&self.group))
     }
+}
+
+/// The threads of a VM that is in no new partition as they are once all of these are made, which
+/// take the CPUs `taken`.
+///
+/// # Errors
+/// When the CPUs that are online cannot be read.
+pub fn outside(root: &Root, threads: &[Thread], taken: &BTreeSet<u32>) -> Result<Vec<Thread>, HostError> {
+    let online = cpuset(root, &[])?;
+    Ok(threads.iter().map(|t| without(t, taken, &online)).collect())
+}
+
+/// A thread in no partition that takes these CPUs: what no other group may use is not left to the
+/// threads of the kernel either.
+fn without(t: &Thread, taken: &BTreeSet<u32>, online: &BTreeSet<u32>) -> Thread {
+    let Some(mask) = cpu_list(&t.affinity) else { return t.clone() };
+    let left: BTreeSet<u32> = mask.difference(taken).copied().collect();
+    let left = if left.is_empty() { online.difference(taken).copied().collect() } else { left };
+    Thread { affinity: cpu_ranges(&left), ..t.clone() }
 }
 
 /// Cgroup of a thread in the hierarchy of v2.

@@ -1,14 +1,16 @@
 //! Mechanisms of this kernel, the grant of each, and the choice among them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::sched::{self, Policy};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text, unless_gone};
+use rtvirtio_kernel::task::Membership;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, root_domain, task, text, unless_gone};
 use rtvirtio_units::Ratio;
 use rtvirtio_vmm::threads::kernel_owner;
 use serde::Serialize;
 
-use crate::{Backend, Grant, Load};
+use crate::{Backend, Grant, Load, Over};
 
 /// Mechanism that this kernel has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,7 +51,7 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
     let no_cgroups = cgroups.as_ref().err().map(ToString::to_string);
     for backend in [Backend::Hcbs, Backend::RtGroup, Backend::Deadline, Backend::CpuMax, Backend::Throttle] {
         let result = match (backend, &cgroups) {
-            (Backend::Deadline, _) => deadline(root, cpus, &global)?,
+            (Backend::Deadline, _) => deadline(root, &global)?,
             (Backend::Throttle, _) => throttle(root, &global)?,
             (Backend::Hcbs, Ok(c)) => hcbs(root, c, &global)?,
             (Backend::RtGroup, Ok(c)) => rt_group(root, c, cpus, &global)?,
@@ -119,7 +121,7 @@ fn taken(
         let share = share(&dir)?.filter(|s| *s > 0.0);
         if let (Some(share), Some(name)) = (share, dir.file_name()) {
             let name = format!("cgroup {}", name.to_string_lossy());
-            loads.push(Load { name, share: Ratio(share), pid: None });
+            loads.push(Load { name, share: Ratio(share), over: Over::Every, pid: None });
         }
     }
     Ok(loads)
@@ -202,11 +204,11 @@ fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> 
     }
     let mut taken = taken(root, cgroups, share)?;
     // Deadline threads run before every FIFO thread, and the kernel counts the two apart.
-    taken.extend(deadline_threads(root, cpus)?);
+    taken.extend(deadline_threads(root)?.into_iter().map(|load| load.spread(cpus as usize)));
     Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken }))
 }
 
-fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> ProbeResult {
+fn deadline(root: &Root, global: &Option<f64>) -> ProbeResult {
     // Without a limit the kernel admits everything, and missed deadlines go unnoticed; plans still
     // stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
@@ -218,18 +220,19 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> ProbeResult {
             "sched_rt_runtime_us leaves reservations nothing{beside}; sysctl kernel.sched_rt_runtime_us=950000"
         )));
     }
-    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)? }))
+    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root)? }))
 }
 
-/// Share of each CPU that the deadline threads of each process have reserved.
-fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
+/// Share of each CPU that the deadline threads of each process have reserved, by root domain.
+fn deadline_threads(root: &Root) -> Result<Vec<Load>, HostError> {
     // Reservations can only be read on the real machine.
     if !root.is_real() {
         return Ok(Vec::new());
     }
-    let mut loads = Vec::new();
+    let top = Membership { controllers: String::new(), path: "/".into() };
+    let (rest, mut loads) = (root_domain(root, &[top], "")?, Vec::new());
     for pid in process::pids(root)? {
-        let (mut taken, mut holder) = (0.0, pid);
+        let (mut taken, mut holder) = (BTreeMap::<BTreeSet<u32>, f64>::new(), pid);
         for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
             // Threads of schedutil only look like deadline threads: the kernel admits them without
@@ -237,21 +240,31 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Vec<Load>, HostError> {
             if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
                 let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
-                let reservation = unless_gone(attr)?.and_then(|a| a.reservation);
-                taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
+                let Some(of) = unless_gone(attr)?.and_then(|a| a.reservation) else { continue };
+                let Some(cpus) = domain_of_thread(root, pid, tid)? else { continue };
+                *taken.entry(cpus).or_default() += of.runtime as f64 / of.period.max(1) as f64;
                 // Before Linux 6.4 vhost threads are processes of their own.
                 if let Some((_, owner)) = stat.kernel.then(|| kernel_owner(&stat.comm)).flatten() {
                     holder = unless_gone(process::of_thread(root, owner))?.unwrap_or(pid);
                 }
             }
         }
-        if taken > 0.0 {
+        for (cpus, taken) in taken.into_iter().filter(|(_, taken)| *taken > 0.0) {
             let program = unless_gone(process::name(root, holder))?.unwrap_or_default();
             let name = format!("deadline threads of {program}");
-            loads.push(Load { name, share: Ratio(taken / f64::from(cpus)), pid: Some(holder) });
+            let share = Ratio(taken / cpus.len().max(1) as f64);
+            let over = if cpus == rest { Over::Rest(cpus) } else { Over::Partition(cpus) };
+            loads.push(Load { name, share, over, pid: Some(holder) });
         }
     }
     Ok(loads)
+}
+
+/// CPUs of a thread's root domain; `None` for one that has ended.
+fn domain_of_thread(root: &Root, pid: u32, tid: u32) -> Result<Option<BTreeSet<u32>>, HostError> {
+    let Some(cgroups) = unless_gone(task::cgroups(root, pid, tid))? else { return Ok(None) };
+    let Some(affinity) = unless_gone(task::affinity(root, pid, tid))? else { return Ok(None) };
+    root_domain(root, &cgroups, &affinity).map(Some)
 }
 
 fn cpu_max(root: &Root, cgroups: &Cgroups) -> ProbeResult {

@@ -11,7 +11,7 @@ use rtvirtio_vmm::threads::main_loop_without_vcpus;
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Order, Partition, Probe, Settings, attr, deadline, managed};
+use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -31,15 +31,15 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
     settings_in(root, probe, (backend, None), ask)
 }
 
-/// Like [`settings`], for a VM whose CPUs become this partition before its settings are written:
-/// its threads are as by [`Partition::entered`].
+/// Like [`settings`], for a VM whose root domain has these CPUs once partitions are made, before its
+/// settings are written: its threads are as by [`crate::Partition::entered`] or [`crate::outside`].
 ///
 /// # Errors
 /// As [`settings`].
 pub fn settings_in(
     root: &Root,
     probe: &Probe,
-    (backend, partition): (Backend, Option<&Partition>),
+    (backend, domain): (Backend, Option<&BTreeSet<u32>>),
     ask: &Ask<'_>,
 ) -> Result<Settings, CpuError> {
     if ask.threads.is_empty() {
@@ -76,7 +76,7 @@ pub fn settings_in(
             units_file(root, cgroups, ask, "cpu.rt.max", ask.contract.budget_us(), &mut out)?;
             priorities(ask, &mut out);
         }
-        Backend::Deadline => deadline::deadline((root, partition), probe, ask, &mut out)?,
+        Backend::Deadline => deadline::deadline((root, domain), probe, ask, &mut out)?,
         Backend::Throttle => {
             priorities(ask, &mut out);
             out.notes.push(format!(

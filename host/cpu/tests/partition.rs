@@ -274,8 +274,8 @@ fn a_reservation_in_a_partition_is_a_guarantee_on_its_cpus() {
     let entered = partition.entered(&kernel.root, &threads).unwrap();
     let cpus: Vec<&str> = entered.iter().map(|thread| thread.affinity.as_str()).collect();
     assert_eq!(cpus, ["2-3", "2-3", "0-1"]);
-    let held =
-        settings_in(&kernel.root, &probe, (Backend::Deadline, Some(&partition)), &ask(&entered)).unwrap();
+    let here = (Backend::Deadline, Some(&partition.cpus));
+    let held = settings_in(&kernel.root, &probe, here, &ask(&entered)).unwrap();
     assert_eq!((held.strength, held.writes.len()), (Enforcement::Guarantee, 2), "{held:?}");
     assert!(held.outside.iter().any(|(tid, why)| *tid == 9 && why.contains("0-1 only")), "{held:?}");
     let runtime = |write: &Write| write.value.parse::<Attr>().unwrap().reservation.unwrap().runtime;
@@ -285,7 +285,7 @@ fn a_reservation_in_a_partition_is_a_guarantee_on_its_cpus() {
     let mut pinned = threads.clone();
     pinned[1].affinity = "2".to_owned();
     let entered = partition.entered(&kernel.root, &pinned).unwrap();
-    settings_in(&kernel.root, &probe, (Backend::Deadline, Some(&partition)), &ask(&entered)).unwrap_err();
+    settings_in(&kernel.root, &probe, here, &ask(&entered)).unwrap_err();
     // Nor does a mask alone make a root domain.
     let entered = partition.entered(&kernel.root, &threads).unwrap();
     settings(&kernel.root, &probe, Backend::Deadline, &ask(&entered)).unwrap_err();

@@ -1,9 +1,10 @@
 //! Admission, splitting and order: arithmetic only.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_cpu::{Backend, Contract, Grant, Level, Load, Order, Share, admit, attr, levels, split};
+use rtvirtio_cpu::{Backend, Contract, Grant, Level, Load, Order, Over, Share, admit, attr, levels, split};
 use rtvirtio_kernel::sched::Policy;
 use rtvirtio_units::{Nanos, Ratio};
 use rtvirtio_vmm::Role;
@@ -17,7 +18,7 @@ fn contract(budget_ms: u64, period_ms: u64) -> Contract {
 fn grant(limit: f64, fair_server: f64, taken: &[(&str, f64)]) -> Grant {
     let taken = taken
         .iter()
-        .map(|(name, s)| Load { name: (*name).to_owned(), share: Ratio(*s), pid: None })
+        .map(|(name, s)| Load { name: (*name).to_owned(), share: Ratio(*s), over: Over::Every, pid: None })
         .collect();
     Grant { limit: Ratio(limit), fair_server: Ratio(fair_server), taken }
 }
@@ -61,6 +62,31 @@ fn a_refusal_says_by_how_much_and_what_would_fit() {
         full.to_string().ends_with("take some from the others, or move the VM to another host"),
         "{full}"
     );
+}
+
+#[test]
+fn a_root_domain_grants_what_its_own_deadline_threads_leave() {
+    let all: BTreeSet<u32> = (0..16).collect();
+    let set = |cpus: &[u32]| cpus.iter().copied().collect::<BTreeSet<u32>>();
+    let mut grant = grant(0.95, 0.05, &[("rest", 0.3), ("two", 0.4), ("one", 0.2), ("cgroup web", 0.1)]);
+    let over = [Over::Rest(all), Over::Partition(set(&[2, 3])), Over::Partition(set(&[4])), Over::Every];
+    grant.taken.iter_mut().zip(over).for_each(|(load, over)| load.over = over);
+    let near = |grant: &Grant, free: f64| (grant.free() - free).abs() < 1e-9;
+    assert!(near(&grant, 0.5), "{grant:?}");
+    // The same threads on 12 CPUs.
+    let partitions = set(&[2, 3, 4, 5]);
+    let rest = grant.in_root_domain(None, &partitions);
+    assert!(near(&rest, 0.4) && !rest.is_exceeded(), "{rest:?}");
+    let of = |cpus: &[u32]| grant.in_root_domain(Some(&set(cpus)), &partitions);
+    assert!(near(&of(&[2, 3]), 0.4), "{:?}", of(&[2, 3]));
+    // A fifth of one CPU is a tenth of two.
+    assert!(near(&of(&[4, 5]), 0.7), "{:?}", of(&[4, 5]));
+    let few = grant.in_root_domain(None, &(0..12).collect());
+    assert!(few.is_exceeded() && near(&few, 0.0), "{few:?}");
+    let text = admit(&of(&[2, 3]), &vms(&[contract(19, 20)])).unwrap_err().to_string();
+    assert!(text.contains("40.0 % by two") && !text.contains("rest"), "{text}");
+    let text = admit(&grant, &vms(&[contract(19, 20)])).unwrap_err().to_string();
+    assert!(text.contains("30.0 % by rest") && !text.contains("two"), "{text}");
 }
 
 #[test]

@@ -87,6 +87,7 @@ pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     io::check(root, &mut found);
     cpu::check(root, &mut found);
     cores::check(root, &mut found);
+    cores::partitions(root, &mut found);
     memory::check(root, &mut found);
     realtime::check(root, &mut found);
     tools::check(root, &mut found);

@@ -14,7 +14,7 @@ use crate::fair_server::version;
 use crate::mounts::mounts;
 use crate::text::{self, cpu_ranges};
 use crate::topology::{cpus_in, isolated};
-use crate::{HostError, Root};
+use crate::{HostError, Root, unless_gone};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CONTROLLERS: &str = "cgroup.subtree_control";
@@ -164,6 +164,23 @@ pub fn partition_fault(root: &Root, group: &Path) -> Result<Option<String>, Host
         Some(kind) => Some(format!("{KIND} shows `{kind}`")),
         None => Some(format!("{} has no {KIND} any more", group.display())),
     })
+}
+
+/// Groups that were to be partitions and are none now, each with what its file shows.
+pub(crate) fn invalid_partitions(root: &Root) -> Result<Vec<(PathBuf, String)>, HostError> {
+    let Some(mount) = mount(root)? else { return Ok(Vec::new()) };
+    let (mut dirs, mut found) = (vec![mount.clone()], Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for group in unless_gone(child_dirs(root, &dir))?.unwrap_or_default() {
+            // Without the controller in a group, none below it has it.
+            let Some(kind) = root.read_optional(group.join(KIND))? else { continue };
+            if text::has_word(&kind, "invalid") {
+                found.push((Path::new("/").join(group.strip_prefix(&mount).unwrap_or(&group)), kind));
+            }
+            dirs.push(group);
+        }
+    }
+    Ok(found)
 }
 
 /// Mount point of cgroup v2's root.

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_apply::{Write, has_systemd};
-use rtvirtio_cpu::{Cores, Partition, partition_writes};
+use rtvirtio_cpu::{Backend, Cores, Grant, Partition, Probe, admit, choose, domain_of, partition_writes};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{PartitionError, Root, partition_fault, partition_support};
 use rtvirtio_vmm::Thread;
 
 use super::{Contracted, InForce, VmCpu};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Context as _, Error, Kind, Result, bail};
 
 /// Reason for which another program than `rtvirtio apply` makes no partition.
 pub(super) const BY_APPLY_ALONE: &str = "`partition = true` in `cores` is for `rtvirtio apply` alone: the groups above the VM \
@@ -28,17 +28,71 @@ pub(super) fn check(root: &Root, vm: &str) -> Result<()> {
     partition_support(root).map_err(|e| error(vm, &e))
 }
 
-/// Partitions of the VMs that are to have one, by the VM's name, each checked on its own.
+/// CPUs of all partitions that a spec asks for.
+pub(super) fn cpus<'a>(all: impl Iterator<Item = &'a rtvirtio_spec::Cores>) -> BTreeSet<u32> {
+    all.filter_map(rtvirtio_spec::Cores::partition).flatten().copied().collect()
+}
+
+/// CPUs of the root domain that a contract's deadline threads get; `None` without a partition.
+fn own(one: &Contracted) -> Option<&BTreeSet<u32>> {
+    let cores = one.cores.as_ref().filter(|_| one.backend == Backend::Deadline);
+    cores.and_then(rtvirtio_spec::Cores::partition)
+}
+
+/// Admits contracts next to new partitions, which take the CPUs `partitions`: the kernel sums
+/// deadline threads by root domain, and shares of other mechanisms over all CPUs.
+pub(super) fn admit_all(probe: &Probe, contracts: &[Contracted], partitions: &BTreeSet<u32>) -> Result<()> {
+    // The kernel tests reservations when they are set, and these are.
+    let deadline = choose(probe, Some(Backend::Deadline), false).filter(|_| !partitions.is_empty());
+    let rest = deadline.map(|found| found.grant.in_root_domain(None, partitions));
+    if let Some(rest) = rest.filter(Grant::is_exceeded) {
+        bail!(
+            Infeasible,
+            "a partition of CPUs {} would leave deadline threads of other programs too few CPUs: of each that is left, {}; list fewer CPUs",
+            cpu_ranges(partitions),
+            rest.describe(&[])
+        );
+    }
+    for backend in contracts.iter().map(|one| one.backend).collect::<BTreeSet<_>>() {
+        let found = choose(probe, Some(backend), false).context("the mechanism is gone")?;
+        let ours = || contracts.iter().filter(|one| one.backend == backend);
+        let fit = |there: Option<&BTreeSet<u32>>, is_there: &dyn Fn(&Contracted) -> bool| {
+            let all = ours().filter(|one| is_there(one));
+            let all: Vec<_> = all.map(|one| (one.vm.clone(), one.contract)).collect();
+            admit(&found.grant.in_root_domain(there, partitions), &all).map(drop)
+        };
+        fit(None, &|one: &Contracted| own(one).is_none())?;
+        for cpus in ours().filter_map(own) {
+            fit(Some(cpus), &|one: &Contracted| own(one).is_some_and(|other| !other.is_disjoint(cpus)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Partitions of the VMs that are to have one, by the VM's name, each checked on its own: no other
+/// VM is in the group of one.
 pub(super) fn find<'a>(
     root: &Root,
     all: impl Iterator<Item = (&'a Contracted, &'a [Thread])>,
 ) -> Result<BTreeMap<String, Partition>> {
-    let mut found = BTreeMap::new();
-    for (one, threads) in all {
+    let (all, mut found) = (all.collect::<Vec<_>>(), BTreeMap::new());
+    for (one, threads) in &all {
         let Some(cpus) = one.cores.as_ref().and_then(rtvirtio_spec::Cores::partition) else { continue };
         let partition = Partition::of_threads(threads, cpus.clone());
         partition_writes(root, &[(one.vm.as_str(), &partition)]).map_err(|e| error(&one.vm, &e))?;
         found.insert(one.vm.clone(), partition);
+    }
+    for (one, threads) in all.iter().filter(|(one, _)| !found.contains_key(&one.vm)) {
+        let around = found.iter().find(|(_, partition)| threads.iter().any(|t| partition.has(t)));
+        if let Some((of, partition)) = around {
+            bail!(
+                Infeasible,
+                "{}: it runs in {}, which is to be the partition of {of}: start each VM in a cgroup of its own, e.g. with \
+                 `systemd-run --scope`",
+                one.vm,
+                partition.group.display()
+            );
+        }
     }
     Ok(found)
 }
@@ -70,6 +124,26 @@ pub(super) fn check_apart(
         }
     }
     Ok(())
+}
+
+/// CPUs of the root domain of a VM that is in none of the new partitions, once these have taken
+/// theirs.
+pub(super) fn left(
+    root: &Root,
+    vm: &str,
+    threads: &[Thread],
+    taken: &BTreeSet<u32>,
+) -> Result<BTreeSet<u32>> {
+    let domain = domain_of(root, threads)?;
+    let left: BTreeSet<u32> = domain.difference(taken).copied().collect();
+    if left.is_empty() {
+        bail!(
+            Infeasible,
+            "{vm}: new partitions take all of its CPUs, {}: leave it at least one",
+            cpu_ranges(&domain)
+        );
+    }
+    Ok(left)
 }
 
 /// Note to the user on a partition that is about to be made.
@@ -113,7 +187,7 @@ pub(crate) fn fault(root: &Root, of: &InForce) -> Option<(BTreeSet<u32>, String)
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_cpu::{Backend, Level, Order, Settings};
+    use rtvirtio_cpu::{Level, Order, Settings};
     use rtvirtio_kernel::task::Membership;
     use rtvirtio_units::Enforcement;
 
@@ -155,19 +229,26 @@ mod tests {
         put(&root, "/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "cpuset\n");
         let wanted = rtvirtio_spec::Cores { cpus: Some(partition().cpus), partition: true, ..auto() };
         let (plc, web) = (one("plc", 10, wanted), one("web", 10, auto()));
-        let mut of_plc = threads(100, 1);
+        let (mut of_plc, mut of_web) = (threads(100, 1), threads(200, 1));
         let in_group = |group: &str| Membership { controllers: String::new(), path: group.into() };
-        let found = |of_plc: &[Thread]| {
-            let all = [(&plc, of_plc), (&web, of_plc)];
+        let found = |of_plc: &[Thread], of_web: &[Thread]| {
+            let all = [(&plc, of_plc), (&web, of_web)];
             find(&root, all.into_iter())
         };
-        let error = found(&of_plc).unwrap_err();
+        let error = found(&of_plc, &of_web).unwrap_err();
         assert!(
             error.to_string().starts_with("plc: its CPUs cannot be a partition: it runs in the root"),
             "{error}"
         );
         of_plc.iter_mut().for_each(|thread| thread.cgroups = vec![in_group("/machine.slice/plc.scope")]);
-        let found = found(&of_plc).unwrap();
+        of_web[1].cgroups = vec![in_group("/machine.slice/plc.scope/web")];
+        let error = found(&of_plc, &of_web).unwrap_err();
+        assert!(
+            error.to_string().starts_with("web: it runs in /machine.slice/plc.scope, which is"),
+            "{error}"
+        );
+        of_web[1].cgroups = vec![in_group("/machine.slice/web.scope")];
+        let found = found(&of_plc, &of_web).unwrap();
         assert_eq!(found, BTreeMap::from([("plc".to_owned(), partition())]));
         let files: Vec<String> =
             writes(&root, &found).unwrap().iter().map(|write| write.target.to_string()).collect();

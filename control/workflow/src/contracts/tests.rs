@@ -1,6 +1,7 @@
+use std::collections::BTreeSet;
 use std::process::Command;
 
-use rtvirtio_cpu::Load;
+use rtvirtio_cpu::{Grant, KernelMechanism, Load, Over};
 use rtvirtio_kernel::sched::{self, Attr};
 use rtvirtio_testkit::{ChildGuard, Need, has};
 use rtvirtio_units::Nanos;
@@ -25,8 +26,14 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
     };
     let mut probe = probe(&Root::default()).unwrap();
     let loads = of_sleeper(&probe);
-    let expected = 0.1 / f64::from(probe.cpus);
-    assert!(!loads.is_empty() && loads.iter().all(|l| (l.share.0 - expected).abs() < 1e-9), "{loads:?}");
+    let is_right = |load: &Load| {
+        let cpus = match &load.over {
+            Over::Every => probe.cpus as usize,
+            Over::Rest(cpus) | Over::Partition(cpus) => cpus.len(),
+        };
+        (load.share.0 * cpus as f64 - 0.1).abs() < 1e-9
+    };
+    assert!(!loads.is_empty() && loads.iter().all(is_right), "{loads:?}");
     assert_eq!(loads[0].name, "deadline threads of sleep");
     forget_own(&mut probe, std::iter::empty(), &ActiveContracts::default()).unwrap();
     assert_eq!(of_sleeper(&probe).len(), loads.len());
@@ -138,4 +145,60 @@ fn a_profile_of_another_kernel_or_of_other_cpus_is_named() {
     let lines = on("6.18.3", "EPYC");
     assert!(lines.len() == 1 && lines[0].contains("of CPU model Xeon, this is EPYC"), "{lines:?}");
     assert_eq!(on("6.1.0", "EPYC").len(), 2);
+}
+
+/// Name of a VM, its share of each CPU in percent, and the CPUs of its partition.
+type Wanted = (&'static str, u64, &'static [u32]);
+
+/// Number of contracts that SCHED_DEADLINE admits on 16 CPUs next to these loads.
+fn admitted_by_deadline(taken: &[Load], all: &[Wanted]) -> std::result::Result<usize, String> {
+    let grant = Grant { limit: Ratio(0.95), fair_server: Ratio(0.05), taken: taken.to_vec() };
+    let found = vec![KernelMechanism { backend: Backend::Deadline, grant }];
+    let probe = Probe { found, missing: Vec::new(), cpus: 16, cgroups: None };
+    let contract =
+        |percent: u64| Contract::new(Nanos::from_micros(200 * percent), Nanos::from_millis(20)).unwrap();
+    let partition = |cpus: &[u32]| rtvirtio_spec::Cores {
+        cpus: Some(cpus.iter().copied().collect()),
+        partition: true,
+        ..rtvirtio_spec::Cores::default()
+    };
+    let need = |&(vm, percent, cpus): &Wanted| VmNeed {
+        vm,
+        order: Order::Contract,
+        backend: Backend::Deadline,
+        need: Need::Contract(contract(percent)),
+        urgency: None,
+        cores: (!cpus.is_empty()).then(|| partition(cpus)),
+    };
+    let needs: Vec<VmNeed<'_>> = all.iter().map(need).collect();
+    let admitted = fitting(&probe, &needs.iter().collect::<Vec<_>>());
+    admitted.map(|all| all.len()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn deadlines_are_admitted_in_each_partition_alone() {
+    let fits = admitted_by_deadline;
+    let load = |share: f64, over: Over| {
+        let name = "deadline threads of jackd".to_owned();
+        Load { name, share: Ratio(share), over, pid: None }
+    };
+    let rest = |share: f64| load(share, Over::Rest((0..16).collect()));
+    let (plc, hmi): (Wanted, Wanted) = (("plc", 80, &[2, 3]), ("hmi", 80, &[4, 5]));
+    // 20 % of 16 CPUs are 26.7 % of the 12 that are left.
+    assert_eq!(fits(&[rest(0.2)], &[plc, hmi, ("web", 60, &[])]), Ok(3));
+    let error = fits(&[rest(0.2)], &[plc, hmi, ("web", 65, &[])]).unwrap_err();
+    assert!(
+        error.starts_with("web: its contract") && error.contains("26.7 % by deadline threads of jackd"),
+        "{error}"
+    );
+    // VMs without a partition are in one root domain, and so are two with a CPU in common.
+    fits(&[], &[("a", 50, &[]), ("b", 50, &[])]).unwrap_err();
+    fits(&[], &[plc, ("hmi", 80, &[3, 4])]).unwrap_err();
+    // Threads that are in the partition already count in it, and nowhere else.
+    let in_it = load(0.4, Over::Partition(BTreeSet::from([2, 3])));
+    assert!(fits(std::slice::from_ref(&in_it), &[plc]).unwrap_err().starts_with("plc: its contract"));
+    assert_eq!(fits(&[in_it], &[hmi, ("web", 80, &[])]), Ok(2));
+    // A partition that leaves others' threads too few CPUs.
+    let error = fits(&[rest(0.8)], &[plc, hmi]).unwrap_err();
+    assert!(error.starts_with("a partition of CPUs 2-5 would leave"), "{error}");
 }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Cores, Partition, Probe, room_beyond, settings_in, with_levels};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, Cores, Partition, Probe, outside, room_beyond, settings_in, with_levels,
+};
 use rtvirtio_kernel::Root;
 use rtvirtio_units::Enforcement;
 use rtvirtio_vmm::threads::{discover, discover_among};
@@ -71,11 +73,12 @@ pub(crate) fn writes(
     let of = discovered.iter().map(|(one, threads, _)| (one, threads.as_slice()));
     let mut partitions = partitions::find(&root, of)?;
     partitions::check_apart(&partitions, &chosen)?;
+    let taken: BTreeSet<u32> = partitions.values().flat_map(|partition| &partition.cpus).copied().collect();
     let (mut all, mut out) = (partitions::writes(&root, &partitions)?, Vec::new());
     for (one, threads, before) in discovered {
         let used = cpu_time_since(&before, &threads);
         let on = (chosen.remove(&one.vm), partitions.remove(&one.vm));
-        let held = hold(&root, &probe, one, on, &threads, &used)?;
+        let held = hold(&root, &probe, one, on, &taken, &threads, &used)?;
         append(&mut all, held.settings.writes.clone());
         out.push(held);
     }
@@ -148,28 +151,34 @@ pub fn writes_of_one(
     let ask = CoresAsk::from_contract(&one, &threads);
     let cores = cores::choose(&root, probe, ask.as_slice(), others, &[])?.remove(&one.vm);
     let wants_off = one.cores.as_ref().is_some_and(|cores| cores.fair_server_off);
-    let mut held = hold(&root, probe, one, (cores, None), &threads, &[])?;
+    let mut held = hold(&root, probe, one, (cores, None), &BTreeSet::new(), &threads, &[])?;
     held.settings.notes.extend(wants_off.then(|| cores::FAIR_SERVER_STAYS.to_owned()));
     Ok((held, threads))
 }
 
+/// Settings of a contract next to new partitions, which take the CPUs `taken`.
 fn hold(
     root: &Root,
     probe: &Probe,
     one: Contracted,
     (cores, partition): (Option<Cores>, Option<Partition>),
+    taken: &BTreeSet<u32>,
     threads: &[Thread],
     used: &[(u32, Duration)],
 ) -> Result<VmCpu> {
     let (contract, order, level) = (one.contract, one.order, one.level);
-    let placed = match (&cores, &partition) {
-        (_, Some(partition)) => Some(partition.entered(root, threads)?),
-        (Some(cores), None) => Some(cores.pinned(threads)),
-        (None, None) => None,
+    let (placed, domain) = match (&cores, &partition) {
+        (_, Some(partition)) => (Some(partition.entered(root, threads)?), Some(partition.cpus.clone())),
+        (Some(cores), None) => (Some(cores.pinned(threads)), None),
+        (None, None) if taken.is_empty() => (None, None),
+        (None, None) => {
+            let left = partitions::left(root, &one.vm, threads, taken)?;
+            (Some(outside(root, threads, taken)?), Some(left))
+        }
     };
     let threads = placed.as_deref().unwrap_or(threads);
     let ask = Ask { vm: &one.vm, threads, contract, order, level, used };
-    let mut settings = settings_in(root, probe, (one.backend, partition.as_ref()), &ask)?;
+    let mut settings = settings_in(root, probe, (one.backend, domain.as_ref()), &ask)?;
     settings.notes.extend(one.notes);
     settings.notes.extend(shared_cpus::note(threads, one.backend));
     if let Some(range) = &one.urgency {
@@ -247,8 +256,30 @@ pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_kernel::sched::Attr;
+
     use super::*;
-    use crate::contracts::cores_tests::{in_force, one, placed, whole};
+    use crate::contracts::cores_tests::{auto, host, in_force, one, placed, probe, threads, whole};
+
+    #[test]
+    fn a_budget_next_to_a_new_partition_is_that_of_the_cpus_that_are_left() {
+        let (_dir, root) = host();
+        let threads = threads(100, 7);
+        let runtimes = |taken: &[u32]| {
+            let one = Contracted { backend: Backend::Deadline, cores: None, ..one("web", 10, auto()) };
+            let taken = taken.iter().copied().collect();
+            let held = hold(&root, &probe(), one, (None, None), &taken, &threads, &[])?;
+            let runtime = |write: &Write| write.value.parse::<Attr>().unwrap().reservation.unwrap().runtime;
+            Ok::<u64, crate::Error>(held.settings.writes.iter().map(runtime).sum())
+        };
+        // 10 ms on each CPU, of eight, then of six.
+        let all = runtimes(&[]).unwrap();
+        assert!((79_000_000..=80_000_000).contains(&all), "{all}");
+        let left = runtimes(&[4, 5]).unwrap();
+        assert!((59_000_000..=60_000_000).contains(&left), "{left}");
+        let error = runtimes(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap_err().to_string();
+        assert!(error.starts_with("web: new partitions take all of its CPUs"), "{error}");
+    }
 
     #[test]
     fn a_vms_own_contract_of_another_journal_takes_no_cpus_from_it() {

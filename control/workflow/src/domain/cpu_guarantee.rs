@@ -86,7 +86,7 @@ fn guaranteed(admitted: &Admitted, vm: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_cpu::{Grant, KernelMechanism, Load, Probe, UrgencyRange, levels};
+    use rtvirtio_cpu::{Grant, KernelMechanism, Load, Over, Probe, UrgencyRange, levels};
     use rtvirtio_units::Ratio;
 
     use super::*;
@@ -97,6 +97,7 @@ mod tests {
         let taken = taken.iter().map(|(name, share)| Load {
             name: (*name).to_owned(),
             share: Ratio(*share),
+            over: Over::Every,
             pid: None,
         });
         let grant = Grant { limit: Ratio(0.95), fair_server: Ratio(0.0), taken: taken.collect() };

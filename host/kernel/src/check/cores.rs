@@ -7,6 +7,7 @@ use rtvirtio_cores::{Host, Request, Use};
 
 use super::Finding;
 use crate::irq::{IRQS, is_fixed};
+use crate::partition::{PartitionError, invalid_partitions, partition_support};
 use crate::sched::Policy;
 use crate::task::{self, TaskStat};
 use crate::topology::{cpus_in, isolated, topology};
@@ -66,6 +67,31 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
         );
     }
     found.push(Finding::warn(ID, what, WHY, remedies.join("; ")));
+}
+
+/// Partitions of CPUs that are not valid, and whether VMs can have one.
+pub(super) fn partitions(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "cpu.partition";
+    const WHY: &str = "SCHED_DEADLINE holds a VM's contract on some of the CPUs only in a valid partition of cgroup v2's cpuset";
+    const REMEDY: &str = "where rtvirtio has made it, `rtvirtio revert`, and apply again; else give it CPUs that no other group has, or write \
+         `member` to its cpuset.cpus.partition";
+    let invalid = match invalid_partitions(root) {
+        Ok(invalid) => invalid,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
+    if !invalid.is_empty() {
+        let all: Vec<String> =
+            invalid.iter().map(|(group, kind)| format!("{} shows `{kind}`", group.display())).collect();
+        return found.push(Finding::warn(ID, all.join("; "), WHY, REMEDY));
+    }
+    found.push(match partition_support(root) {
+        Ok(()) => Finding::ok(ID, "VMs can have partitions of CPUs", WHY),
+        // Nothing has to be done where no VM is to have one.
+        Err(PartitionError::Cannot { why, remedy }) => {
+            Finding::ok(ID, format!("VMs cannot have partitions of CPUs: {why}; {remedy}"), WHY)
+        }
+        Err(PartitionError::Host(e)) => Finding::unknown(ID, &e, WHY),
+    });
 }
 
 /// Isolated CPUs that an interrupt may use that is requested from now on.

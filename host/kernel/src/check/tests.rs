@@ -305,3 +305,26 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
         ]
     );
 }
+
+#[test]
+fn a_partition_that_is_not_valid_is_named_and_so_is_a_kernel_without_them() {
+    let (_d, root) = good();
+    let partition = || finding(&root, "cpu.partition");
+    let none = partition();
+    assert!(none.level == Level::Ok && none.what.contains("has no cpuset controller"), "{none:?}");
+    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n");
+    let old = partition();
+    assert!(old.level == Level::Ok && old.what.contains("comes with Linux 6.7"), "{old:?}");
+    let group = "/sys/fs/cgroup/machine.slice/plc.scope";
+    file(&root, "/sys/fs/cgroup/machine.slice/cpuset.cpus.partition", "member\n");
+    file(&root, "/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive", "2-3\n");
+    file(&root, &format!("{group}/cpuset.cpus.partition"), "root\n");
+    assert_eq!(partition().what, "VMs can have partitions of CPUs");
+    let reason = "root invalid (Parent unable to distribute cpu downstream)";
+    file(&root, &format!("{group}/cpuset.cpus.partition"), &format!("{reason}\n"));
+    let invalid = partition();
+    assert_eq!(invalid.level, Level::Warn);
+    assert_eq!(invalid.what, format!("/machine.slice/plc.scope shows `{reason}`"));
+    file(&root, "/proc/self/mountinfo", "damaged\n");
+    assert!(partition().what.starts_with("not known: "), "{:?}", partition());
+}
