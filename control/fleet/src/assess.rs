@@ -1,6 +1,6 @@
 //! What fits where, what each loss does, what to buy.
 
-use rtvirtio_capacity::{Contract, Refused, Scalars, admit};
+use rtvirtio_capacity::{Contract, Node, Refused, Scalars, admit};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Search};
@@ -305,12 +305,18 @@ fn broken(fleet: &Fleet) -> Vec<(String, Refused)> {
     for (i, host) in fleet.hosts.iter().enumerate() {
         let on = fleet.contracts.iter().filter(|c| c.host == Some(i)).map(|c| &fleet.kinds[c.kind]);
         let on: Vec<&Contract> = on.collect();
-        let Some((last, others)) = on.split_last() else { continue };
-        if let Some(refused) = admit(&fleet.classes[host.class], others, last).refused {
+        if let Some(refused) = refused_together(&fleet.classes[host.class], &on) {
             all.push((host.name.clone(), refused));
         }
     }
     all
+}
+
+/// Refusal of one of these contracts alone, or of all together.
+fn refused_together(node: &Node, on: &[&Contract]) -> Option<Refused> {
+    let (last, others) = on.split_last()?;
+    let alone = on.iter().find_map(|c| admit(node, &[], c).refused);
+    alone.or_else(|| admit(node, others, last).refused)
 }
 
 fn row(fleet: &Fleet, placed: &Placed, contract: usize, fits: FitsOn) -> ContractRow {
@@ -334,6 +340,7 @@ fn why(fleet: &Fleet, placed: &Placed, kind: &Contract) -> Option<(String, Refus
     let host = roomiest.min_by_key(|h| fleet.classes[fleet.hosts[*h].class].scalars(kind).largest())?;
     let on = fleet.contracts.iter().zip(&placed.at).filter(|(_, at)| **at == Some(host));
     let on: Vec<&Contract> = on.map(|(c, _)| &fleet.kinds[c.kind]).collect();
-    let admission = admit(&fleet.classes[fleet.hosts[host].class], &on, kind);
-    admission.refused.map(|refused| (fleet.hosts[host].name.clone(), refused))
+    let node = &fleet.classes[fleet.hosts[host].class];
+    let refused = admit(node, &on, kind).refused.or_else(|| refused_together(node, &on));
+    refused.map(|refused| (fleet.hosts[host].name.clone(), refused))
 }

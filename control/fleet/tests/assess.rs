@@ -107,6 +107,22 @@ fn what_has_no_host_says_why_and_what_is_in_force_counts() {
     assert!(matches!(answer.broken.as_slice(), [(h, Refused::Cpu { .. })] if h == "h"), "{answer:?}");
 }
 
+/// What such a contract takes has no number, so no sum shows room beside it.
+#[test]
+fn nothing_is_placed_beside_a_contract_in_force_that_is_refused_even_alone() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("old", 5, 50, 2) + &vm("fine", 5, 50, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 5, 50, 60)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
+    let new = answer.contracts.iter().find(|c| c.name == "new").unwrap();
+    assert!(new.host.is_none(), "{answer:?}");
+    assert!(matches!(&new.fits, FitsOn::Hosts(hosts) if hosts.is_empty()), "{answer:?}");
+    assert!(matches!(new.refused, Some((_, Refused::Deadline { .. }))), "{answer:?}");
+    assert!(!answer.hosts[0].taken.fit(), "{answer:?}");
+    assert!(matches!(answer.broken.as_slice(), [(h, Refused::Deadline { .. })] if h == "h"), "{answer:?}");
+}
+
 /// What each VM asks for is printed by its name: of two, one would get what the other asks for.
 #[test]
 fn two_contracts_of_one_name_are_refused() {
