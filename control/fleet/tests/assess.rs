@@ -224,6 +224,19 @@ fn openstack_counts_the_same_integers() {
     assert!(reserved > 0 && reserved == takes, "the same I/O: {told}");
 }
 
+/// Without a demand the engine would start it on any host.
+#[test]
+fn what_no_host_promises_asks_engines_for_more_than_there_is() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("fast", 1, 50, 2)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let fleet = fleet(dir.path(), text).unwrap();
+    let openstack = rtvirtio_fleet::OpenStack::from_fleet(&fleet);
+    assert_eq!(openstack.flavors["fast"]["resources:CUSTOM_RTVIRTIO_DISK"], 1_001);
+    let kubernetes = rtvirtio_fleet::Kubernetes::from_fleet(&fleet);
+    assert_eq!(kubernetes.requests["fast"]["rtvirtio.io/disk"], "1001");
+}
+
 fn with_flow(name: &str, mac: u8, rate: u32) -> String {
     DEVICE.to_owned()
         + "[[network]]\nname = \"field\"\nlink = \"100Mbit/s\"\n"
