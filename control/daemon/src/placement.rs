@@ -125,10 +125,11 @@ impl<S: Source> Round<S> {
             lock(&self.state).problem = Some(why);
             return None;
         }
-        if is_due || self.host.is_none() {
+        if is_due {
             match self.read_host(&running) {
                 Ok(host) => self.host = Some(host),
                 Err(why) => {
+                    self.last = None;
                     self.failed(why);
                     return Some(self.every());
                 }
@@ -139,6 +140,10 @@ impl<S: Source> Round<S> {
         // An unreachable service is not retried sooner because contracts change.
         let is_new = self.last.as_ref().is_some_and(|last| *last != wanted);
         if !is_due && !is_new {
+            // The last publication is still that of the contracts in force.
+            if self.last.is_some() {
+                lock(&self.state).problem = None;
+            }
             return None;
         }
         match self.publisher.round(&wanted, self.source.only_observes()) {
@@ -376,5 +381,68 @@ mod tests {
         for state in ["unknown", "held"] {
             assert!(not_known(&snapshot(&[("plc", state)])).unwrap().contains("plc"));
         }
+    }
+
+    struct Service(Snapshot, Arc<RunningVm>);
+
+    impl Source for Service {
+        fn snapshot(&self) -> Arc<Snapshot> {
+            Arc::new(self.0.clone())
+        }
+        fn running(&self) -> Vec<Arc<RunningVm>> {
+            vec![Arc::clone(&self.1)]
+        }
+        fn only_observes(&self) -> bool {
+            false
+        }
+        fn has_looked(&self) -> bool {
+            true
+        }
+        fn wake(&self) {}
+    }
+
+    /// A round after one that has published the contract of `plc`, which is in force.
+    fn published() -> Round<Service> {
+        let text = "url = \"http://127.0.0.1:9\"\nprovider = \"n1\"\nfleet = \"/not/there.toml\"\n";
+        let config: PlacementConfig = toml::from_str(text).unwrap();
+        let source = Service(snapshot(&[("plc", "in_force")]), running("plc", "emmc", "field"));
+        let others = Taken { vm: "(not granted)".to_owned(), uuid: None, takes: BTreeMap::new() };
+        let (last, _) = wanted(&node(), &others, &source.0, &source.running());
+        let state = PlacementSnapshot {
+            url: config.url.clone(),
+            provider: config.provider.clone(),
+            is_dry: false,
+            published: Some(now()),
+            inventories: BTreeMap::new(),
+            problem: None,
+            notes: Vec::new(),
+            failures: 0,
+        };
+        Round {
+            publisher: Publisher::new(&config).unwrap(),
+            config,
+            source,
+            state: Arc::new(Mutex::new(state)),
+            events: channel().0,
+            host: Some((node(), others)),
+            last: Some(last),
+        }
+    }
+
+    #[test]
+    fn a_problem_ends_where_what_is_published_is_known_to_be_current_again() {
+        let mut round = published();
+        let problem = |round: &Round<Service>| lock(&round.state).problem.clone();
+        round.source.0 = snapshot(&[("plc", "unknown")]);
+        assert_eq!(round.publish_if_due(false), None);
+        assert!(problem(&round).unwrap().contains("plc"));
+        round.source.0 = snapshot(&[("plc", "in_force")]);
+        assert_eq!((round.publish_if_due(false), problem(&round)), (None, None));
+        // That of a failed round stays until one succeeds, and is not counted at each look.
+        assert!(round.publish_if_due(true).is_some());
+        assert!(problem(&round).unwrap().contains("there.toml"));
+        round.host = None;
+        assert_eq!(round.publish_if_due(false), None);
+        assert!(problem(&round).is_some() && lock(&round.state).failures == 1);
     }
 }

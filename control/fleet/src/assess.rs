@@ -1,6 +1,9 @@
 //! What fits where, what each loss does, what to buy.
 
-use rtvirtio_capacity::{Contract, Refused, Scalars, admit};
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtvirtio_capacity::{Contract, Node, Refused, Scalars, admit};
+use rtvirtio_spec::Vm;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Search};
@@ -125,7 +128,7 @@ pub fn assess(fleet: &Fleet, cancelled: &dyn Fn() -> bool) -> Assessment {
         broken: broken(fleet),
         losses,
         buy,
-        doubts: fleet.doubts.clone(),
+        doubts: [fleet.doubts.clone(), missed_rates(fleet, &placed)].concat(),
     }
 }
 
@@ -305,12 +308,48 @@ fn broken(fleet: &Fleet) -> Vec<(String, Refused)> {
     for (i, host) in fleet.hosts.iter().enumerate() {
         let on = fleet.contracts.iter().filter(|c| c.host == Some(i)).map(|c| &fleet.kinds[c.kind]);
         let on: Vec<&Contract> = on.collect();
-        let Some((last, others)) = on.split_last() else { continue };
-        if let Some(refused) = admit(&fleet.classes[host.class], others, last).refused {
+        if let Some(refused) = refused_together(&fleet.classes[host.class], &on) {
             all.push((host.name.clone(), refused));
         }
     }
     all
+}
+
+/// Tasks that the plan of their host may refuse although admission does not.
+fn missed_rates(fleet: &Fleet, placed: &Placed) -> Vec<String> {
+    let mut on: Vec<Vec<&Contract>> = vec![Vec::new(); fleet.hosts.len()];
+    for (contract, at) in fleet.contracts.iter().zip(&placed.at) {
+        if let Some(host) = at {
+            on[*host].push(&fleet.kinds[contract.kind]);
+        }
+    }
+    let mut missed: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for (i, contracts) in on.iter().enumerate() {
+        let node = &fleet.classes[fleet.hosts[i].class];
+        for (d, disk) in node.disks.iter().enumerate() {
+            let parts = contracts.iter().flat_map(|c| &c.disks);
+            let here = parts.filter(|of| node.disk(of.device.as_deref()) == Ok(d));
+            let vms: Vec<&Vm> = here.map(|of| &of.vm).collect();
+            for task in disk.missed_rates(&vms) {
+                missed.entry(task).or_default().insert(i);
+            }
+        }
+    }
+    let words = |(task, hosts): (String, BTreeSet<usize>)| {
+        let first = hosts.first().map_or("", |host| fleet.hosts[*host].name.as_str());
+        let more = if hosts.len() > 1 { format!(" and {} more", hosts.len() - 1) } else { String::new() };
+        format!(
+            "{task} makes one request at a time, and in the worst case too few for its rate on {first}{more}: admission here does not count that, and the plan of the host may refuse it"
+        )
+    };
+    missed.into_iter().map(words).collect()
+}
+
+/// Refusal of one of these contracts alone, or of all together.
+fn refused_together(node: &Node, on: &[&Contract]) -> Option<Refused> {
+    let (last, others) = on.split_last()?;
+    let alone = on.iter().find_map(|c| admit(node, &[], c).refused);
+    alone.or_else(|| admit(node, others, last).refused)
 }
 
 fn row(fleet: &Fleet, placed: &Placed, contract: usize, fits: FitsOn) -> ContractRow {
@@ -334,6 +373,7 @@ fn why(fleet: &Fleet, placed: &Placed, kind: &Contract) -> Option<(String, Refus
     let host = roomiest.min_by_key(|h| fleet.classes[fleet.hosts[*h].class].scalars(kind).largest())?;
     let on = fleet.contracts.iter().zip(&placed.at).filter(|(_, at)| **at == Some(host));
     let on: Vec<&Contract> = on.map(|(c, _)| &fleet.kinds[c.kind]).collect();
-    let admission = admit(&fleet.classes[fleet.hosts[host].class], &on, kind);
-    admission.refused.map(|refused| (fleet.hosts[host].name.clone(), refused))
+    let node = &fleet.classes[fleet.hosts[host].class];
+    let refused = admit(node, &on, kind).refused.or_else(|| refused_together(node, &on));
+    refused.map(|refused| (fleet.hosts[host].name.clone(), refused))
 }

@@ -31,17 +31,23 @@ pub struct Cluster {
 #[derive(Clone, Debug)]
 struct Kind {
     cpu: f64,
-    /// By class; `None` where a host of it refuses the contract even alone.
-    needs: Vec<Option<Need>>,
+    /// By class.
+    needs: Vec<Need>,
 }
 
 /// Demand of a contract on a host of one class.
 #[derive(Clone, Debug)]
 struct Need {
+    scalars: Scalars,
+    /// `None` where a host of the class refuses the contract even alone.
+    promise: Option<Promise>,
+}
+
+#[derive(Clone, Debug)]
+struct Promise {
     reserves: Vec<Option<Reserve>>,
     /// Reserved bandwidth, per network of the class.
     links: Vec<Vec<Reserve>>,
-    scalars: Scalars,
 }
 
 #[derive(Clone, Debug)]
@@ -55,6 +61,8 @@ struct Host {
     links: Vec<Ledger>,
     taken: Scalars,
     cpu: f64,
+    /// Contracts in force that the host refuses even alone: nothing is admitted beside them.
+    unpromised: u32,
 }
 
 impl Cluster {
@@ -84,6 +92,7 @@ impl Cluster {
             links: vec![Ledger::default(); node.networks.len()],
             taken: node.nothing(),
             cpu: 0.0,
+            unpromised: 0,
         };
         self.hosts.push(host);
         self.return_host(self.hosts.len() - 1);
@@ -105,7 +114,7 @@ impl Cluster {
     /// Shares that a contract of a kind takes of a host; `None` where it is refused even alone.
     #[must_use]
     pub fn takes(&self, kind: usize, host: usize) -> Option<&Scalars> {
-        self.need(kind, self.hosts[host].class as usize).map(|n| &n.scalars)
+        self.need(kind, self.hosts[host].class as usize).map(|(scalars, _)| scalars)
     }
 
     /// Number of a host's class, and the class.
@@ -137,9 +146,10 @@ impl Cluster {
     pub fn admits(&self, host: usize, kind: usize) -> bool {
         let of = &self.hosts[host];
         let class = of.class as usize;
-        let Some(need) = self.need(kind, class) else { return false };
+        let Some((_, need)) = self.need(kind, class) else { return false };
         let node = &self.classes[class];
-        fits(of.cpu + self.kinds[kind].cpu, node.cpu.0)
+        of.unpromised == 0
+            && fits(of.cpu + self.kinds[kind].cpu, node.cpu.0)
             && need.reserves.iter().zip(&of.ledgers).zip(&node.disks).all(|((reserve, ledger), disk)| {
                 reserve.as_ref().is_none_or(|r| ledger.fits(disk.capacity().room(), r))
             })
@@ -156,7 +166,7 @@ impl Cluster {
     #[must_use]
     pub fn find(&self, kind: usize, search: Search) -> Option<usize> {
         let sums = |class: usize| {
-            let takes = self.need(kind, class)?.scalars.largest().0;
+            let takes = self.need(kind, class)?.0.largest().0;
             let (free, host) = self.index[class].least(takes)?;
             Some((takes, free, host as usize))
         };
@@ -170,7 +180,7 @@ impl Cluster {
 
     fn find_exact(&self, kind: usize, tries: usize) -> Option<usize> {
         (0..self.classes.len()).find_map(|class| {
-            let least = self.need(kind, class)?.scalars.largest().0;
+            let least = self.need(kind, class)?.0.largest().0;
             let mut hosts = self.index[class].below(least).take(tries).map(|h| h as usize);
             hosts.find(|host| self.admits(*host, kind))
         })
@@ -201,26 +211,12 @@ impl Cluster {
         let of = &mut self.hosts[host];
         let Kind { cpu, needs } = &self.kinds[kind];
         of.cpu = (of.cpu + if add { *cpu } else { -cpu }).max(0.0);
-        if let Some(need) = &needs[of.class as usize] {
-            for (ledger, reserve) in of.ledgers.iter_mut().zip(&need.reserves) {
-                match (reserve, add) {
-                    (Some(r), true) => ledger.insert(r),
-                    (Some(r), false) => {
-                        ledger.remove(r);
-                    }
-                    (None, _) => {}
-                }
-            }
-            for (ledger, reserves) in of.links.iter_mut().zip(&need.links) {
-                for r in reserves {
-                    if add {
-                        ledger.insert(r);
-                    } else {
-                        ledger.remove(r);
-                    }
-                }
-            }
-            if add { of.taken.add(&need.scalars) } else { of.taken.subtract(&need.scalars) }
+        let Need { scalars, promise } = &needs[of.class as usize];
+        if add { of.taken.add(scalars) } else { of.taken.subtract(scalars) }
+        match (promise, add) {
+            (Some(promise), _) => of.reserve(promise, add),
+            (None, true) => of.unpromised += 1,
+            (None, false) => of.unpromised = of.unpromised.saturating_sub(1),
         }
         of.free = WHOLE.0.saturating_sub(of.taken.largest().0);
         if linked {
@@ -228,8 +224,10 @@ impl Cluster {
         }
     }
 
-    fn need(&self, kind: usize, class: usize) -> Option<&Need> {
-        self.kinds[kind].needs[class].as_ref()
+    /// Demand of a kind on a host of a class; `None` where it is refused even alone.
+    fn need(&self, kind: usize, class: usize) -> Option<(&Scalars, &Promise)> {
+        let Need { scalars, promise } = &self.kinds[kind].needs[class];
+        Some((scalars, promise.as_ref()?))
     }
 
     fn link(&mut self, host: usize) {
@@ -247,9 +245,26 @@ impl Cluster {
     }
 }
 
-fn need(node: &Node, contract: &Contract) -> Option<Need> {
+impl Host {
+    /// Adds the reservations of a contract to the host's, or removes them.
+    fn reserve(&mut self, Promise { reserves, links }: &Promise, add: bool) {
+        let disks = self.ledgers.iter_mut().zip(reserves.iter().map(Option::as_slice));
+        let networks = self.links.iter_mut().zip(links.iter().map(Vec::as_slice));
+        for (ledger, reserves) in disks.chain(networks) {
+            for r in reserves {
+                if add {
+                    ledger.insert(r);
+                } else {
+                    ledger.remove(r);
+                }
+            }
+        }
+    }
+}
+
+fn need(node: &Node, contract: &Contract) -> Need {
     let scalars = node.scalars(contract);
-    let (reserves, links) = (node.needs(contract)?, node.link_needs(contract)?);
-    // Refused even on an empty host.
-    scalars.fit().then_some(Need { reserves, links, scalars })
+    let promise = node.needs(contract).zip(node.link_needs(contract));
+    let promise = promise.filter(|_| scalars.fit()).map(|(reserves, links)| Promise { reserves, links });
+    Need { scalars, promise }
 }

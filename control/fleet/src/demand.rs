@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_capacity::{Contract, Resource, Scalars};
+use rtvirtio_capacity::{Contract, Node, Resource, Scalars, WHOLE};
 
 use crate::load::Fleet;
+
+/// Demand that no host meets.
+const NEVER: u32 = WHOLE.0 + 1;
 
 impl Fleet {
     /// Sum of the shares of contracts in force, per host.
@@ -30,17 +33,16 @@ impl Fleet {
     }
 
     /// Largest demand over the kinds of hosts that could promise it: a VM asks all hosts for the
-    /// same.
+    /// same. Of a contract that no kind promises it is [`NEVER`] where a kind refuses it: a VM that
+    /// asks for nothing would be started anywhere.
     fn most(&self, kind: &Contract, name: impl Fn(Resource<'_>) -> String) -> BTreeMap<String, u32> {
         let mut most: BTreeMap<String, u32> = BTreeMap::new();
-        for node in &self.classes {
-            let takes = node.scalars(kind);
-            if !takes.fit() {
-                continue;
-            }
-            for (resource, p) in node.by_resource(&takes).filter(|(_, p)| p.0 > 0) {
+        let all: Vec<(&Node, Scalars)> = self.classes.iter().map(|node| (node, node.scalars(kind))).collect();
+        let is_promised = all.iter().any(|(_, takes)| takes.fit());
+        for (node, takes) in all.iter().filter(|(_, takes)| takes.fit() == is_promised) {
+            for (resource, p) in node.by_resource(takes).filter(|(_, p)| p.0 > 0) {
                 let of = most.entry(name(resource)).or_default();
-                *of = (*of).max(p.0);
+                *of = (*of).max(p.0.min(NEVER));
             }
         }
         most

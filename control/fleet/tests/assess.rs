@@ -107,6 +107,41 @@ fn what_has_no_host_says_why_and_what_is_in_force_counts() {
     assert!(matches!(answer.broken.as_slice(), [(h, Refused::Cpu { .. })] if h == "h"), "{answer:?}");
 }
 
+/// What such a contract takes has no number, so no sum shows room beside it.
+#[test]
+fn nothing_is_placed_beside_a_contract_in_force_that_is_refused_even_alone() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("old", 5, 50, 2) + &vm("fine", 5, 50, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 5, 50, 60)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
+    let new = answer.contracts.iter().find(|c| c.name == "new").unwrap();
+    assert!(new.host.is_none(), "{answer:?}");
+    assert!(matches!(&new.fits, FitsOn::Hosts(hosts) if hosts.is_empty()), "{answer:?}");
+    assert!(matches!(new.refused, Some((_, Refused::Deadline { .. }))), "{answer:?}");
+    assert!(!answer.hosts[0].taken.fit(), "{answer:?}");
+    assert!(matches!(answer.broken.as_slice(), [(h, Refused::Deadline { .. })] if h == "h"), "{answer:?}");
+}
+
+#[test]
+fn a_rate_that_one_request_at_a_time_may_miss_is_doubted() {
+    let dir = tempdir().unwrap();
+    let text = "[[host]]\nname = \"h\"\ncount = 2\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"a.toml\"\ncount = 2\n";
+    let doubts = |vm: &str| -> Vec<String> {
+        write(dir.path(), "a.toml", &(DEVICE.to_owned() + vm));
+        let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
+        assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
+        answer.doubts.into_iter().filter(|d| d.starts_with("a/t makes one request at a time")).collect()
+    };
+    let of = doubts(&vm("a", 80, 9_000, 60));
+    assert!(matches!(of.as_slice(), [one] if one.contains("h-1 and 1 more")), "{of:?}");
+    // Smaller pieces keep the lower rate, and a task that does not wait misses none.
+    for kept in [vm("a", 80, 3_000, 60), vm("a", 80, 9_000, 60).replace("op =", "loop = \"open\"\nop =")] {
+        let of = doubts(&kept);
+        assert!(of.is_empty(), "{of:?}");
+    }
+}
+
 /// What each VM asks for is printed by its name: of two, one would get what the other asks for.
 #[test]
 fn two_contracts_of_one_name_are_refused() {
@@ -199,6 +234,19 @@ fn openstack_counts_the_same_integers() {
         disk(&told["flavors"]["new"]["resources:CUSTOM_RTVIRTIO_DISK"]),
     );
     assert!(reserved > 0 && reserved == takes, "the same I/O: {told}");
+}
+
+/// Without a demand the engine would start it on any host.
+#[test]
+fn what_no_host_promises_asks_engines_for_more_than_there_is() {
+    let dir = tempdir().unwrap();
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("fast", 1, 50, 2)));
+    let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"new.toml\"\n";
+    let fleet = fleet(dir.path(), text).unwrap();
+    let openstack = rtvirtio_fleet::OpenStack::from_fleet(&fleet);
+    assert_eq!(openstack.flavors["fast"]["resources:CUSTOM_RTVIRTIO_DISK"], 1_001);
+    let kubernetes = rtvirtio_fleet::Kubernetes::from_fleet(&fleet);
+    assert_eq!(kubernetes.requests["fast"]["rtvirtio.io/disk"], "1001");
 }
 
 fn with_flow(name: &str, mac: u8, rate: u32) -> String {

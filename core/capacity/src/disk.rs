@@ -4,7 +4,7 @@ use rtvirtio_sched::bound::{self, EdfRoom, Flow, Refusal};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
 
-use crate::{DeviceModel, Options, Reserve, Shape, reserve, tightest};
+use crate::{DeviceModel, Options, Reserve, Shape, missed_turn, reserve, tightest};
 
 /// Reservations and admission of a device under one shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +80,19 @@ impl DiskCapacity {
     #[must_use]
     pub fn part(&self, r: &Reserve) -> Option<f64> {
         part_of(self.room, std::slice::from_ref(r))
+    }
+
+    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in the
+    /// worst case where the VMs have all their reservations.
+    pub(crate) fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {
+        let reserves = vms.iter().filter_map(|vm| self.reserve(vm).ok().flatten());
+        let reserved: f64 = reserves.map(|r| r.share.0).sum();
+        let missed = |vm: &Vm| -> Vec<String> {
+            let tasks = vm.tasks.iter();
+            let tasks = tasks.filter(|t| missed_turn(t, &self.device, self.shape, reserved).is_some());
+            tasks.map(|task| format!("{}/{}", vm.name, task.name)).collect()
+        };
+        vms.iter().flat_map(|vm| missed(vm)).collect()
     }
 
     /// The scheduler's own admission of these reservations together.

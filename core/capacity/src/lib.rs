@@ -35,6 +35,6 @@ pub use network::{
 pub use node::{Admission, Disk, Node, Resource, admit};
 pub use refused::Refused;
 pub use reserve::{
-    Options, Reserve, Shape, has_closed_loop_target, longest_turn, promised, replenishment, reserve, tightest,
+    Options, Reserve, Shape, has_closed_loop_target, missed_turn, promised, replenishment, reserve, tightest,
 };
 pub use scalar::{Permille, Scalars, WHOLE};

@@ -2,6 +2,7 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::bound::Refusal;
+use rtvirtio_spec::Vm;
 use rtvirtio_units::Ratio;
 use serde::Serialize;
 
@@ -77,6 +78,20 @@ impl Disk {
     #[must_use]
     pub fn capacity(&self) -> &DiskCapacity {
         &self.shapes[self.chosen]
+    }
+
+    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in the
+    /// worst case: under the chosen shape, where no shape admits the VMs and keeps all rates.
+    /// [`admit`] does not ask that.
+    #[must_use]
+    pub fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {
+        let missed = self.capacity().missed_rates(vms);
+        let is_kept = |capacity: &DiskCapacity| {
+            let all: Result<Vec<Option<Reserve>>, _> = vms.iter().map(|vm| capacity.reserve(vm)).collect();
+            let all: Option<Vec<Reserve>> = all.ok().map(|all| all.into_iter().flatten().collect());
+            capacity.missed_rates(vms).is_empty() && all.is_some_and(|all| capacity.admit(&all).is_ok())
+        };
+        if missed.is_empty() || self.shapes.iter().any(is_kept) { Vec::new() } else { missed }
     }
 
     /// Takes the shape under which the scalars of these contracts are smallest in sum: of the

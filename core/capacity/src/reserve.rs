@@ -2,7 +2,7 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::Op;
-use rtvirtio_spec::{Target, Task, Vm};
+use rtvirtio_spec::{Arrival, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::Serialize;
 
@@ -176,14 +176,23 @@ pub fn replenishment(vm: &Vm, device: &DeviceModel, shape: Shape, reserve: &Rese
 /// Each request finds the window full again, of the largest pieces, and those of other reservations
 /// go before it at their rates: the time x in which the device serves all that is
 /// `k x = W C + c + (reserved - own) x`.
-#[must_use]
-pub fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
+fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
     let cost = max_request_cost(task, device, shape.quantum);
     let mut steady = device.with_window(shape.window);
     (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
     let room = steady.edf_room(device.max_piece_cost(shape.quantum));
     let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
     Nanos(((cost + room.lost) / left.max(1e-9)).ceil() as u64)
+}
+
+/// Longest time of one request of a promised task that makes one at a time, where it is too long
+/// for the task's rate: a target is met only with it. `reserved` is the sum of all reservations'
+/// shares.
+#[must_use]
+pub fn missed_turn(task: &Task, device: &DeviceModel, shape: Shape, reserved: f64) -> Option<Nanos> {
+    let rate = task.rate.filter(|_| task.arrival == Arrival::Closed && !promised(task).is_empty())?;
+    let turn = longest_turn(task, rate, device, shape, reserved);
+    (rate.0 * turn.as_secs_f64() > 1.0).then_some(turn)
 }
 
 /// Share of one server that the promised tasks with a rate need.

@@ -1,8 +1,8 @@
 //! Reasons for which a VM gets no reservation of its disk.
 
-use rtvirtio_capacity::{DeviceModel, Shape, longest_turn, promised};
+use rtvirtio_capacity::{DeviceModel, Shape, missed_turn};
 use rtvirtio_sched::bound::{Flow, Refusal, discard_clause};
-use rtvirtio_spec::{Arrival, Spec, Task};
+use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
 
 /// Checks that each promised task which makes one request at a time keeps its rate: a target is met
@@ -19,16 +19,13 @@ pub(crate) fn keep_rates(
     let reserved: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
     for flow in flows.iter().filter(|f| f.deadline.is_some()) {
         let vm = &spec.vms[flow.vm];
-        let closed = |t: &&Task| t.arrival == Arrival::Closed && !promised(t).is_empty();
-        for task in vm.tasks.iter().filter(closed) {
-            let Some(rate) = task.rate else { continue };
-            let turn = longest_turn(task, rate, device, shape, reserved).as_secs_f64();
-            if rate.0 * turn > 1.0 {
+        for task in &vm.tasks {
+            if let Some(turn) = missed_turn(task, device, shape, reserved) {
                 return Err(format!(
                     "{}/{} makes one request at a time, and each may wait for what the device holds already: {} in the worst case; lower its rate, or write loop = \"open\"",
                     vm.name,
                     task.name,
-                    Iops((1.0 / turn).floor())
+                    Iops((1.0 / turn.as_secs_f64()).floor())
                 ));
             }
         }

@@ -320,15 +320,17 @@ impl ServedVm {
     }
 
     /// Sets all vCPUs to their contract's level. Where another rtvirtio has the lock, which may be
-    /// a revert, they stay: the journal has their possible levels.
+    /// a revert, or the journal is no longer that of the process `by`, they stay: the journal has
+    /// their possible levels.
     ///
     /// # Errors
     /// When the journal cannot be read.
-    pub(crate) fn settle(&mut self, levels: &Levels) -> Result<(), UrgencyError> {
-        let mut untaken = self.open_untaken(levels);
+    pub(crate) fn settle(&mut self, levels: &mut Levels, by: Option<u32>) -> Result<(), UrgencyError> {
         for _ in 0..100 {
-            match levels.hold()? {
+            let is_changed = match levels.hold()? {
+                Hold::Free(_) if levels.applied_by() != by => return Ok(()),
                 Hold::Free(guard) => {
+                    let mut untaken = self.open_untaken(levels);
                     self.weight = self.set_weight(1.0, levels, &guard);
                     for v in self.vcpus.iter_mut().filter(|v| !v.foreign) {
                         let contract = v.thread.contract();
@@ -338,8 +340,17 @@ impl ServedVm {
                     set_to_contract(&mut untaken, &guard);
                     return Ok(());
                 }
-                Hold::Busy => std::thread::sleep(std::time::Duration::from_millis(5)),
-                Hold::Changed => return Ok(()),
+                Hold::Busy => false,
+                Hold::Changed => true,
+            };
+            if is_changed {
+                // Amended since, as by a VM that has arrived.
+                levels.reload()?;
+                if levels.applied_by() != by {
+                    return Ok(());
+                }
+            } else {
+                std::thread::sleep(std::time::Duration::from_millis(5));
             }
         }
         Ok(())

@@ -91,15 +91,17 @@ fn serve_all<V: BorrowMut<ServedVm>>(
     stop: &AtomicBool,
     report: &mut dyn FnMut(&[VmStatus]),
 ) -> Result<Ended, UrgencyError> {
+    let by = levels.applied_by();
     let ended = follow(&mut vms, more, levels, stop, report);
     // Also where following has failed, or was ended by others; no vCPU waits for it.
     Removal::start(&mut vms, now());
     vms.iter().for_each(|vm| vm.borrow().close());
-    for vm in &mut vms {
-        if !matches!(ended, Ok(Ended::PutBack)) {
-            vm.borrow_mut().settle(levels)?;
-        }
+    if matches!(ended, Ok(Ended::PutBack)) {
+        return ended;
     }
+    // One that cannot be settled keeps no other at its levels.
+    let settled: Vec<_> = vms.iter_mut().map(|vm| vm.borrow_mut().settle(levels, by)).collect();
+    settled.into_iter().collect::<Result<(), _>>()?;
     ended
 }
 

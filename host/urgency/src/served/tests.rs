@@ -142,3 +142,31 @@ fn a_monitor_that_hangs_holds_up_nothing() {
     assert!(sched::get(sleeper.0.id()).unwrap().is(&contract()));
     drop(release);
 }
+
+/// A journal that another VM's settings were added to shortly before the end is still ours.
+#[test]
+fn vcpus_are_settled_by_a_journal_that_was_amended_since() {
+    let test = "vcpus_are_settled_by_a_journal_that_was_amended_since";
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let Some(sleeper) = left_at(&Attr::fifo(7), &state, test) else { return };
+    let none = || -> Result<Qmp, UrgencyError> {
+        Err(UrgencyError::NoMonitor { vm: "plc".to_owned(), why: "a test".to_owned() })
+    };
+    let pid = sleeper.0.id();
+    let mut vm = ServedVm::without_reports("plc", pid, Config::new(90, 0, 97), Box::new(none)).unwrap();
+    let mut levels = Levels::open(&state).unwrap();
+    let by = levels.applied_by();
+    let other =
+        rtvirtio_testkit::ChildGuard(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+    let (root, id) = (Root::default(), other.0.id());
+    let target = Target::scheduling(id, id, task::stat(&root, id, id).unwrap().start);
+    let write = Write::new("policy of vcpu 0 (other)", target, contract().to_string().as_str());
+    let session = Session::open(&state).unwrap();
+    session.amend(&[write], &Machine::new(&root, &NoGuests), &mut Silent).unwrap();
+    drop(session);
+    sched::set(pid, &Attr::fifo(7)).unwrap();
+    assert!(matches!(levels.hold().unwrap(), Hold::Changed));
+    vm.settle(&mut levels, by).unwrap();
+    assert!(sched::get(pid).unwrap().is(&contract()));
+}
