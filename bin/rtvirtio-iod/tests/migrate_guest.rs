@@ -33,7 +33,7 @@ fn configuration(dir: &Path, image: &Path, more: &str) -> String {
 fn guest(name: &str, image: &GuestImage, dir: &Path, incoming: bool) -> QemuGuest {
     let socket = GuestDisk::VhostUser { socket: dir.join("a"), queues: Some(1) };
     let config = QemuConfig::new(name, image.clone(), socket, &dir.join("run"));
-    QemuGuest::start(&QemuConfig { incoming, ..config }).unwrap()
+    QemuGuest::start(&QemuConfig { incoming, ..config }.migrating()).unwrap()
 }
 
 fn shell(guest: &mut QemuGuest, script: &str) -> String {

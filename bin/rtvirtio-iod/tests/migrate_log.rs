@@ -14,6 +14,7 @@ use rtvirtio_testkit::HANG;
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::{VhostBackend as _, VhostUserDirtyLogRegion};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const PAGE: usize = 4_096;
 const NEXT: u16 = 1;
@@ -179,6 +180,59 @@ fn requests_of_a_previous_process_are_answered_before_their_guest_moves() {
     let answers: Vec<u8> =
         std::iter::from_fn(|| client.queues[0].pop_used()).map(|answer| answer.status).collect();
     assert_eq!(answers, [0; 8]);
+}
+
+/// Where a guest arrives, requests that it has made before are served without another kick, and it
+/// is signalled once whatever it waits for: signals of the other side may have been lost.
+#[test]
+fn a_queue_that_starts_is_looked_at_and_signals_its_guest() {
+    let place = AttackedDomain::new();
+    let mut client = connect(&place.dir.path().join("a"));
+    let await_signal = |call: &EventFd| {
+        let begin = Instant::now();
+        while call.read().is_err() {
+            assert!(begin.elapsed() < HANG, "no signal");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
+    let kick = client.queues[0].kick.try_clone().unwrap();
+    let call = client.queues[0].call.try_clone().unwrap();
+    for pending in [0, 4] {
+        assert_eq!(client.stop_queue(0).unwrap(), 1);
+        // All that the stopped queue signals is signalled before the answer.
+        while call.read().is_ok() {}
+        for i in 0..pending {
+            client.queues[0].push(&read(i * 8, 4_096)).unwrap();
+        }
+        // As QEMU: another descriptor first, and that of the guest when the queue runs.
+        let before = EventFd::new(EFD_NONBLOCK).unwrap();
+        client.raw().set_vring_call(0, &before).unwrap();
+        client.raw().set_vring_base(0, 1).unwrap();
+        client.raw().set_vring_kick(0, &kick).unwrap();
+        for _ in 0..pending {
+            assert_eq!(completion(&mut client.queues[0]).map(|answer| answer.status), Some(0));
+        }
+        await_signal(&before);
+        client.raw().set_vring_call(0, &call).unwrap();
+        await_signal(&call);
+    }
+}
+
+/// A guest whose available ring is older than the index at which its queue goes on, as where its
+/// last page has not come along, waits for ever: that is said.
+#[test]
+fn an_available_ring_that_is_older_than_its_index_is_reported() {
+    let AttackedDomain { iod, dir } = AttackedDomain::new();
+    let mut client = connect(&dir.path().join("a"));
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
+    assert_eq!(client.stop_queue(0).unwrap(), 1);
+    client.raw().set_vring_base(0, 4).unwrap();
+    let kick = client.queues[0].kick.try_clone().unwrap();
+    client.raw().set_vring_kick(0, &kick).unwrap();
+    drop(client);
+    let (status, text) = iod.end();
+    assert!(status.success() && text.contains("ends 3 requests before"), "{text}");
 }
 
 /// Requests that were fetched before logging began, and complete after it.

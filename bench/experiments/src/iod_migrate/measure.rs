@@ -142,7 +142,7 @@ impl Place {
 
     fn qemu(&self, disk: GuestDisk, side: &Path) -> QemuConfig {
         let config = QemuConfig::new("vm", self.image.clone(), disk, &side.join("run"));
-        QemuConfig { accel: self.accel, ..config }
+        QemuConfig { accel: self.accel, ..config }.migrating()
     }
 }
 

@@ -90,7 +90,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         // same under KVM and TCG.
         .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max"])
         .args(["-smp", &config.vcpus.to_string()])
-        .args(["-m", &format!("{}M", config.memory.0 >> 20)])
+        .args(["-m", &format!("{}K", config.memory.0 >> 10)])
         // A panic reboots (`panic=-1`), which then ends QEMU: a dead guest is noticed at once.
         .arg("-no-reboot")
         .arg("-kernel")
@@ -147,7 +147,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     if shared {
         command
             .arg("-object")
-            .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", config.memory.0 >> 20));
+            .arg(format!("memory-backend-memfd,id=mem,size={}K,share=on", config.memory.0 >> 10));
     }
     if let Some(nic) = &config.nic {
         let connect = match &nic.backend {

@@ -7,11 +7,36 @@ use std::sync::atomic::Ordering;
 use rtvirtio_domain_resources::disk_lock::LOCK_TIMEOUT;
 use vhost::vhost_user::Result;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes as _, GuestAddress};
 
 use super::{Connection, dirty_log, log_and_reject};
 use crate::engine::{Kick, QueueCommand, QueueId, VringStart};
 use crate::feature;
+use crate::memory::GuestMem;
+
+/// Requests before the index at which a queue goes on that its available ring does not have. No
+/// guest takes requests back: the page with the ring's index is older than the front end's index.
+fn missing_requests(mem: &GuestMem, avail: GuestAddress, size: u16, base: u16) -> u16 {
+    let Some(at) = avail.0.checked_add(2).map(GuestAddress) else { return 0 };
+    // The engine refuses a ring that cannot be read.
+    let Ok(end) = mem.mem.load::<u16>(at, Ordering::Acquire) else { return 0 };
+    let missing = base.wrapping_sub(u16::from_le(end));
+    // Others are of a front end that begins at 0, where the memory of requests in flight decides.
+    if missing < size { missing } else { 0 }
+}
+
+/// Says what has not come with the guest of a queue that was started: requests that get no answer,
+/// and requests that its available ring lacks.
+fn report_missing(name: &str, index: u32, lost: u16, missing: u16) {
+    if lost > 0 {
+        let what = "requests that were under way elsewhere have not come with the guest";
+        crate::log::line(name, format_args!("{lost} {what}; it waits for their answers"));
+    }
+    if missing > 0 {
+        let what = "requests before the index at which it goes on: its guest's memory is older than that";
+        crate::log::line(name, format_args!("queue {index}: its available ring ends {missing} {what}"));
+    }
+}
 
 impl<C: From<QueueCommand>> Connection<C> {
     /// Publishes whether a queue is served, before the front end has its reply.
@@ -104,10 +129,7 @@ impl<C: From<QueueCommand>> Connection<C> {
         }
         self.publish_use();
         let lost = done.map_err(|e| log_and_reject(&name, "queue", e))?;
-        if lost > 0 {
-            let what = "requests that were under way elsewhere have not come with the guest";
-            crate::log::line(&name, format_args!("{lost} {what}; it waits for their answers"));
-        }
+        report_missing(&name, index, lost, missing_requests(&mem, avail, size, base));
         self.notify_unread();
         Ok(())
     }
@@ -146,5 +168,27 @@ impl<C: From<QueueCommand>> Connection<C> {
         let sized: Vec<u32> =
             (0..).zip(&self.queues).filter(|(_, queue)| queue.size.is_some()).map(|(i, _)| i).collect();
         sized.into_iter().map(|i| self.try_start(i)).fold(Ok(()), Result::and)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_available_ring_that_is_older_than_its_index_lacks_requests() {
+        let ring = GuestAddress(4_096);
+        let mem = GuestMem::from_mapped(GuestMem::anonymous(&[(ring, 4_096)]).unwrap());
+        let missing = |end: u16, base| {
+            mem.mem.store(end.to_le(), GuestAddress(ring.0 + 2), Ordering::Release).unwrap();
+            missing_requests(&mem, ring, 8, base)
+        };
+        assert_eq!((missing(5, 5), missing(13, 5), missing(3, u16::MAX)), (0, 0, 0));
+        assert_eq!((missing(5, 6), missing(u16::MAX, 2)), (1, 3));
+        // The front end's index is not used.
+        assert_eq!(missing(1_000, 0), 0);
+        // Beyond the memory.
+        assert_eq!(missing_requests(&mem, GuestAddress(1 << 30), 8, 5), 0);
+        assert_eq!(missing_requests(&mem, GuestAddress(u64::MAX), 8, 5), 0);
     }
 }
