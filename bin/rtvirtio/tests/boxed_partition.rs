@@ -55,8 +55,8 @@ fn spec(cores: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Applies a spec while all threads of the VMs wake up now and then, as those of a guest that works:
-/// the kernel takes no reservation for a thread that has slept since its CPUs changed.
+/// Applies a spec while all threads of the VMs wake up now and then, as those of a guest that
+/// works: the kernel takes no reservation for a thread that has slept since its CPUs changed.
 fn apply(machines: &[&Machine], spec: &str) -> Value {
     let done = AtomicBool::new(false);
     let pids: Vec<String> = machines.iter().map(|machine| machine.pid().to_string()).collect();

@@ -212,7 +212,11 @@ impl Cluster {
         let Kind { cpu, needs } = &self.kinds[kind];
         of.cpu = (of.cpu + if add { *cpu } else { -cpu }).max(0.0);
         let Need { scalars, promise } = &needs[of.class as usize];
-        if add { of.taken.add(scalars) } else { of.taken.subtract(scalars) }
+        if add {
+            of.taken.add(scalars)
+        } else {
+            of.taken.subtract(scalars)
+        }
         match (promise, add) {
             (Some(promise), _) => of.reserve(promise, add),
             (None, true) => of.unpromised += 1,

@@ -82,8 +82,8 @@ impl DiskCapacity {
         part_of(self.room, std::slice::from_ref(r))
     }
 
-    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in the
-    /// worst case where the VMs have all their reservations.
+    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in
+    /// the worst case where the VMs have all their reservations.
     pub(crate) fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {
         let reserves = vms.iter().filter_map(|vm| self.reserve(vm).ok().flatten());
         let reserved: f64 = reserves.map(|r| r.share.0).sum();

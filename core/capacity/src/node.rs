@@ -80,8 +80,8 @@ impl Disk {
         &self.shapes[self.chosen]
     }
 
-    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in the
-    /// worst case: under the chosen shape, where no shape admits the VMs and keeps all rates.
+    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in
+    /// the worst case: under the chosen shape, where no shape admits the VMs and keeps all rates.
     /// [`admit`] does not ask that.
     #[must_use]
     pub fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {

@@ -31,8 +31,9 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
     settings_in(root, probe, (backend, None), ask)
 }
 
-/// Like [`settings`], for a VM whose root domain has these CPUs once partitions are made, before its
-/// settings are written: its threads are as by [`crate::Partition::entered`] or [`crate::outside`].
+/// Like [`settings`], for a VM whose root domain has these CPUs once partitions are made, before
+/// its settings are written: its threads are as by [`crate::Partition::entered`] or
+/// [`crate::outside`].
 ///
 /// # Errors
 /// As [`settings`].

@@ -166,7 +166,7 @@ fn admitted_by_deadline(taken: &[Load], all: &[Wanted]) -> std::result::Result<u
         vm,
         order: Order::Contract,
         backend: Backend::Deadline,
-        need: Need::Contract(contract(percent)),
+        need: super::Need::Contract(contract(percent)),
         urgency: None,
         cores: (!cpus.is_empty()).then(|| partition(cpus)),
     };
