@@ -31,6 +31,9 @@ pub const MOST_ARRIVALS: usize = 32;
 pub const USUAL_HOLD: Nanos = Nanos::from_millis(600_000);
 /// Longest time of a reservation.
 pub const LONGEST_HOLD: Nanos = Nanos::from_millis(3_600_000);
+/// Largest number of renewals, a day in all: a process that only looks like the VM's must not keep
+/// its room for ever.
+const MOST_RENEWALS: u32 = 143;
 const SCHEMA: &str = "rtvirtio.arrivals.v1";
 /// Largest file: every reservation with the longest contract, each byte of it escaped.
 const FILE_LIMIT: u64 = 16 << 20;
@@ -125,6 +128,9 @@ struct StoredArrival {
     until_ms: u64,
     /// End on the clock when it was reserved, for people.
     until: String,
+    /// Number of renewals.
+    #[serde(default)]
+    renewals: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -154,7 +160,7 @@ impl Arrival {
         now: &BootTime,
     ) -> Result<Option<Self>, ArrivalError> {
         let (until_ms, until) = end_after(hold, now);
-        let stored = StoredArrival { vm: vm.clone(), uri: uri.to_owned(), until_ms, until };
+        let stored = StoredArrival { vm: vm.clone(), uri: uri.to_owned(), until_ms, until, renewals: 0 };
         Self::of_stored(stored)
     }
 
@@ -401,7 +407,8 @@ impl Arrivals {
         self.all.iter().any(|of| of.stored.until_ms <= now.ms)
     }
 
-    /// Renews reservations whose time is over for [`USUAL_HOLD`] where `why` gives a reason.
+    /// Renews reservations whose time is over for [`USUAL_HOLD`] where `why` gives a reason, up to
+    /// [`MOST_RENEWALS`] times.
     /// Returns these VMs with their reasons, and why the rest was not stored.
     pub fn renew(
         &mut self,
@@ -410,8 +417,10 @@ impl Arrivals {
         why: impl Fn(&Arrival) -> Option<String>,
     ) -> (Vec<(String, String)>, Option<String>) {
         let mut renewed = Vec::new();
-        for arrival in self.all.iter_mut().filter(|of| of.stored.until_ms <= now.ms) {
+        let is_due = |of: &&mut Arrival| of.stored.until_ms <= now.ms && of.stored.renewals < MOST_RENEWALS;
+        for arrival in self.all.iter_mut().filter(is_due) {
             if let Some(why) = why(arrival) {
+                arrival.stored.renewals += 1;
                 (arrival.stored.until_ms, arrival.stored.until) = end_after(USUAL_HOLD, now);
                 renewed.push((arrival.vm().to_owned(), why));
             }

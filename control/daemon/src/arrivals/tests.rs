@@ -164,6 +164,14 @@ fn a_reservation_is_renewed_while_its_vm_is_being_moved_here() {
     let again = Arrivals::load(state, &Ok(at(6_001)));
     assert_eq!((again.all(), names(&again)), (arrivals.all(), vec!["vm1"]));
     assert!(!arrivals.is_due(&at(end - 1)) && arrivals.is_due(&at(end)));
+    // Not for ever.
+    let mut times = 1;
+    let mut due = end;
+    while !arrivals.renew(state, &at(due), here).0.is_empty() {
+        (times, due) = (times + 1, due + USUAL_HOLD.0 / 1_000_000);
+    }
+    assert_eq!(times, MOST_RENEWALS);
+    assert_eq!(arrivals.expire(state, &at(due)).0[0].0, "vm1");
     // A VM of a contract file, by what the file names it.
     let of = |reach: &str| {
         let file = text(&format!("name = \"plc\"\n{reach}\n"));
