@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -119,7 +119,8 @@ pub struct Qmp {
 #[derive(Deserialize)]
 struct Greeting {
     #[serde(rename = "QMP")]
-    qmp: GreetingBody,
+    qmp: Option<GreetingBody>,
+    event: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -166,13 +167,22 @@ impl Qmp {
 
     fn negotiate(mut wire: Wire, timeout: Duration, end: Deadline) -> Result<Qmp, VmmError> {
         const OP: &str = "greeting";
-        let line = wire.line(REPLY_LIMIT, end, OP)?;
-        let greeting: Greeting =
-            serde_json::from_slice(&line).map_err(|e| wire.protocol(OP, e.to_string()))?;
-        let version = greeting.qmp.version;
+        let mut events_skipped = 0;
+        // QEMU sends events to a connection that it has accepted and not greeted yet, where an
+        // earlier one had left negotiation mode: seen with 7.2.
+        let version = loop {
+            let line = wire.line(REPLY_LIMIT, end, OP)?;
+            let greeting: Greeting =
+                serde_json::from_slice(&line).map_err(|e| wire.protocol(OP, e.to_string()))?;
+            match greeting {
+                Greeting { qmp: Some(body), .. } => break body.version,
+                Greeting { event: Some(_), .. } => events_skipped += 1,
+                Greeting { .. } => return Err(wire.protocol(OP, "neither a greeting nor an event")),
+            }
+        };
         let link = Link::Socket(wire);
         let mut qmp =
-            Qmp { link, timeout, end: Some(end), next_id: 1, version, events_skipped: 0, broken: false };
+            Qmp { link, timeout, end: Some(end), next_id: 1, version, events_skipped, broken: false };
         qmp.execute("qmp_capabilities", None)?;
         qmp.end = None;
         Ok(qmp)

@@ -89,6 +89,28 @@ fn late_answer_to_an_abandoned_command_is_skipped() {
 }
 
 #[test]
+fn an_event_may_come_before_the_greeting() {
+    let connect = |first: &'static str| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let player = thread::spawn(move || {
+            write!(theirs, "{first}\r\n{GREETING}\r\n").unwrap();
+            let mut line = String::new();
+            if BufReader::new(theirs.try_clone().unwrap()).read_line(&mut line).is_ok_and(|n| n > 0) {
+                let request: Value = serde_json::from_str(&line).unwrap();
+                write!(theirs, "{{\"return\": {{}}, \"id\": {}}}\r\n", request["id"]).unwrap();
+            }
+        });
+        let qmp = Qmp::from_stream(ours, "eager", HANG);
+        player.join().unwrap();
+        qmp
+    };
+    let qmp = connect(SHUTDOWN).unwrap();
+    assert_eq!((qmp.version().qemu.major, qmp.events_skipped()), (7, 1));
+    let error = connect("{\"return\": {}}").unwrap_err().to_string();
+    assert!(error.contains("neither a greeting nor an event"), "{error}");
+}
+
+#[test]
 fn silence_is_a_timeout() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let start = Instant::now();
