@@ -1,7 +1,7 @@
 //! `cores` on a host of two sockets, each a NUMA node of four cores with two threads: a VM's whole
 //! life. In the box, because the machine that runs the tests need not be such a host.
 
-// Not beside this file, where cargo would take it for a test of its own.
+// In a directory: cargo builds each file of `tests` itself as a test program.
 #[path = "boxed/inside.rs"]
 mod inside;
 

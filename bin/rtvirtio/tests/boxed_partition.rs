@@ -1,7 +1,7 @@
 //! A VM with `partition = true`: reservations on two CPUs of sixteen, on a kernel that makes the
 //! partition. In the box, because the machine that runs the tests need not have cgroup v2.
 
-// Not beside this file, where cargo would take it for a test of its own.
+// In a directory: cargo builds each file of `tests` itself as a test program.
 #[path = "boxed/inside.rs"]
 mod inside;
 

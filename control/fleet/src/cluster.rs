@@ -61,7 +61,7 @@ struct Host {
     links: Vec<Ledger>,
     taken: Scalars,
     cpu: f64,
-    /// Contracts in force that the host refuses even alone: nothing is admitted beside them.
+    /// Contracts in force that the host refuses even alone: nothing else is admitted there.
     unpromised: u32,
 }
 

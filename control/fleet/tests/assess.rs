@@ -107,7 +107,7 @@ fn what_has_no_host_says_why_and_what_is_in_force_counts() {
     assert!(matches!(answer.broken.as_slice(), [(h, Refused::Cpu { .. })] if h == "h"), "{answer:?}");
 }
 
-/// What such a contract takes has no number, so no sum shows room beside it.
+/// What such a contract takes has no number, so no sum shows the room that is left.
 #[test]
 fn nothing_is_placed_beside_a_contract_in_force_that_is_refused_even_alone() {
     let dir = tempdir().unwrap();

@@ -41,13 +41,13 @@ struct Watched {
 
 /// Levels of a device as saved, with its profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Kept {
+struct StoredLevels {
     /// Fingerprint of the part of the profile that counts.
     profile: String,
     levels: [i8; Part::ALL.len()],
 }
 
-impl Kept {
+impl StoredLevels {
     fn from_ageing(ageing: &Ageing) -> Self {
         Self { profile: name_of(ageing.profiled()), levels: ageing.levels() }
     }
@@ -64,7 +64,7 @@ fn name_of(profiled: &Profiled) -> String {
 pub struct DeviceAgeing {
     watched: BTreeMap<PathBuf, Watched>,
     /// Levels as saved; `None` before the first sample.
-    kept: Option<BTreeMap<PathBuf, Kept>>,
+    kept: Option<BTreeMap<PathBuf, StoredLevels>>,
     /// Reason why the file of levels cannot be used.
     unread: Option<String>,
 }
@@ -97,7 +97,7 @@ impl DeviceAgeing {
         }
         let mut known = kept.clone();
         for (path, ageing) in all(&self.watched) {
-            known.insert(path.to_owned(), Kept::from_ageing(ageing));
+            known.insert(path.to_owned(), StoredLevels::from_ageing(ageing));
         }
         known.retain(|_, kept| kept.levels.iter().any(|level| *level > 0));
         if known != *kept {
@@ -129,7 +129,7 @@ fn all(watched: &BTreeMap<PathBuf, Watched>) -> impl Iterator<Item = (&Path, &Ag
 }
 
 /// Levels as saved; none where there is no file.
-fn read(state: &Path) -> Result<BTreeMap<PathBuf, Kept>, String> {
+fn read(state: &Path) -> Result<BTreeMap<PathBuf, StoredLevels>, String> {
     let path = state.join(FILE);
     let failed = |why: &dyn std::fmt::Display| {
         format!(
@@ -145,7 +145,7 @@ fn read(state: &Path) -> Result<BTreeMap<PathBuf, Kept>, String> {
     }
 }
 
-fn save(state: &Path, known: &BTreeMap<PathBuf, Kept>) -> Result<(), String> {
+fn save(state: &Path, known: &BTreeMap<PathBuf, StoredLevels>) -> Result<(), String> {
     let text = serde_json::to_vec_pretty(known).map_err(|e| e.to_string())?;
     write_state(state, FILE, &text)
         .map_err(|e| format!("a restart of the service would forget which devices are slower: {e}"))
@@ -154,7 +154,7 @@ fn save(state: &Path, known: &BTreeMap<PathBuf, Kept>) -> Result<(), String> {
 impl Watched {
     fn sample(
         &mut self,
-        (path, kept): (&Path, Option<&Kept>),
+        (path, kept): (&Path, Option<&StoredLevels>),
         stalls: SampleStalls,
         (root, dirs): (&Root, &Dirs),
         now: Instant,
@@ -302,7 +302,7 @@ mod tests {
         for _ in 0..FOLLOW {
             ageing.see(&window(&reads(3_966), WINDOW_S, SampleStalls::default()));
         }
-        let known = BTreeMap::from([(PathBuf::from("/dev/sdz"), Kept::from_ageing(&ageing))]);
+        let known = BTreeMap::from([(PathBuf::from("/dev/sdz"), StoredLevels::from_ageing(&ageing))]);
         assert_eq!(read(dir.path()), Ok(BTreeMap::new()));
         save(dir.path(), &known).unwrap();
         let read_back = read(dir.path()).unwrap();

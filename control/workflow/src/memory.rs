@@ -41,7 +41,7 @@ pub(crate) fn is_asked(host: &HostSpec) -> bool {
 }
 
 /// Names of all VMs with `memory`, and the writes for them and for devices. Another program
-/// than `rtvirtio apply` leaves them, and says so.
+/// than `rtvirtio apply` leaves them and warns of it.
 ///
 /// # Errors
 /// [`Kind::System`](crate::Kind::System) without resctrl,
@@ -99,7 +99,7 @@ fn mounted(root: &Root) -> Result<Resctrl> {
 /// the kernel, and of processes that QEMU did not start. Empty without its group.
 ///
 /// # Errors
-/// When resctrl cannot be read.
+/// Files of resctrl that cannot be read.
 pub(crate) fn late(root: &Root, vm: &Vm, threads: &[Thread]) -> Result<Vec<Write>> {
     late_tasks(root, vm, &threads.iter().map(|t| (t.pid, t.tid, t.start)).collect::<Vec<_>>())
 }

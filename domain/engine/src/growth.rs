@@ -88,7 +88,7 @@ pub(crate) fn lock(state: &State, growths: &[Growth]) -> Result<(), ReloadError>
 /// in words.
 ///
 /// # Errors
-/// As [`find`] and [`lock`]; then nothing is changed.
+/// Those of [`find`] and [`lock`], which change nothing, and an engine that has ended.
 pub(crate) fn look_again(
     state: &mut State,
     name: &str,

@@ -63,7 +63,7 @@ impl Partition {
 /// take the CPUs `taken`.
 ///
 /// # Errors
-/// When the CPUs that are online cannot be read.
+/// A list of online CPUs that cannot be read.
 pub fn outside(root: &Root, threads: &[Thread], taken: &BTreeSet<u32>) -> Result<Vec<Thread>, HostError> {
     let online = cpuset(root, &[])?;
     Ok(threads.iter().map(|t| without(t, taken, &online)).collect())

@@ -55,7 +55,7 @@ pub fn of_host(root: &Root) -> Result<HostFaults, HostError> {
 /// Faults that [`HOST`] or the `memory.stat` of a cgroup (v2) counts.
 ///
 /// # Errors
-/// When the file cannot be read or does not have them.
+/// A file that cannot be read or does not have them.
 pub fn counted_in(root: &Root, path: &Path) -> Result<u64, HostError> {
     let text = root.read(path)?;
     let count = text.lines().find_map(|line| line.strip_prefix("pgmajfault ")?.trim().parse().ok());

@@ -18,7 +18,7 @@ pub struct Pressure {
 /// Pressure of `cpu`, `io` or `memory` on the host; `None` where the kernel does not count it.
 ///
 /// # Errors
-/// When the file has another form.
+/// A file of another form.
 pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostError> {
     pressure_in(root, &Path::new("/proc/pressure").join(resource))
 }

@@ -25,7 +25,7 @@ impl StuckDisk {
     /// Makes a disk that works; `None` where no loop device or no file system can be made.
     ///
     /// # Panics
-    /// When a temporary file cannot be made.
+    /// A temporary file that cannot be made.
     #[must_use]
     pub fn new() -> Option<Self> {
         let dir = crate::tempdir().unwrap();

@@ -80,7 +80,7 @@ impl Device {
             let done = self.serve(at, direction, condition);
             // Requests are completed in order.
             standstill = standstill.max(done.saturating_sub(self.rests.max(at)));
-            // While the host stands still nobody sees a completion.
+            // A completion during a stall of the host is seen at its end.
             let seen = if stalled.contains(&done) { stalled.end } else { done };
             busy += seen.saturating_sub(self.rests.max(at));
             in_flight += seen - at;

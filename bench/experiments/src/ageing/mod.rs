@@ -12,7 +12,7 @@ mod pattern;
 use rayon::prelude::*;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_model::ModelError;
-use rtvirtio_model::ageing::{Ageing, FOLLOW, PATIENCE, Profiled, WINDOW_S};
+use rtvirtio_model::ageing::{Ageing, FOLLOW, LOWER_AFTER, Profiled, WINDOW_S};
 use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Nanos;
@@ -126,7 +126,7 @@ pub fn measure(options: &AgeingOptions, progress: &dyn Progress) -> anyhow::Resu
     let one = |pattern: &Pattern| -> anyhow::Result<Outcome> {
         progress.check_cancelled()?;
         let outcome = run(*pattern, &twin, u64::from(days), seed)?;
-        progress.step(&format!("{}: {} alarms", pattern.words(), outcome.alarms));
+        progress.step(&format!("{}: {} alarms", pattern.description(), outcome.alarms));
         Ok(outcome)
     };
     let outcomes = Pattern::ALL.par_iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
@@ -305,7 +305,7 @@ impl AgeingData {
             [of(false), of(true)]
         };
         let row = |one: &Outcome| {
-            let mut row = vec![one.pattern.words().to_owned()];
+            let mut row = vec![one.pattern.description().to_owned()];
             row.extend(one.phases.iter().flat_map(share));
             let back = one.given_back.map_or_else(|| "-".to_owned(), |n| format!("{:.1}", day_of(n)));
             row.extend([
@@ -331,7 +331,7 @@ impl AgeingData {
             text: vec![format!(
                 "Share of windows in which the p99 of reads and of writes is within its bound. A slower \
                  device is followed within {FOLLOW} windows of ten minutes if all are slower, a better one \
-                 after {PATIENCE}."
+                 after {LOWER_AFTER}."
             )],
             tables: vec![xy::table("ageing devices", &head, self.outcomes.iter().map(row).collect())],
             ..Section::default()

@@ -109,8 +109,8 @@ impl Pattern {
         Self::Faster,
     ];
 
-    /// Words for people.
-    pub const fn words(self) -> &'static str {
+    /// Description in messages and tables.
+    pub const fn description(self) -> &'static str {
         match self {
             Self::Noise => "noise only",
             Self::HostStalls => "rare stalls of the host",

@@ -16,7 +16,7 @@ const SHARE: f64 = 0.2;
 const BURST_NS: u64 = 100_000_000;
 const DEADLINE_NS: u64 = 1_000_000_000;
 /// Longest time until a request has completed within the reservation.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIME_LIMIT: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
 
 /// State of the reservation after an arrival.
@@ -43,7 +43,7 @@ pub(super) fn verify(here: &Path, other: &Path, qemu: u32) -> Contract {
         });
         match seen.and_then(|()| released(other)) {
             Ok(()) => return Contract::InForce,
-            Err(why) if begin.elapsed() > PATIENCE => return Contract::Unverified(why),
+            Err(why) if begin.elapsed() > TIME_LIMIT => return Contract::Unverified(why),
             Err(_) => thread::sleep(POLL),
         }
     }

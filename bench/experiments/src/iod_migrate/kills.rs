@@ -15,7 +15,7 @@ use super::{Contract, Findings, contract};
 use crate::backend::Backend;
 
 /// Longest time until a phase is reached, or a killed migration has ended.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(2);
 
 /// Part that is killed with SIGKILL. A killed I/O domain is started again at once.
@@ -230,7 +230,7 @@ fn begin(phase: Phase, source: &mut QemuGuest, target: &QemuGuest) -> anyhow::Re
             (Phase::Active, "active") if seen["ram"]["dirty-sync-count"].as_u64() >= Some(2) => return Ok(()),
             (Phase::Stopped, "pre-switchover") | (Phase::Completed, "completed") => return Ok(()),
             (_, "completed") => bail!("it completed before the kill"),
-            _ if begin.elapsed() > PATIENCE => bail!("phase {} is not reached: {seen}", phase.as_str()),
+            _ if begin.elapsed() > TIME_LIMIT => bail!("phase {} is not reached: {seen}", phase.as_str()),
             _ => thread::sleep(POLL),
         }
     }
@@ -259,7 +259,7 @@ fn end(qemu: &QemuGuest) -> anyhow::Result<()> {
     qemu.handle().process.signal(Signal::KILL);
     let begin = Instant::now();
     while qemu.is_alive() {
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > TIME_LIMIT {
             bail!("a killed QEMU does not end");
         }
         thread::sleep(POLL);
@@ -283,7 +283,7 @@ fn settle(
         if has_ended && before == Some(now) {
             return Ok(now);
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > TIME_LIMIT {
             bail!("the migration does not end; the guest runs: {}", now.as_str());
         }
         before = has_ended.then_some(now);

@@ -18,7 +18,7 @@ use crate::find::HostVm;
 const ABSENT_FOR: Duration = Duration::from_secs(10);
 
 /// VM that was found, with its contract.
-type Found = (InForce, HostVm, VmHandle);
+type FoundVm = (InForce, HostVm, VmHandle);
 
 struct Wanted<'a> {
     of: InForce,
@@ -60,7 +60,7 @@ impl<'a> Sought<'a> {
 
     /// Looks for the VMs, and returns those that were found. `warn` gets a line for each new reason
     /// why a VM is not kept.
-    pub fn poll(&mut self, search: &mut Search, now: Instant, warn: &dyn Fn(&str)) -> Vec<Found> {
+    pub fn poll(&mut self, search: &mut Search, now: Instant, warn: &dyn Fn(&str)) -> Vec<FoundVm> {
         let names: Vec<String> = self.vms.keys().cloned().collect();
         let mut found = Vec::new();
         for name in names {
@@ -86,7 +86,7 @@ impl<'a> Sought<'a> {
         result: Result<(HostVm, VmHandle)>,
         now: Instant,
         warn: &dyn Fn(&str),
-    ) -> Option<Found> {
+    ) -> Option<FoundVm> {
         let e = match result {
             Ok((vm, handle)) => {
                 self.failures.forget(name);

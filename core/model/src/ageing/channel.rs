@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rtvirtio_stats::FrequencyTest;
 
 use super::window::Ratio;
-use super::{EXCEEDING, FOLLOW, PATIENCE, RUN_LENGTH, SPARE, STEP, TOLERANCE};
+use super::{EXCEEDING, FOLLOW, LOWER_AFTER, RUN_LENGTH, SPARE, STEP, TOLERANCE};
 
 /// Lowest and highest level: a sixth, and a thousand times, of the profile.
 const LEVELS: [i8; 2] = [-8, 31];
@@ -30,7 +30,7 @@ pub(super) struct Channel {
     test: FrequencyTest,
     /// Highest level needed since the test began to find something.
     most: i8,
-    /// Level that each of the last [`PATIENCE`] windows of evidence needed, since it was raised.
+    /// Level that each of the last [`LOWER_AFTER`] windows of evidence needed, since it was raised.
     needs: VecDeque<i8>,
     /// Upper ends of the last [`FOLLOW`] ratios.
     ratios: VecDeque<f64>,
@@ -68,7 +68,7 @@ impl Channel {
             return Finding::CannotTell;
         }
         let upper = if exceeds { ratio.high.min(ratio.low * WIDEST) } else { ratio.high };
-        push(&mut self.needs, need(upper), PATIENCE);
+        push(&mut self.needs, need(upper), LOWER_AFTER);
         push(&mut self.ratios, upper, FOLLOW);
         if exceeds {
             self.most = self.most.max(need(upper));
@@ -93,10 +93,10 @@ impl Channel {
         self.most = LEVELS[0];
     }
 
-    /// Lowest level that all of the last [`PATIENCE`] windows but [`SPARE`] needed; `None` while
+    /// Lowest level that all of the last [`LOWER_AFTER`] windows but [`SPARE`] needed; `None` while
     /// there are fewer.
     fn enough(&self) -> Option<i8> {
-        if self.needs.len() < PATIENCE {
+        if self.needs.len() < LOWER_AFTER {
             return None;
         }
         let mut needs: Vec<i8> = self.needs.iter().copied().collect();
@@ -124,7 +124,7 @@ impl Channel {
         ratios.get(ratios.len() / 2).copied()
     }
 
-    /// Windows of evidence, [`PATIENCE`] at most.
+    /// Windows of evidence, [`LOWER_AFTER`] at most.
     pub fn windows(&self) -> usize {
         self.needs.len()
     }

@@ -1,19 +1,19 @@
-//! Correction of a device profile by what the device does later: a worn or throttling drive is told
-//! from noise, and from load.
+//! Correction of a device profile by later counters, which separate a worn or throttling drive from
+//! noise and load.
 //!
 //! Counters of a window, such as those of `/sys/block/*/stat`, give the time of all requests of a
 //! direction, `T`, and the time that all requests waited for each other, `W`, at most the time of
 //! all requests in flight less the time in which the device was busy; flushes and stalls of the
-//! host add to it. What a request took alone is
-//! then inside `[(T - W) / n, T / n]`, and the window tells a ratio to the profile's time between
-//! these ends. A window whose ends are on both sides of the question is no evidence.
+//! host add to it. What a request took alone is then inside `[(T - W) / n, T / n]`, and its ratio
+//! to the profile's time between the ratios of these ends. A window whose ends are on both sides of
+//! the question is no evidence.
 //!
 //! Ratios are compared with levels, powers of [`STEP`]. A level is raised once a sequential test
 //! ([`rtvirtio_stats::FrequencyTest`]) finds that windows exceed it by more than [`TOLERANCE`] more
-//! often than [`EXCEEDING`]: after [`FOLLOW`] windows if all do, and falsely once in
-//! [`RUN_LENGTH`] windows at most, on average. It is lowered only when of [`PATIENCE`] windows of
-//! evidence no more than four needed it. Where windows need a level independently, and at twice the
-//! share [`EXCEEDING`] or more often, a week of them is that good with a probability below 0.03.
+//! often than [`EXCEEDING`]: after [`FOLLOW`] windows if all do, and falsely once in [`RUN_LENGTH`]
+//! windows at most, on average. It is lowered only when of [`LOWER_AFTER`] windows of evidence no
+//! more than four needed it. Where windows need a level independently, and at twice the share
+//! [`EXCEEDING`] or more often, a week of them is that good with a probability below 0.03.
 
 mod channel;
 mod profiled;
@@ -39,7 +39,7 @@ pub const RUN_LENGTH: f64 = 365.0 * 86_400.0 / WINDOW_S;
 pub const FOLLOW: usize = 3;
 /// Windows of evidence until a level is lowered: a week, as load and heat have daily and weekly
 /// cycles.
-pub const PATIENCE: usize = 1_008;
+pub const LOWER_AFTER: usize = 1_008;
 /// Windows of these that may need the level that is lowered.
 const SPARE: usize = 4;
 /// Windows of evidence below which nothing is said of a device: an hour.
@@ -173,8 +173,8 @@ impl Ageing {
     }
 
     /// Factor by which the profile's service times are to be multiplied for a bound: that of the
-    /// slower direction. Below 1 only after [`PATIENCE`] windows of evidence in each direction that
-    /// the profile has.
+    /// slower direction. Below 1 only after [`LOWER_AFTER`] windows of evidence in each direction
+    /// that the profile has.
     #[must_use]
     pub fn factor(&self) -> f64 {
         let reads = self.factor_of(Part::Reads);

@@ -66,7 +66,7 @@ fn a_level_is_lowered_after_a_long_time_without_need_only() {
     let mut of = new();
     see(&mut of, FOLLOW, window([2.0, 1.0]));
     let slow = of.factor();
-    see(&mut of, PATIENCE - 1, window([1.0, 1.0]));
+    see(&mut of, LOWER_AFTER - 1, window([1.0, 1.0]));
     assert_eq!((slow, of.factor()), (STEP.powi(3), slow));
     of.see(&window([1.0, 1.0]));
     assert_eq!((of.factor(), of.alarm()), (1.0, None));
@@ -81,14 +81,14 @@ fn a_level_is_lowered_after_a_long_time_without_need_only() {
 #[test]
 fn a_factor_below_one_takes_long_evidence_of_both_directions() {
     let mut of = new();
-    see(&mut of, PATIENCE - 1, window([0.5, 0.5]));
+    see(&mut of, LOWER_AFTER - 1, window([0.5, 0.5]));
     assert_eq!((of.factor(), of.state()), (1.0, AgeingState::AsProfiled));
     of.see(&window([0.5, 0.5]));
     assert!((of.factor() - STEP.powi(-3)).abs() < 1e-9, "{of:?}");
     assert!(matches!(of.state(), AgeingState::Faster(changes) if changes.len() == 2));
     let mut reads = new();
     let only = AgeingWindow { write: Completed::default(), ..window([0.5, 0.5]) };
-    see(&mut reads, PATIENCE, only);
+    see(&mut reads, LOWER_AFTER, only);
     assert_eq!(reads.factor(), 1.0, "nothing is known of writes");
 }
 
@@ -128,7 +128,7 @@ fn a_later_process_keeps_a_slower_device_and_not_a_faster_one() {
     let later = Ageing::restored(profiled(), of.levels());
     assert_eq!((later.factor(), later.alarm()), (of.factor(), of.alarm()));
     let mut faster = new();
-    see(&mut faster, PATIENCE, window([0.5, 0.5]));
+    see(&mut faster, LOWER_AFTER, window([0.5, 0.5]));
     assert!(faster.factor() < 1.0);
     assert_eq!(Ageing::restored(profiled(), faster.levels()).factor(), 1.0);
 }
@@ -153,7 +153,7 @@ fn long_standstills_are_a_change_of_their_own() {
     see(&mut unknown, 100, standstill(0.1));
     assert_eq!((unknown.standstill(), unknown.alarm()), (None, None));
     // Shorter ones than profiled are no better device.
-    see(&mut of, 2 * PATIENCE, standstill(0.0));
+    see(&mut of, 2 * LOWER_AFTER, standstill(0.0));
     assert_eq!((of.factor_of(Part::Standstills), of.state()), (1.0, AgeingState::AsProfiled));
 }
 
