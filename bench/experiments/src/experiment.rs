@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 
 use crate::report::{ExperimentReport, read};
@@ -28,4 +29,9 @@ pub trait Experiment: Saved + Serialize {
 /// When the file cannot be read, or is of another form or version.
 pub fn report<E: Experiment>(path: &Path) -> anyhow::Result<ExperimentReport> {
     read::<E>(path)?.report()
+}
+
+/// Values of an option that counts: 1 and more.
+pub(crate) fn from_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }

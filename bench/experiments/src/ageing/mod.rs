@@ -9,6 +9,7 @@
 mod device;
 mod pattern;
 
+use clap::Args;
 use rayon::prelude::*;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_model::ModelError;
@@ -40,11 +41,13 @@ const TWIN: &str = "qlc-nvme";
 const PHASES: [&str; 3] = ["before", "while", "after"];
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct AgeingOptions {
     /// Simulated days.
+    #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u32).range(30..=730))]
     pub days: u32,
     /// Seed of devices, load and noise.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use clap::Args;
 use rtvirtio_cores::{Host, Placement, Request, Use};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
@@ -20,7 +21,7 @@ use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, from_one};
 use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use exact::{Order, best, order};
@@ -37,13 +38,16 @@ const PIECE: usize = 50;
 const VMS: usize = 64;
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct CoresOptions {
-    /// Number of random hosts.
+    /// Random hosts.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = from_one())]
     pub hosts: usize,
     /// Repetitions of each time.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = from_one())]
     pub repeat: usize,
     /// Seed of hosts and VMs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 

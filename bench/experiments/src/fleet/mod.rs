@@ -10,6 +10,7 @@ mod sums;
 
 use crate::experiment::Experiment;
 
+use clap::Args;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 use serde::{Deserialize, Serialize};
@@ -29,13 +30,16 @@ pub use sums::Sums;
 const SMALL: usize = 6;
 
 /// Options of `rtvirtio-bench fleet`.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct FleetOptions {
     /// Sizes of simulated fleets, in hosts.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [100, 1_000, 10_000, 100_000])]
     pub hosts: Vec<usize>,
-    /// Single hosts that are filled by sums and by admission.
+    /// Single hosts that are filled by sums and by the full admission.
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub singles: usize,
     /// Seed of hosts and contracts.
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 

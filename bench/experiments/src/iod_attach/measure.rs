@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_domain_client::{BlkRequest, Client, ClientQueue, Options};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::RamDisk;
@@ -15,6 +16,7 @@ use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
 
 use super::{AttachData, DEPTH, Requests, Turn};
 use crate::backend::Backend;
+use crate::experiment::from_one;
 use crate::iod::{FIFO, socket};
 use crate::saved::Saved as _;
 
@@ -30,9 +32,10 @@ const LEAVE: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct AttachOptions {
-    /// Disks that are attached and detached.
+    /// Number of disks added and removed in turn.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = from_one())]
     pub disks: usize,
 }
 

@@ -76,7 +76,7 @@ impl BenchCasesArgs {
             tiers = Tier::ALL.to_vec();
         }
         RunnerOptions {
-            runs: self.runs.options(),
+            runs: self.runs.options.clone(),
             tiers,
             writes: self.writes,
             scaled: self.scaled,

@@ -1,35 +1,11 @@
-//! `rtvirtio-bench fleet`, `rtvirtio-bench fleet-cluster`.
+//! `rtvirtio-bench fleet-cluster`.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_experiments::fleet::FleetOptions;
 use rtvirtio_experiments::fleet_cluster::ClusterVms;
 
 use super::BenchResult;
-
-/// `rtvirtio-bench fleet`.
-#[derive(Args, Debug)]
-pub struct BenchFleetArgs {
-    /// Sizes of simulated fleets, in hosts
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [100, 1_000, 10_000, 100_000])]
-    pub hosts: Vec<usize>,
-    /// Single hosts that are filled by sums and by the full admission
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    pub singles: usize,
-    /// Seed of hosts and contracts
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Output options
-    #[command(flatten)]
-    pub result: BenchResult,
-}
-
-impl BenchFleetArgs {
-    pub fn options(&self) -> FleetOptions {
-        FleetOptions { hosts: self.hosts.clone(), singles: self.singles, seed: self.seed }
-    }
-}
 
 /// `rtvirtio-bench fleet-cluster`.
 #[derive(Args, Debug)]
