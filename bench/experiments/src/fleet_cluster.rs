@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, VmAgent};
 use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
@@ -39,17 +40,21 @@ const NODES: usize = 3;
 const RAISED_US: u64 = 1_300;
 
 /// Resource agent that starts the VMs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterVms {
     /// `ocf:heartbeat:anything`: VMs are processes.
     #[default]
+    #[value(help = "Processes")]
     Process,
     /// `ocf:heartbeat:VirtualDomain`: domains of each node's libvirt.
+    #[value(help = "Domains")]
     Domain,
     /// `ocf:rtvirtio:VirtualDomain`: domains with the contract in force before the guest starts.
+    #[value(help = "Domains that start paused")]
     Paused,
     /// `ocf:heartbeat:anything`, in a cluster with fencing.
+    #[value(skip)]
     Fenced,
 }
 

@@ -24,6 +24,7 @@ pub use measure::{RegulationOptions, add, measure};
 pub use model::victim_curve;
 pub use page::{load, svg};
 
+use clap::ValueEnum;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
 use serde::{Deserialize, Serialize};
@@ -48,16 +49,17 @@ pub fn rates(top: u64, count: u32) -> Vec<u64> {
 }
 
 /// Load next to the measured flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// No load.
+    /// Nothing.
+    #[value(name = "none")]
     Nothing,
-    /// The memory-bound load on every CPU.
+    /// Memory-bound writes on every CPU.
     Memory,
-    /// The memory-bound load, and reads of a second device.
+    /// Work in memory, and reads of a second device.
     Device,
-    /// The memory-bound load with a CPU budget.
+    /// Memory-bound writes with a CPU budget of a quarter.
     Held,
 }
 

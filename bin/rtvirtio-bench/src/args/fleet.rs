@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rtvirtio_experiments::fleet_cluster::ClusterVms;
 
 use super::BenchResult;
@@ -16,8 +16,8 @@ pub struct BenchFleetClusterArgs {
     /// Resource agent of the VMs: processes of ocf:heartbeat:anything, or domains of each node's
     /// libvirt by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
     /// ocf:rtvirtio:VirtualDomain
-    #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
-    pub vms: ClusterVmsName,
+    #[arg(long, value_enum, default_value_t = ClusterVms::Process)]
+    pub vms: ClusterVms,
     /// VMs as processes, in a cluster that switches a lost node off before its VMs start elsewhere
     #[arg(long, conflicts_with = "vms")]
     pub fencing: bool,
@@ -35,27 +35,6 @@ pub struct BenchFleetClusterArgs {
 
 impl BenchFleetClusterArgs {
     pub fn cluster_vms(&self) -> ClusterVms {
-        if self.fencing { ClusterVms::Fenced } else { ClusterVms::from(self.vms) }
-    }
-}
-
-/// Value of `--vms`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ClusterVmsName {
-    /// Processes.
-    Process,
-    /// Domains.
-    Domain,
-    /// Domains that start paused.
-    Paused,
-}
-
-impl From<ClusterVmsName> for ClusterVms {
-    fn from(name: ClusterVmsName) -> Self {
-        match name {
-            ClusterVmsName::Process => Self::Process,
-            ClusterVmsName::Domain => Self::Domain,
-            ClusterVmsName::Paused => Self::Paused,
-        }
+        if self.fencing { ClusterVms::Fenced } else { self.vms }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rtvirtio_experiments::reservation::ReservationOptions;
 use rtvirtio_experiments::reservation::kills::{KillAction, KillAt, KillOrder};
 
@@ -28,10 +28,10 @@ pub struct BenchReservationArgs {
 pub struct BenchKillAtArgs {
     /// The killed action
     #[arg(value_enum)]
-    pub action: KillActionName,
+    pub action: KillAction,
     /// Order of the guest's threads
     #[arg(value_enum)]
-    pub order: KillOrderName,
+    pub order: KillOrder,
     /// At which point; 0 for not at all
     #[arg(long)]
     pub at: u64,
@@ -49,32 +49,7 @@ pub struct BenchKillAtArgs {
 impl BenchKillAtArgs {
     /// For the child process.
     pub fn options(&self) -> KillAt<'_> {
-        let action = match self.action {
-            KillActionName::Apply => KillAction::Apply,
-            KillActionName::Revert => KillAction::Revert,
-        };
-        let order = match self.order {
-            KillOrderName::Contract => KillOrder::Contract,
-            KillOrderName::Rt => KillOrder::Rt,
-        };
+        let Self { action, order, .. } = *self;
         KillAt { action, order, at: self.at, vm: &self.vm, pid: self.pid, state: &self.state }
     }
-}
-
-/// The killed action.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KillActionName {
-    /// `apply`
-    Apply,
-    /// `revert`
-    Revert,
-}
-
-/// Order of the threads of the guest whose contract is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KillOrderName {
-    /// A contract
-    Contract,
-    /// The paper's priorities
-    Rt,
 }
