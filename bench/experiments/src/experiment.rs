@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use clap::builder::RangedU64ValueParser;
+use rtvirtio_measure::HostFacts;
+use rtvirtio_workflow::{cpus, kernel_release};
 use serde::Serialize;
 
 use crate::report::{ExperimentReport, read};
@@ -34,4 +36,15 @@ pub fn report<E: Experiment>(path: &Path) -> anyhow::Result<ExperimentReport> {
 /// Values of an option that counts: 1 and more.
 pub(crate) fn from_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
+}
+
+/// This host, what makes its VMs and their accelerator, and the device.
+pub(crate) fn host_facts((vmm, accelerator): (&str, &str), device: impl Into<String>) -> HostFacts {
+    HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: vmm.to_owned(),
+        accelerator: accelerator.to_owned(),
+        device: device.into(),
+    }
 }

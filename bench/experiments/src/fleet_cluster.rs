@@ -13,10 +13,10 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, VmAgent};
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::Experiment as _;
+use crate::experiment::{Experiment as _, host_facts};
 use crate::saved::Saved;
 
 use overlap::Overlap;
@@ -177,13 +177,7 @@ impl Parts<'_> {
 
 /// Host of the measurement.
 fn host(device: String) -> HostFacts {
-    HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "QEMU, firmware without a system".to_owned(),
-        accelerator: "tcg".to_owned(),
-        device,
-    }
+    host_facts(("QEMU, firmware without a system", "tcg"), device)
 }
 
 /// Runs the scenarios the given number of times.

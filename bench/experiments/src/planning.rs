@@ -1,6 +1,6 @@
 //! Duration of planning, and distance of its answer from the optimum.
 
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,6 @@ use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
-use rtvirtio_workflow::{cpus, kernel_release};
 use rtvirtio_workflow::{generated, model_choice};
 
 /// The measured profile of the emulated flash device, for planning without a device.
@@ -83,13 +82,7 @@ pub struct Times {
 /// A model that cannot be read.
 pub fn measure(repeat: usize, model: Option<&Path>) -> anyhow::Result<Planning> {
     let learned = model_choice::read_if(model)?;
-    let host = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "profile of the flash twin, built in".to_owned(),
-    };
+    let host = host_facts(("none", "none"), "profile of the flash twin, built in");
     let model = model.and_then(Path::file_name);
     let model = model.map_or(String::new(), |name| format!(" --model {}", name.to_string_lossy()));
     let command = format!("rtvirtio-bench plan --repeat {repeat}{model}");

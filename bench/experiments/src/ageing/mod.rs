@@ -17,11 +17,11 @@ use rtvirtio_model::ageing::{Ageing, FOLLOW, PATIENCE, Profiled, WINDOW_S};
 use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 use crate::page::{Section, xy};
 use crate::report::ExperimentReport;
 use crate::saved::Saved;
@@ -135,13 +135,7 @@ pub fn measure(options: &AgeingOptions, progress: &dyn Progress) -> anyhow::Resu
     let outcomes = Pattern::ALL.par_iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(AgeingData {
         schema: AgeingData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none".to_owned(),
-            accelerator: "none".to_owned(),
-            device: format!("twin:{TWIN}, simulated"),
-        },
+        host: host_facts(("none", "none"), format!("twin:{TWIN}, simulated")),
         command: format!("rtvirtio-bench drift --days {days} --seed {seed}"),
         generated: generated(),
         days,

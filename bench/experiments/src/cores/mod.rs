@@ -17,11 +17,11 @@ use rtvirtio_cores::{Host, Placement, Request, Use};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Random;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::experiment::{Experiment, from_one};
+use crate::experiment::{Experiment, from_one, host_facts};
 use crate::report::ExperimentReport;
 use crate::saved::Saved;
 use exact::{Order, best, order};
@@ -171,13 +171,7 @@ pub fn measure(options: &CoresOptions, progress: &dyn Progress) -> anyhow::Resul
         whole.push(time_of(&|_| own_cpus())?);
         mixed.push(time_of(&|vm| if vm % 2 == 0 { own_cpus() } else { shared_cpus() })?);
     }
-    let facts = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "none: hosts are drawn".to_owned(),
-    };
+    let facts = host_facts(("none", "none"), "none: hosts are drawn");
     let CoresOptions { hosts, repeat, seed } = *options;
     Ok(CoresData {
         schema: CoresData::SCHEMA.to_owned(),

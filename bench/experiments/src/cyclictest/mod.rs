@@ -274,13 +274,7 @@ mod tests {
         };
         let mut data = CyclictestData {
             schema: CyclictestData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             commands: Vec::new(),
             generated: String::new(),
             awake: true,

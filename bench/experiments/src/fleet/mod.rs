@@ -8,11 +8,11 @@ mod peers;
 mod simulate;
 mod sums;
 
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 
 use clap::Args;
 use rtvirtio_measure::HostFacts;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
@@ -102,13 +102,7 @@ pub fn measure(options: &FleetOptions, progress: &dyn Progress) -> anyhow::Resul
     let list: Vec<String> = sizes.iter().map(usize::to_string).collect();
     Ok(FleetData {
         schema: FleetData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none".to_owned(),
-            accelerator: "none".to_owned(),
-            device: "none: hosts and contracts are simulated".to_owned(),
-        },
+        host: host_facts(("none", "none"), "none: hosts and contracts are simulated"),
         command: format!(
             "rtvirtio-bench fleet --hosts {} --singles {} --seed {}",
             list.join(","),

@@ -12,15 +12,15 @@ use rtvirtio_learn::load::{Stream as TaskStream, spec};
 use rtvirtio_measure::fio::{Engine, FioOutput, JobFile, JobOptions, LogClock, Region};
 use rtvirtio_measure::local::{Control, ensure_fio, run_fio};
 use rtvirtio_measure::run::task_measurements;
-use rtvirtio_measure::{HostFacts, MeasureError};
+use rtvirtio_measure::MeasureError;
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::{LabHost, RamDisk};
 use rtvirtio_units::{Bytes, Nanos, Percentile};
-use rtvirtio_workflow::{Error, Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Error, Progress, generated};
 
 use super::{AddedData, DEPTHS, DeviceRounds, MEMORY, Reads, Round, WAYS, Way};
 use crate::backend::Backend;
-use crate::experiment::from_one;
+use crate::experiment::{from_one, host_facts};
 use crate::interleave::{Counter, interleaved};
 use crate::iod::measure::plain_config;
 use crate::iod::socket;
@@ -84,13 +84,7 @@ pub fn measure(options: &AddedOptions, labs: &LabHost, progress: &dyn Progress) 
         devices.push(on_test_bed(device, options, labs, progress)?);
     }
     let described: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
-    let host = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none: a frontend without a VM".to_owned(),
-        accelerator: "none".to_owned(),
-        device: described.join("; "),
-    };
+    let host = host_facts(("none: a frontend without a VM", "none"), described.join("; "));
     Ok(AddedData {
         schema: AddedData::SCHEMA.to_owned(),
         host,

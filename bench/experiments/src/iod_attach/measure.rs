@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use rtvirtio_domain_client::{BlkRequest, Client, ClientQueue, Options};
-use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::domain::live;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 
 use super::{AttachData, DEPTH, Requests, Turn};
 use crate::backend::Backend;
-use crate::experiment::from_one;
+use crate::experiment::{from_one, host_facts};
 use crate::iod::{FIFO, socket};
 use crate::saved::Saved as _;
 
@@ -80,13 +79,7 @@ pub fn measure(options: &AttachOptions, progress: &dyn Progress) -> anyhow::Resu
     };
     Ok(AttachData {
         schema: AttachData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none: a frontend without a VM".to_owned(),
-            accelerator: "none".to_owned(),
-            device: format!("RAM disk of {DISK}"),
-        },
+        host: host_facts(("none: a frontend without a VM", "none"), format!("RAM disk of {DISK}")),
         command: format!("rtvirtio-bench iod-attach --disks {}", options.disks),
         generated: generated(),
         turns,

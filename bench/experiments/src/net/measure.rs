@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::Accel;
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 
 use super::host_only::{Attacker, flood_per_second, frames_per_second};
 use super::polling::measure_polling;
@@ -21,7 +20,7 @@ use super::sv::measure_sv;
 use super::test_bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetTestBed, NetThread, System, Uplink};
 use super::web::measure_web;
 use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
-use crate::experiment::from_one;
+use crate::experiment::{from_one, host_facts};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
 
@@ -133,13 +132,7 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> anyhow::Result<NetData> {
     let command = options.command(parts);
-    let facts = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: DEVICE.to_owned(),
-    };
+    let facts = host_facts(("none", "none"), DEVICE);
     let mut data = NetData::new(facts, command, generated());
     if parts.contains(&Part::Simulated) {
         progress.step("playing contracts in virtual time");

@@ -385,13 +385,7 @@ mod tests {
                 raises: None,
             }
         };
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 2, ..HostFacts::default() };
         let data = ParavirtData {
             schema: ParavirtData::SCHEMA.to_owned(),
             host,

@@ -212,13 +212,7 @@ impl RegulationData {
     fn for_tests(points: Vec<Point>, victims: Vec<VictimPoint>) -> Self {
         Self {
             schema: Self::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 1,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: "memory".to_owned(),
-            },
+            host: HostFacts { cpus: 1, device: "memory".to_owned(), ..HostFacts::default() },
             command: "bench regulation".to_owned(),
             generated: String::new(),
             cache: 1 << 20,

@@ -304,13 +304,7 @@ mod tests {
     fn data(runs: Vec<RunOfStarts>) -> ResponsivenessData {
         ResponsivenessData {
             schema: ResponsivenessData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             limit: 60.0,

@@ -296,13 +296,7 @@ mod tests {
     #[test]
     fn the_coverage_is_claimed_at_the_level_that_is_promised() {
         let task = run(|_| 1.0);
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 2, ..HostFacts::default() };
         let mut data = TailsData {
             schema: TailsData::SCHEMA.to_owned(),
             host,
