@@ -157,7 +157,7 @@ pub struct CrashData {
 }
 
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
     /// [`NetData::SCHEMA`], checked on reading.
     pub schema: String,
@@ -214,27 +214,7 @@ impl Saved for NetData {
 impl NetData {
     /// A result without measurements.
     fn new(host: HostFacts, command: String, generated: String) -> Self {
-        Self {
-            schema: Self::SCHEMA.to_owned(),
-            host,
-            command,
-            generated,
-            paths: Vec::new(),
-            uplinks: Vec::new(),
-            crashes: CrashData::default(),
-            frames_one_port: Vec::new(),
-            frames_of_many: Vec::new(),
-            floods: Vec::new(),
-            tcp: Vec::new(),
-            tcp_cut: Vec::new(),
-            promises: Vec::new(),
-            simulated: Simulated::default(),
-            pings: Vec::new(),
-            sv: None,
-            polling: None,
-            web: None,
-            parts: BTreeMap::new(),
-        }
+        Self { schema: Self::SCHEMA.to_owned(), host, command, generated, ..Self::default() }
     }
 
     fn paths(&self, domain: bool, situation: Situation) -> impl Iterator<Item = &PathData> {

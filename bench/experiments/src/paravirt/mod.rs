@@ -167,7 +167,7 @@ pub struct Lie {
 }
 
 /// Contents of [`FILE`](crate::experiment::Experiment::FILE) and [`CHAIN_FILE`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
     /// [`ParavirtData::SCHEMA`], checked on reading.
     pub schema: String,
@@ -389,11 +389,6 @@ mod tests {
         let data = ParavirtData {
             schema: ParavirtData::SCHEMA.to_owned(),
             host,
-            command: String::new(),
-            generated: String::new(),
-            awake: false,
-            backend: String::new(),
-            contract: String::new(),
             budget_ns: 500_000_000,
             doorbell: true,
             both: vec![
@@ -402,8 +397,6 @@ mod tests {
                 both(Setup::Alone, 100, 90.0),
                 both(Setup::Urgency, 120, 95.0),
             ],
-            cost: Vec::new(),
-            promotions: Vec::new(),
             lies: vec![
                 lie(HONEST, 50.0),
                 lie("torn", 49.0),
@@ -411,8 +404,7 @@ mod tests {
                 lie(HONEST, 40.0),
                 lie("torn", 38.0),
             ],
-            interrupts: Vec::new(),
-            chain: None,
+            ..ParavirtData::default()
         };
         let all = claims(&data);
         let value = |id: &str| all.iter().find(|c| c.id == id).map(|c| (c.value, c.met)).unwrap();
