@@ -25,7 +25,7 @@ use crate::claims::Claim;
 use crate::page::xy::table;
 use crate::page::{Section, claims as claim_rows};
 use crate::report::{ExperimentReport, write};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use rtvirtio_harness::BENCH_DIR;
 
 /// The example that is measured when no spec is given.
@@ -114,7 +114,7 @@ pub struct Round {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeforeAfterData {
-    /// [`BeforeAfterData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -126,10 +126,6 @@ pub struct BeforeAfterData {
     pub seconds: f64,
     /// Rounds in the order measured.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for BeforeAfterData {
-    const SCHEMA: &str = "rtvirtio-before-after/1";
 }
 
 /// Measures all rounds in a lab of its own; the result is written to `path` after each.
@@ -278,6 +274,7 @@ pub fn claims(data: &BeforeAfterData) -> Vec<Claim> {
 }
 
 impl Experiment for BeforeAfterData {
+    const FORM: &str = "rtvirtio-before-after/1";
     const FILE: &str = "before-after.json";
     const TITLE: &str = "rtvirtio: the first tour";
 

@@ -33,7 +33,7 @@ use crate::page::Section;
 use crate::page::claims::text as claims_text;
 use crate::page::xy::table;
 use crate::report::{ExperimentReport, read, write};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 /// Time of the device's profile.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
@@ -99,7 +99,7 @@ impl CpuPredictRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuPredictData {
-    /// [`CpuPredictData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -111,10 +111,6 @@ pub struct CpuPredictData {
     pub profile: Profile,
     /// Runs in the order of the seed.
     pub runs: Vec<CpuPredictRun>,
-}
-
-impl Saved for CpuPredictData {
-    const SCHEMA: &str = "rtvirtio-cpu-predict/1";
 }
 
 /// Load, rate and target in ms of each run.
@@ -296,6 +292,7 @@ pub fn claims(data: &CpuPredictData) -> Vec<Claim> {
 }
 
 impl Experiment for CpuPredictData {
+    const FORM: &str = "rtvirtio-cpu-predict/1";
     const FILE: &str = "cpu-predict.json";
     const TITLE: &str = "rtvirtio: predictions under CPU load";
 

@@ -6,13 +6,16 @@ use clap::builder::RangedU64ValueParser;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_workflow::{cpus, kernel_release};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::report::{ExperimentReport, read};
 use crate::saved::Saved;
 
 /// Result of an experiment: its file, and what follows from it. What is measured, and how, is each
 /// experiment's own.
-pub trait Experiment: Saved + Serialize {
+pub trait Experiment: DeserializeOwned + Serialize {
+    /// Version of the file's form that this program writes and reads.
+    const FORM: &str;
     /// File name of the result.
     const FILE: &str;
     /// Title of the page.
@@ -23,6 +26,10 @@ pub trait Experiment: Saved + Serialize {
     /// # Errors
     /// When the data cannot be written as JSON.
     fn report(&self) -> anyhow::Result<ExperimentReport>;
+}
+
+impl<E: Experiment> Saved for E {
+    const SCHEMA: &str = E::FORM;
 }
 
 /// The report of a saved result.

@@ -17,7 +17,7 @@ use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::{Experiment as _, host_facts};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 use overlap::Overlap;
 use watch::Watch;
@@ -102,7 +102,7 @@ impl ClusterVms {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterData {
-    /// [`ClusterData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Resource agent that starts the VMs.
     #[serde(default, skip_serializing_if = "ClusterVms::is_process")]
@@ -115,10 +115,6 @@ pub struct ClusterData {
     pub generated: String,
     /// Repetitions of all scenarios.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for ClusterData {
-    const SCHEMA: &str = "rtvirtio-fleet-cluster/1";
 }
 
 /// Times and violations of one repetition of all scenarios.

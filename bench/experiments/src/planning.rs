@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
@@ -41,7 +41,7 @@ const SMALL: usize = 60;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Planning {
-    /// [`Planning::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -57,10 +57,6 @@ pub struct Planning {
     /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by
     /// exhaustive search and by the plan.
     pub small: Vec<(Missed, Missed)>,
-}
-
-impl Saved for Planning {
-    const SCHEMA: &str = "rtvirtio-planning/1";
 }
 
 /// Planning times, s, one for each repetition.
@@ -261,6 +257,7 @@ impl Times {
 }
 
 impl Experiment for Planning {
+    const FORM: &str = "rtvirtio-planning/1";
     const FILE: &str = "planning.json";
     const TITLE: &str = "rtvirtio: planning";
 

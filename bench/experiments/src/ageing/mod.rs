@@ -24,7 +24,7 @@ use crate::claims::Claim;
 use crate::experiment::{Experiment, host_facts};
 use crate::page::{Section, xy};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use device::{Device, Sample, profile};
 use pattern::Condition;
 pub use pattern::Pattern;
@@ -101,7 +101,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgeingData {
-    /// [`AgeingData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the simulation.
     pub host: HostFacts,
@@ -113,10 +113,6 @@ pub struct AgeingData {
     pub days: u32,
     /// Outcomes of all patterns.
     pub outcomes: Vec<Outcome>,
-}
-
-impl Saved for AgeingData {
-    const SCHEMA: &str = "rtvirtio-drift/1";
 }
 
 /// Simulates a device for each pattern.
@@ -337,6 +333,7 @@ impl AgeingData {
 }
 
 impl Experiment for AgeingData {
+    const FORM: &str = "rtvirtio-drift/1";
     const FILE: &str = "drift.json";
     const TITLE: &str = "rtvirtio: ageing devices";
 

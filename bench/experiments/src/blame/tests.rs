@@ -1,4 +1,5 @@
 use super::*;
+use crate::saved::Saved as _;
 
 fn run(kinds: &[Kind], missed: bool, named: &[CauseKind]) -> BlameRun {
     BlameRun {

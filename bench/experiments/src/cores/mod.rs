@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::experiment::{Experiment, from_one, host_facts};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use exact::{Order, best, order};
 use hosts::{Asked, HostCase, Size, asked, host, regular};
 use rules::{Vm, broken};
@@ -56,7 +56,7 @@ pub struct CoresOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoresData {
-    /// [`CoresData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -72,10 +72,6 @@ pub struct CoresData {
     pub outcomes: Outcomes,
     /// Times to place 64 VMs on 256 CPUs.
     pub seconds: Seconds,
-}
-
-impl Saved for CoresData {
-    const SCHEMA: &str = "rtvirtio-cores/1";
 }
 
 /// Outcomes on random hosts.
@@ -362,6 +358,7 @@ impl CoresData {
 }
 
 impl Experiment for CoresData {
+    const FORM: &str = "rtvirtio-cores/1";
     const FILE: &str = "cores.json";
     const TITLE: &str = "rtvirtio: CPUs for VMs";
 

@@ -14,7 +14,6 @@ use super::quantile;
 use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
 
 /// Contracts of the two sizes that are measured, each in a file of its own.
 pub const CONTRACTS: [usize; 2] = [60, 300];
@@ -65,7 +64,7 @@ pub struct Round {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleData {
-    /// [`ScaleData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -75,10 +74,6 @@ pub struct ScaleData {
     pub generated: String,
     /// The rounds, in order.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for ScaleData {
-    const SCHEMA: &str = "rtvirtio-daemon-scale/1";
 }
 
 impl ScaleData {
@@ -167,6 +162,7 @@ pub fn claims(data: &ScaleData) -> Vec<Claim> {
 }
 
 impl Experiment for ScaleData {
+    const FORM: &str = "rtvirtio-daemon-scale/1";
     const FILE: &str = "daemon-scale.json";
     const TITLE: &str = "rtvirtio: the service at scale";
 
@@ -209,6 +205,7 @@ impl Experiment for ScaleData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     #[test]
     fn what_never_came_or_failed_is_no_claim_that_holds() {

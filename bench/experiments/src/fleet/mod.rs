@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 use instance::Instance;
 
@@ -47,7 +47,7 @@ pub struct FleetOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {
-    /// [`FleetData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host on which the decisions were timed.
     pub host: HostFacts,
@@ -74,10 +74,6 @@ pub struct ByPacemaker {
     pub by_crm_simulate: usize,
     /// Instance of `by_crm_simulate`, filled by the rules of the larger fleets.
     pub fleet: Filled,
-}
-
-impl Saved for FleetData {
-    const SCHEMA: &str = "rtvirtio-fleet/1";
 }
 
 /// Fills single hosts and fleets.
@@ -212,6 +208,7 @@ impl FleetData {
 }
 
 impl Experiment for FleetData {
+    const FORM: &str = "rtvirtio-fleet/1";
     const FILE: &str = "fleet.json";
     const TITLE: &str = "rtvirtio: fleets";
 

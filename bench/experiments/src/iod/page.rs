@@ -10,6 +10,7 @@ use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
 
 impl Experiment for IodData {
+    const FORM: &str = "rtvirtio-iod/1";
     const FILE: &str = "iod.json";
     const TITLE: &str = "rtvirtio: the I/O domain";
 

@@ -6,6 +6,7 @@ use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
 
 impl Experiment for AddedData {
+    const FORM: &str = "rtvirtio-iod-added/1";
     const FILE: &str = "iod-added.json";
     const TITLE: &str = "rtvirtio: added to the bare device";
 

@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 
 /// Requests that the verifying client keeps outstanding.
@@ -59,7 +58,7 @@ pub struct Turn {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
-    /// [`AttachData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -77,10 +76,6 @@ pub struct AttachData {
     pub lost: u64,
     /// Blocks that were not read back as written.
     pub wrong: u64,
-}
-
-impl Saved for AttachData {
-    const SCHEMA: &str = "rtvirtio-iod-attach/1";
 }
 
 /// The claims of a result.
@@ -138,6 +133,7 @@ pub fn claims(data: &AttachData) -> Vec<Claim> {
 }
 
 impl Experiment for AttachData {
+    const FORM: &str = "rtvirtio-iod-attach/1";
     const FILE: &str = "iod-attach.json";
     const TITLE: &str = "rtvirtio: disks come and go";
 

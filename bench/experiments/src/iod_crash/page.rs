@@ -7,6 +7,7 @@ use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
 
 impl Experiment for CrashData {
+    const FORM: &str = "rtvirtio-iod-crash/1";
     const FILE: &str = "iod-crash.json";
     const TITLE: &str = "rtvirtio: the I/O domain, killed";
 

@@ -6,6 +6,7 @@ use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
 
 impl Experiment for MigrateData {
+    const FORM: &str = "rtvirtio-iod-migrate/1";
     const FILE: &str = "iod-migrate.json";
     const TITLE: &str = "rtvirtio: live migration";
 

@@ -7,6 +7,7 @@ use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
 
 impl Experiment for StartupData {
+    const FORM: &str = "rtvirtio-iod-startup/1";
     const FILE: &str = "iod-startup.json";
     const TITLE: &str = "rtvirtio: start-up of an application";
 

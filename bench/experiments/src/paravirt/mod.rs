@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 pub use crate::cyclictest::INTERVAL_US;
 use crate::cyclictest::Latencies;
-use crate::saved::Saved;
 
 /// File name of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
@@ -169,7 +168,7 @@ pub struct Lie {
 /// Contents of [`FILE`](crate::experiment::Experiment::FILE) and [`CHAIN_FILE`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
-    /// [`ParavirtData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -201,10 +200,6 @@ pub struct ParavirtData {
     /// Steps from the timer to the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
-}
-
-impl Saved for ParavirtData {
-    const SCHEMA: &str = "rtvirtio-cpu-paravirt/1";
 }
 
 impl ParavirtData {
@@ -364,6 +359,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     fn lie(kind: &str, batch: f64) -> Lie {
         Lie { kind: kind.to_owned(), batch, boosted: 1.0, notices: [0, 0], seconds: 4.0, panicked: false }

@@ -29,7 +29,6 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
 use serde::{Deserialize, Serialize};
 
-use crate::saved::Saved;
 
 /// Largest rate, units per second; the others are each half of the one before.
 pub const TOP: u64 = 65_536;
@@ -147,7 +146,7 @@ pub struct VictimPoint {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
-    /// [`RegulationData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -226,10 +225,6 @@ impl RegulationData {
     }
 }
 
-impl Saved for RegulationData {
-    const SCHEMA: &str = "rtvirtio-regulation/1";
-}
-
 /// alpha, Delta and the median interval of completions at these times, ns; less the host's stalls
 /// where these are known.
 pub(crate) fn point(
@@ -264,6 +259,7 @@ mod tests {
     use rtvirtio_measure::stalls::Stalls;
 
     use super::*;
+    use crate::saved::Saved as _;
 
     #[test]
     fn each_rate_is_half_of_the_one_before() {
