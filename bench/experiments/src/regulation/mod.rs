@@ -29,7 +29,6 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
 use serde::{Deserialize, Serialize};
 
-
 /// Largest rate, units per second; the others are each half of the one before.
 pub const TOP: u64 = 65_536;
 /// Number of rates, as in the paper.
@@ -210,7 +209,7 @@ pub struct RefusedTarget {
 impl RegulationData {
     fn for_tests(points: Vec<Point>, victims: Vec<VictimPoint>) -> Self {
         Self {
-            schema: Self::SCHEMA.to_owned(),
+            schema: <Self as crate::experiment::Experiment>::FORM.to_owned(),
             host: HostFacts { cpus: 1, device: "memory".to_owned(), ..HostFacts::default() },
             command: "bench regulation".to_owned(),
             generated: String::new(),
@@ -259,7 +258,6 @@ mod tests {
     use rtvirtio_measure::stalls::Stalls;
 
     use super::*;
-    use crate::saved::Saved as _;
 
     #[test]
     fn each_rate_is_half_of_the_one_before() {

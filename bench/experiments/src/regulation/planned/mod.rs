@@ -18,7 +18,6 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-
 /// Requests per second of the victim, of 4 KiB each.
 const RATE: f64 = 200.0;
 /// Targets of the victim over the device's longest stall in the profile.
