@@ -12,7 +12,8 @@ pub use measure::{ScaleOptions, measure, sleep_with};
 
 use super::quantile;
 use crate::claims::Claim;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 /// Contracts of the two sizes that are measured, each in a file of its own.
@@ -191,11 +192,7 @@ impl Experiment for ScaleData {
         rows.push(row("a neighbour's setting is set again meanwhile".to_owned(), &restored));
         rows.push(row("SIGTERM meanwhile".to_owned(), &large(|of| of.ended_s)));
         rows.push(row("all is put back after that".to_owned(), &large(|of| of.back_s)));
-        let times = Table {
-            label: "times, s".to_owned(),
-            head: ["", "n", "shortest", "median", "longest"].map(str::to_owned).to_vec(),
-            rows,
-        };
+        let times = table("times, s", &["", "n", "shortest", "median", "longest"], rows);
         let section =
             Section { title: "The service at scale".to_owned(), tables: vec![times], ..Section::default() };
         ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])

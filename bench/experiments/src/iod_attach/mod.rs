@@ -15,7 +15,8 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 use crate::stats::rank::nearest_rank;
 
@@ -149,13 +150,11 @@ impl Experiment for AttachData {
         let row = |name: &str, r: &Requests| {
             vec![name.to_owned(), r.n.to_string(), ms(r.p50_ns), ms(r.p9999_ns), ms(r.longest_ns)]
         };
+        let head = ["", "n", "p50 ms", "p99.99 ms", "longest ms"];
+        let rows = vec![row("a disk comes or goes", &self.during), row("none does", &self.between)];
         let section = Section {
             title: "Disks come and go".to_owned(),
-            tables: vec![Table {
-                label: "requests of the verifying client".to_owned(),
-                head: ["", "n", "p50 ms", "p99.99 ms", "longest ms"].map(str::to_owned).to_vec(),
-                rows: vec![row("a disk comes or goes", &self.during), row("none does", &self.between)],
-            }],
+            tables: vec![table("requests of the verifying client", &head, rows)],
             ..Section::default()
         };
         ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
