@@ -13,9 +13,7 @@ use std::time::Duration;
 use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Region, parse_json};
 use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::stalls::Stalls;
-use rtvirtio_spec::{
-    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Traffic, Vm, VmCpu,
-};
+use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde_json::Value;
 
@@ -41,38 +39,24 @@ fn job(flags: u8) -> JobFile {
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
     let targets = flags & 1 != 0;
     let task = |name: &str, op, rate: Option<f64>, depth, arrival| Task {
-        name: name.to_owned(),
         op,
-        block: Bytes::from_kib(4),
         pattern: if rate.is_some() { Pattern::Random } else { Pattern::Sequential },
-        rate: rate.map(Iops),
         depth,
         arrival,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
         targets: targets
             .then_some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(20) })
             .into_iter()
             .collect(),
+        ..Task::reads(name, rate.map(Iops))
     };
-    let mut vm = Vm {
-        name: "vm0".to_owned(),
-        reach: Reach::Lab(LabKind::Process),
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: vec![
-            task("light", Op::Read, Some(100.0), 1, Arrival::Closed),
-            task("global", mixed, Some(62.5), 1, Arrival::Closed),
-            task("open", Op::Write, Some(200.0), 3, Arrival::Open),
-            task("deep", Op::Read, Some(300.0), 4, Arrival::Closed),
-            task("flood", mixed, None, 2, Arrival::Closed),
-        ],
-    };
+    let tasks = vec![
+        task("light", Op::Read, Some(100.0), 1, Arrival::Closed),
+        task("global", mixed, Some(62.5), 1, Arrival::Closed),
+        task("open", Op::Write, Some(200.0), 3, Arrival::Open),
+        task("deep", Op::Read, Some(300.0), 4, Arrival::Closed),
+        task("flood", mixed, None, 2, Arrival::Closed),
+    ];
+    let mut vm = Vm::of_lab("vm0", LabKind::Process, tasks);
     let alone = usize::from(flags >> 5);
     if alone < vm.tasks.len() {
         vm.tasks = vec![vm.tasks.swap_remove(alone)];

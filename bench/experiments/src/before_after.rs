@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use clap::Args;
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::{HostFacts, Run, Verdict};
 use rtvirtio_report::tally;
@@ -24,24 +25,27 @@ use crate::claims::Claim;
 use crate::page::xy::table;
 use crate::page::{Section, claims as claim_rows};
 use crate::report::{ExperimentReport, write};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use rtvirtio_harness::BENCH_DIR;
 
 /// The example that is measured when no spec is given.
 pub const EXAMPLE: &str = "examples/heavy-process.toml";
 const EXAMPLE_TEXT: &str = include_str!("../../../examples/heavy-process.toml");
 
+/// Length of the device's measurement.
+const PROFILE_TIME: Duration = Duration::from_secs(36);
+
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct BeforeAfterOptions {
-    /// A spec with lab VMs on a twin; [`EXAMPLE`] when none is given.
+    /// A spec with lab VMs on a twin instead of the one of the README's tour.
     pub spec: Option<PathBuf>,
-    /// Rounds of one verification before and one after the plan.
+    /// Rounds.
+    #[arg(long, default_value_t = 10)]
     pub repeat: usize,
     /// Length of each verification.
+    #[arg(long = "for", value_name = "TIME", default_value = "25s")]
     pub length: Nanos,
-    /// Length of the device's measurement.
-    pub profile: Nanos,
 }
 
 impl BeforeAfterOptions {
@@ -110,7 +114,7 @@ pub struct Round {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeforeAfterData {
-    /// [`BeforeAfterData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -122,10 +126,6 @@ pub struct BeforeAfterData {
     pub seconds: f64,
     /// Rounds in the order measured.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for BeforeAfterData {
-    const SCHEMA: &str = "rtvirtio-before-after/1";
 }
 
 /// Measures all rounds in a lab of its own; the result is written to `path` after each.
@@ -179,7 +179,7 @@ fn rounds(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     let length = Duration::from_nanos(options.length.0);
-    let profile = of_site(site, Access::Reads, Duration::from_nanos(options.profile.0), dirs, progress)?;
+    let profile = of_site(site, Access::Reads, PROFILE_TIME, dirs, progress)?;
     let file = dirs.run.join("profile.json");
     write_file(&file, &rtvirtio_measure::profile::to_json(&profile, &file)?)?;
     let mut data = BeforeAfterData {
@@ -274,6 +274,7 @@ pub fn claims(data: &BeforeAfterData) -> Vec<Claim> {
 }
 
 impl Experiment for BeforeAfterData {
+    const FORM: &str = "rtvirtio-before-after/1";
     const FILE: &str = "before-after.json";
     const TITLE: &str = "rtvirtio: the first tour";
 

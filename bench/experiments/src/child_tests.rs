@@ -1,19 +1,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rtvirtio_workflow::Bar;
-
 use super::*;
 
 #[derive(Default)]
 struct Lines(Mutex<Vec<String>>, AtomicBool);
-
-struct NoBar;
-
-impl Bar for NoBar {
-    fn set(&mut self, _: u64) {}
-    fn set_message(&mut self, _: &str) {}
-}
 
 impl Progress for Lines {
     fn step(&self, text: &str) {
@@ -24,9 +15,6 @@ impl Progress for Lines {
     }
     fn warn(&self, text: &str) {
         self.step(text);
-    }
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(NoBar)
     }
     fn cancel_flag(&self) -> &AtomicBool {
         &self.1

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use clap::Args;
 use rtvirtio_blame::CauseKind;
 use rtvirtio_harness::BENCH_DIR;
 use rtvirtio_measure::{HostFacts, Verdict};
@@ -27,12 +28,12 @@ use serde::{Deserialize, Serialize};
 use crate::before_after::RemoveOnDrop;
 use crate::busy::Busy;
 use crate::claims::Claim;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, from_one};
 use crate::page::Section;
 use crate::page::claims::text as claims_text;
 use crate::page::xy::table;
 use crate::report::{ExperimentReport, read, write};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 /// Time of the device's profile.
 const PROFILE_TIME: Duration = Duration::from_secs(24);
@@ -47,15 +48,19 @@ const MOST_LOAD: f64 = 2.0;
 const HELD: f64 = 0.99;
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CpuPredictOptions {
-    /// Device, `twin:NAME`.
+    /// Emulated device.
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
-    /// Runs in all, with those that the file has.
+    /// Runs in all; those that the file has are kept.
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = from_one())]
     pub runs: usize,
     /// Length of each run.
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
     pub length: Nanos,
     /// Seed of rates, targets and loads.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
@@ -94,7 +99,7 @@ impl CpuPredictRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuPredictData {
-    /// [`CpuPredictData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -106,10 +111,6 @@ pub struct CpuPredictData {
     pub profile: Profile,
     /// Runs in the order of the seed.
     pub runs: Vec<CpuPredictRun>,
-}
-
-impl Saved for CpuPredictData {
-    const SCHEMA: &str = "rtvirtio-cpu-predict/1";
 }
 
 /// Load, rate and target in ms of each run.
@@ -291,6 +292,7 @@ pub fn claims(data: &CpuPredictData) -> Vec<Claim> {
 }
 
 impl Experiment for CpuPredictData {
+    const FORM: &str = "rtvirtio-cpu-predict/1";
     const FILE: &str = "cpu-predict.json";
     const TITLE: &str = "rtvirtio: predictions under CPU load";
 

@@ -21,7 +21,7 @@ use crate::page::Section;
 use crate::page::claims::text as claims_text;
 use crate::page::xy::table;
 use crate::report::{ExperimentReport, read, write};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 /// Longest time of a demo; one that takes longer is ended.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -73,7 +73,7 @@ pub struct DemoBusyRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DemoBusyData {
-    /// [`DemoBusyData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement; `None` before the first result.
     pub host: Option<HostFacts>,
@@ -83,10 +83,6 @@ pub struct DemoBusyData {
     pub generated: String,
     /// In the order measured.
     pub runs: Vec<DemoBusyRun>,
-}
-
-impl Saved for DemoBusyData {
-    const SCHEMA: &str = "rtvirtio-demo-busy/1";
 }
 
 /// Runs what a file lacks; it is written after each demo.
@@ -237,6 +233,7 @@ pub fn claims(data: &DemoBusyData) -> Vec<Claim> {
 }
 
 impl Experiment for DemoBusyData {
+    const FORM: &str = "rtvirtio-demo-busy/1";
     const FILE: &str = "demo-busy.json";
     const TITLE: &str = "rtvirtio: the demo on busy CPUs";
 

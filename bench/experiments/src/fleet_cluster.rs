@@ -10,13 +10,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::cluster::{BUDGET_US, ContractCluster, NODE_BUDGET_US, PERIOD_US, VmAgent};
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::Experiment as _;
-use crate::saved::Saved;
+use crate::experiment::{Experiment as _, host_facts};
+use crate::saved::Saved as _;
 
 use overlap::Overlap;
 use watch::Watch;
@@ -39,17 +40,21 @@ const NODES: usize = 3;
 const RAISED_US: u64 = 1_300;
 
 /// Resource agent that starts the VMs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterVms {
     /// `ocf:heartbeat:anything`: VMs are processes.
     #[default]
+    #[value(help = "Processes")]
     Process,
     /// `ocf:heartbeat:VirtualDomain`: domains of each node's libvirt.
+    #[value(help = "Domains")]
     Domain,
     /// `ocf:rtvirtio:VirtualDomain`: domains with the contract in force before the guest starts.
+    #[value(help = "Domains that start paused")]
     Paused,
     /// `ocf:heartbeat:anything`, in a cluster with fencing.
+    #[value(skip)]
     Fenced,
 }
 
@@ -97,7 +102,7 @@ impl ClusterVms {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterData {
-    /// [`ClusterData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Resource agent that starts the VMs.
     #[serde(default, skip_serializing_if = "ClusterVms::is_process")]
@@ -110,10 +115,6 @@ pub struct ClusterData {
     pub generated: String,
     /// Repetitions of all scenarios.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for ClusterData {
-    const SCHEMA: &str = "rtvirtio-fleet-cluster/1";
 }
 
 /// Times and violations of one repetition of all scenarios.
@@ -172,13 +173,7 @@ impl Parts<'_> {
 
 /// Host of the measurement.
 fn host(device: String) -> HostFacts {
-    HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "QEMU, firmware without a system".to_owned(),
-        accelerator: "tcg".to_owned(),
-        device,
-    }
+    host_facts(("QEMU, firmware without a system", "tcg"), device)
 }
 
 /// Runs the scenarios the given number of times.

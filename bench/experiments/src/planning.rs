@@ -1,6 +1,6 @@
 //! Duration of planning, and distance of its answer from the optimum.
 
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,11 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
-use rtvirtio_workflow::{cpus, kernel_release};
 use rtvirtio_workflow::{generated, model_choice};
 
 /// The measured profile of the emulated flash device, for planning without a device.
@@ -42,7 +41,7 @@ const SMALL: usize = 60;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Planning {
-    /// [`Planning::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -58,10 +57,6 @@ pub struct Planning {
     /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by
     /// exhaustive search and by the plan.
     pub small: Vec<(Missed, Missed)>,
-}
-
-impl Saved for Planning {
-    const SCHEMA: &str = "rtvirtio-planning/1";
 }
 
 /// Planning times, s, one for each repetition.
@@ -83,13 +78,7 @@ pub struct Times {
 /// A model that cannot be read.
 pub fn measure(repeat: usize, model: Option<&Path>) -> anyhow::Result<Planning> {
     let learned = model_choice::read_if(model)?;
-    let host = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "profile of the flash twin, built in".to_owned(),
-    };
+    let host = host_facts(("none", "none"), "profile of the flash twin, built in");
     let model = model.and_then(Path::file_name);
     let model = model.map_or(String::new(), |name| format!(" --model {}", name.to_string_lossy()));
     let command = format!("rtvirtio-bench plan --repeat {repeat}{model}");
@@ -268,6 +257,7 @@ impl Times {
 }
 
 impl Experiment for Planning {
+    const FORM: &str = "rtvirtio-planning/1";
     const FILE: &str = "planning.json";
     const TITLE: &str = "rtvirtio: planning";
 

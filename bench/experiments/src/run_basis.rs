@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::Args;
 use rtvirtio_learn::dataset::OtherHost;
 use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_spec::Device;
@@ -13,17 +14,24 @@ use rtvirtio_workflow::{check_writable, cpus, kernel_release};
 use rtvirtio_harness::test_bed::{check_profile, spec_device};
 
 /// Options of experiments that make runs on a device.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct RunOptions {
-    /// Device, `twin:NAME` or `file:PATH`.
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards.
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
-    /// File of the learned model.
+    /// Learned model: for the schemes that need one, or to draw its predictions.
+    #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// File of the device's profile; without it the device is measured.
+    /// A profile of the device, instead of measuring it.
+    #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Directory of the results.
+    #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
-    /// Whether results and model may be of another host.
+    /// Continue results of another host kernel, which the file then notes, and accept a learned
+    /// model of another host.
+    #[arg(long)]
     pub other_host: bool,
 }
 

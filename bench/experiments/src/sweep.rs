@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use rtvirtio_learn::dataset::OtherHost;
 use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_learn::sweep::{Design, GUESTS, Sweep};
@@ -18,25 +19,37 @@ use rtvirtio_harness::test_bed::{TestBed, check_profile, device_name, spec_devic
 pub const IN_GUESTS: &str = "-qemu";
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct SweepOptions {
-    /// `twin:NAME` or `file:PATH`, one dataset each.
+    /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards; one dataset each.
+    #[arg(value_name = "twin:NAME", required = true)]
     pub devices: Vec<String>,
-    /// Number of conditions for each device.
+    /// Conditions per device.
+    #[arg(long, default_value_t = 100)]
     pub points: usize,
     /// Length of each run.
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
     pub length: Nanos,
-    /// Conditions of the RT-VirtIO paper's Table II.
+    /// Additional conditions of the RT-VirtIO paper's Table II, for its coefficients and its
+    /// network.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub paper: usize,
-    /// Conditions that run two times more.
+    /// Number of conditions run two times more, to show how far runs of one condition differ.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub again: usize,
-    /// Conditions that run in QEMU guests instead; 0 for process VMs.
+    /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of
+    /// their own.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["again", "paper"])]
     pub qemu: usize,
     /// Seed of the design.
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// File of the device's profile; without it the device is measured.
+    /// A profile of the device, instead of measuring it.
+    #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Directory of the datasets.
+    /// Directory of the dataset.
+    #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
 }
 

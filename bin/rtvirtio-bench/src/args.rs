@@ -1,55 +1,53 @@
 //! The command line of the experiments, with examples. No logic.
 
 mod accuracy;
-mod before_after;
 mod blame;
 mod cases;
 mod contention;
-mod cpu_predict;
-mod cyclictest;
 mod daemon;
 mod demo_busy;
 mod fleet;
 mod host;
-mod iod;
 mod net;
-mod paravirt;
+mod plan;
 mod regulation;
 mod reservation;
 mod responsiveness;
-mod sweep;
-mod tails;
-mod without_device;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use rtvirtio_console::Global;
+use rtvirtio_experiments::ageing::AgeingOptions;
+use rtvirtio_experiments::before_after::BeforeAfterOptions;
+use rtvirtio_experiments::cores::CoresOptions;
+use rtvirtio_experiments::cpu_predict::CpuPredictOptions;
+use rtvirtio_experiments::cyclictest::CyclictestOptions;
+use rtvirtio_experiments::fleet::FleetOptions;
+use rtvirtio_experiments::iod::IodOptions;
+use rtvirtio_experiments::iod_added::AddedOptions;
+use rtvirtio_experiments::iod_attach::AttachOptions;
+use rtvirtio_experiments::iod_crash::CrashOptions;
+use rtvirtio_experiments::iod_migrate::MigrateOptions;
+use rtvirtio_experiments::iod_startup::StartupOptions;
+use rtvirtio_experiments::paravirt::ParavirtOptions;
 use rtvirtio_experiments::run_basis::RunOptions;
+use rtvirtio_experiments::sweep::SweepOptions;
+use rtvirtio_experiments::tails::TailsOptions;
 
 pub use accuracy::BenchAccuracyArgs;
-pub use before_after::BenchBeforeAfterArgs;
 pub use blame::BenchBlameArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
-pub use cpu_predict::BenchCpuPredictArgs;
-pub use cyclictest::BenchCyclictestArgs;
 pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEEPER, SleeperArgs};
 pub use demo_busy::BenchDemoBusyArgs;
-pub use fleet::{BenchFleetArgs, BenchFleetClusterArgs};
+pub use fleet::BenchFleetClusterArgs;
 pub use host::BenchHostArgs;
-pub use iod::{
-    BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs,
-    BenchIodStartupArgs,
-};
 pub use net::BenchNetArgs;
-pub use paravirt::BenchParavirtArgs;
+pub use plan::BenchPlanArgs;
 pub use regulation::{BenchRegulationArgs, PartName};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
-pub use sweep::BenchSweepArgs;
-pub use tails::BenchTailsArgs;
-pub use without_device::{BenchCoresArgs, BenchDriftArgs, BenchPlanArgs};
 
 /// The experiments: datasets, the papers' cases, how well predictions hold.
 #[derive(Parser, Debug)]
@@ -83,7 +81,7 @@ pub enum BenchCommand {
 EXAMPLES
   sudo rtvirtio-bench sweep twin:qlc-nvme --points 20 --out /tmp/sweep
   sudo rtvirtio-bench sweep twin:qlc-nvme twin:emmc --points 300   a stopped run continues")]
-    Sweep(BenchSweepArgs),
+    Sweep(SweepOptions),
     /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
     #[command(after_help = "\
 EXAMPLES
@@ -116,7 +114,7 @@ EXAMPLES
   rtvirtio-bench tails --report-only --json | jq .claims
 
 Exit code 2 when a claim is not met.")]
-    Tails(BenchTailsArgs),
+    Tails(Bench<TailsOptions>),
     /// The first tour again and again: the kernel's default settings and a plan in turn
     #[command(after_help = "\
 EXAMPLES
@@ -125,7 +123,7 @@ EXAMPLES
   rtvirtio-bench before-after --report-only --json | jq .claims
 
 Exit code 2 when a round misses nothing without the plan, misses a target with it, or shows no target of a VM to hold.")]
-    BeforeAfter(BenchBeforeAfterArgs),
+    BeforeAfter(Bench<BeforeAfterOptions>),
     /// Causes of missed targets: those that the product names against those that were planted
     #[command(after_help = "\
 EXAMPLES
@@ -146,7 +144,7 @@ EXAMPLES
 
 The VM is a QEMU guest on an emulated drive. The result is written after each run, and the same command goes on from it.
 Exit code 2 when a claim is not met.")]
-    CpuPredict(BenchCpuPredictArgs),
+    CpuPredict(Bench<CpuPredictOptions>),
     /// The demo while other programs use the CPUs: misses of what it said would hold, and causes
     #[command(after_help = "\
 EXAMPLES
@@ -169,7 +167,7 @@ EXAMPLES
 
 No host is measured: hosts and VMs are drawn from the seed, the placements and their time are real. Exit code 2 when a
 claim is not met.")]
-    Cores(BenchCoresArgs),
+    Cores(Bench<CoresOptions>),
     /// Devices that age over months, in simulation: bounds from a corrected profile, and from a
     /// fixed one
     #[command(after_help = "\
@@ -178,7 +176,7 @@ EXAMPLES
   rtvirtio-bench drift --seed 7 --out /tmp/drift --json | jq .claims
 
 No device is measured: the emulated flash drive ages in simulation. Exit code 2 when a claim is not met.")]
-    Drift(BenchDriftArgs),
+    Drift(Bench<AgeingOptions>),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\
@@ -187,7 +185,7 @@ EXAMPLES
   rtvirtio-bench iod --report-only --json | jq .claims
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
-    Iod(BenchIodArgs),
+    Iod(Bench<IodOptions>),
     /// The service that keeps contracts: how soon it acts, its cost, `kill -9`, simulated months
     #[command(after_help = "\
 EXAMPLES
@@ -226,7 +224,7 @@ EXAMPLES
   sudo rtvirtio-bench iod-added --pairs 1 --for 1s --out /tmp/added --json | jq .claims
 
 Through the I/O domain reads a vhost-user client without a VM, which sleeps or polls. Exit code 2 when a claim is not met.")]
-    IodAdded(BenchIodAddedArgs),
+    IodAdded(Bench<AddedOptions>),
     /// Disks come and go while a client on the same engine verifies its data
     #[command(after_help = "\
 EXAMPLES
@@ -234,7 +232,7 @@ EXAMPLES
   sudo rtvirtio-bench iod-attach --disks 10 --out /tmp/attach --json | jq .claims
 
 Attaches and detaches as `rtvirtio iod attach|detach` do. Exit code 2 when a claim is not met.")]
-    IodAttach(BenchIodAttachArgs),
+    IodAttach(Bench<AttachOptions>),
     /// The I/O domain under a real guest, killed repeatedly: no acknowledged write may be lost
     #[command(after_help = "\
 EXAMPLES
@@ -243,7 +241,7 @@ EXAMPLES
   rtvirtio-bench iod-crash --report-only --json | jq .claims
 
 A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
-    IodCrash(BenchIodCrashArgs),
+    IodCrash(Bench<CrashOptions>),
     /// Live migrations of a guest that verifies, next to one on QEMU's own disk; cost of the log
     #[command(after_help = "\
 EXAMPLES
@@ -252,7 +250,7 @@ EXAMPLES
   rtvirtio-bench iod-migrate --report-only --json | jq .claims
 
 The result is written after each migration. Exit code 2 when a claim is not met.")]
-    IodMigrate(BenchIodMigrateArgs),
+    IodMigrate(Bench<MigrateOptions>),
     /// Start-up time of an application in a real guest, under load in the guest and from another VM
     #[command(after_help = "\
 EXAMPLES
@@ -263,7 +261,7 @@ EXAMPLES
 
 Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
 reservation for the requests that the guest's kernel marks real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
-    IodStartup(BenchIodStartupArgs),
+    IodStartup(Bench<StartupOptions>),
     /// Start-ups of applications in a guest, cell by cell: guest load, host load, schedulers, and
     /// what the host does about it
     #[command(after_help = "\
@@ -326,7 +324,7 @@ EXAMPLES
 
 The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
 workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
-    Cyclictest(BenchCyclictestArgs),
+    Cyclictest(Bench<CyclictestOptions>),
     /// Many hosts: what adding up integers costs, and contracts placed in simulated fleets
     #[command(after_help = "\
 EXAMPLES
@@ -336,7 +334,7 @@ EXAMPLES
 
 No host is measured: hosts and contracts are simulated, the decisions and their time are real. Results of `rtvirtio-bench fleet-cluster` in the same
 directory (fleet-cluster.json, fleet-cluster-slow.json) are reported with it. Exit code 2 when a claim is not met.")]
-    Fleet(BenchFleetArgs),
+    Fleet(Bench<FleetOptions>),
     /// Contracts in a real Pacemaker cluster, three nodes in namespaces of this machine: a node
     /// dies, a link is cut, a move is refused, a node joins, a contract is raised, a disk is slow
     #[command(after_help = "\
@@ -415,44 +413,43 @@ pub struct BenchResult {
     pub html: Option<PathBuf>,
 }
 
+/// An experiment of which the options are all that it needs.
+#[derive(Args, Debug)]
+pub struct Bench<O: Args> {
+    /// Options of the experiment
+    #[command(flatten)]
+    pub options: O,
+    /// Output options
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+/// `rtvirtio-bench paravirt`.
+#[derive(Args, Debug)]
+pub struct BenchParavirtArgs {
+    /// Options of the experiment
+    #[command(flatten)]
+    pub options: ParavirtOptions,
+    /// Write the latencies of both VMs at once as a picture into this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+    /// Output options
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
 /// Options of experiments that make runs on a device.
 #[derive(Args, Debug)]
 pub struct BenchRuns {
-    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
-    /// removed afterwards
-    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
-    pub device: String,
-    /// Learned model: for the schemes that need one, or to draw its predictions
-    #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
-    /// A profile of the device, instead of measuring it
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-    /// Directory of the results
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub out: PathBuf,
-    /// Continue results of another host kernel, which the file then notes, and accept a learned
-    /// model of another host
-    #[arg(long)]
-    pub other_host: bool,
+    /// Device, model and results
+    #[command(flatten)]
+    pub options: RunOptions,
     /// Measure nothing: show the results in the directory
     #[arg(long)]
     pub report_only: bool,
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-}
-
-impl BenchRuns {
-    pub fn options(&self) -> RunOptions {
-        RunOptions {
-            device: self.device.clone(),
-            model: self.model.clone(),
-            profile: self.profile.clone(),
-            out: self.out.clone(),
-            other_host: self.other_host,
-        }
-    }
 }
 
 /// `rtvirtio-bench report`.

@@ -8,25 +8,25 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
 use rtvirtio_console::{Global, Ui, need_root, show, write_file};
-use rtvirtio_experiments::ageing::AgeingData;
-use rtvirtio_experiments::before_after::BeforeAfterData;
+use rtvirtio_experiments::ageing::{AgeingData, AgeingOptions};
+use rtvirtio_experiments::before_after::{BeforeAfterData, BeforeAfterOptions};
 use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
-use rtvirtio_experiments::cores::CoresData;
-use rtvirtio_experiments::cpu_predict::{self, CpuPredictData};
-use rtvirtio_experiments::cyclictest::CyclictestData;
+use rtvirtio_experiments::cores::{CoresData, CoresOptions};
+use rtvirtio_experiments::cpu_predict::{self, CpuPredictData, CpuPredictOptions};
+use rtvirtio_experiments::cyclictest::{CyclictestData, CyclictestOptions};
 use rtvirtio_experiments::daemon::scale::sleep_with;
 use rtvirtio_experiments::demo_busy::{self, DemoBusyData};
 use rtvirtio_experiments::experiment::{Experiment as _, report};
-use rtvirtio_experiments::fleet::FleetData;
+use rtvirtio_experiments::fleet::{FleetData, FleetOptions};
 use rtvirtio_experiments::fleet_cluster::slow::SlowData;
 use rtvirtio_experiments::fleet_cluster::{ClusterData, Parts};
-use rtvirtio_experiments::iod::IodData;
-use rtvirtio_experiments::iod_added::AddedData;
-use rtvirtio_experiments::iod_attach::AttachData;
-use rtvirtio_experiments::iod_crash::CrashData;
-use rtvirtio_experiments::iod_migrate::MigrateData;
-use rtvirtio_experiments::iod_startup::StartupData;
+use rtvirtio_experiments::iod::{IodData, IodOptions};
+use rtvirtio_experiments::iod_added::{AddedData, AddedOptions};
+use rtvirtio_experiments::iod_attach::{AttachData, AttachOptions};
+use rtvirtio_experiments::iod_crash::{CrashData, CrashOptions};
+use rtvirtio_experiments::iod_migrate::{MigrateData, MigrateOptions};
+use rtvirtio_experiments::iod_startup::{StartupData, StartupOptions};
 use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
 use rtvirtio_experiments::paravirt::ParavirtData;
@@ -39,7 +39,8 @@ use rtvirtio_experiments::reservation::ReservationData;
 use rtvirtio_experiments::reservation::kills::{KillAt, run_child};
 use rtvirtio_experiments::responsiveness::ResponsivenessData;
 use rtvirtio_experiments::run_basis::check_out;
-use rtvirtio_experiments::tails::TailsData;
+use rtvirtio_experiments::sweep::SweepOptions;
+use rtvirtio_experiments::tails::{TailsData, TailsOptions};
 use rtvirtio_experiments::{
     accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
     fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
@@ -53,12 +54,9 @@ use rtvirtio_units::Bytes;
 use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
-    BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
-    BenchContentionArgs, BenchCoresArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs,
-    BenchDriftArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
-    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs,
-    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
+    Bench, BenchAccuracyArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
+    BenchDemoBusyArgs, BenchFleetClusterArgs, BenchHostArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
+    BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -102,11 +100,10 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
     }
 }
 
-fn run_sweep(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let options = args.options();
+fn run_sweep(options: &SweepOptions, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     options.check()?;
     need_root("rtvirtio-bench sweep")?;
-    sweep::measure(&options, &lab_host(global), ui)?;
+    sweep::measure(options, &lab_host(global), ui)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,7 +139,7 @@ fn write_specs(dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
 
 fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let options = args.options();
-    let model = args.runs.model.as_deref();
+    let model = args.runs.options.model.as_deref();
     let (learned, paper) = (model_choice::read_if(model)?, PaperModels::read_if(model)?);
     if !args.runs.report_only {
         options.check()?;
@@ -153,7 +150,7 @@ fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyho
     let data = Dataset::load(&options.path())?;
     let title = format!("rtvirtio: contention on {}", data.header.host.device);
     let report = contention::report((learned.as_ref(), &paper), &data, ui)?
-        .with_suffix(device_name(&args.runs.device));
+        .with_suffix(device_name(&args.runs.options.device));
     print(report, &title, args.runs.html.as_deref(), ui)
 }
 
@@ -164,11 +161,11 @@ fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
 }
 
-fn run_fleet(args: &BenchFleetArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_fleet(args: &Bench<FleetOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FleetData::FILE);
     if !args.result.report_only {
         run.check_result()?;
-        save(&path, &fleet::measure(&args.options(), run.ui)?, run.ui)?;
+        save(&path, &fleet::measure(&args.options, run.ui)?, run.ui)?;
     }
     let mut all = report::<FleetData>(&path)?;
     // The saved result of a real cluster in this directory is reported too.
@@ -207,62 +204,59 @@ fn run_plan(args: &BenchPlanArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.shown::<Planning>(&path)
 }
 
-fn run_cores(args: &BenchCoresArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_cores(args: &Bench<CoresOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(CoresData::FILE);
     if !args.result.report_only {
         run.check_result()?;
-        save(&path, &cores::measure(&args.options(), run.ui)?, run.ui)?;
+        save(&path, &cores::measure(&args.options, run.ui)?, run.ui)?;
     }
     run.shown::<CoresData>(&path)
 }
 
-fn run_drift(args: &BenchDriftArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_drift(args: &Bench<AgeingOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(AgeingData::FILE);
     if !args.result.report_only {
         run.check_result()?;
-        save(&path, &ageing::measure(&args.options(), run.ui)?, run.ui)?;
+        save(&path, &ageing::measure(&args.options, run.ui)?, run.ui)?;
     }
     run.shown::<AgeingData>(&path)
 }
 
-fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.measured(IodData::FILE, known(&args.device), |path, labs| {
-        save(path, &iod::measure(&args.options(), labs, run.ui)?, run.ui)
+fn run_iod(args: &Bench<IodOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.measured(IodData::FILE, known(&args.options.device), |path, labs| {
+        save(path, &iod::measure(&args.options, labs, run.ui)?, run.ui)
     })?;
     let all = directory::iod_report(&args.result.out)?;
     let all = all.with_context(|| format!("{} holds no result", args.result.out.display()))?;
     run.print(all, IodData::TITLE)
 }
 
-fn run_iod_added(args: &BenchIodAddedArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    let options = args.options();
+fn run_iod_added(args: &Bench<AddedOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<AddedData>(
-        || options.check(),
-        |path, labs| save(path, &iod_added::measure(&options, labs, run.ui)?, run.ui),
+        || args.options.check(),
+        |path, labs| save(path, &iod_added::measure(&args.options, labs, run.ui)?, run.ui),
     )
 }
 
-fn run_iod_attach(args: &BenchIodAttachArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_iod_attach(args: &Bench<AttachOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<AttachData>(unchecked, |path, _| {
-        save(path, &iod_attach::measure(&args.options(), run.ui)?, run.ui)
+        save(path, &iod_attach::measure(&args.options, run.ui)?, run.ui)
     })
 }
 
-fn run_iod_crash(args: &BenchIodCrashArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<CrashData>(known(&args.device), |path, labs| {
-        save(path, &iod_crash::measure(&args.options(), labs, run.ui)?, run.ui)
+fn run_iod_crash(args: &Bench<CrashOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<CrashData>(known(&args.options.device), |path, labs| {
+        save(path, &iod_crash::measure(&args.options, labs, run.ui)?, run.ui)
     })
 }
 
-fn run_iod_migrate(args: &BenchIodMigrateArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<MigrateData>(unchecked, |path, labs| {
-        iod_migrate::measure(&args.options(), path, labs, run.ui)
-    })
+fn run_iod_migrate(args: &Bench<MigrateOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<MigrateData>(unchecked, |path, labs| iod_migrate::measure(&args.options, path, labs, run.ui))
 }
 
-fn run_iod_startup(args: &BenchIodStartupArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<StartupData>(known(&args.device), |path, labs| {
-        save(path, &iod_startup::measure(&args.options(), labs, run.ui)?, run.ui)
+fn run_iod_startup(args: &Bench<StartupOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<StartupData>(known(&args.options.device), |path, labs| {
+        save(path, &iod_startup::measure(&args.options, labs, run.ui)?, run.ui)
     })
 }
 
@@ -292,7 +286,7 @@ fn run_net(args: &BenchNetArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
             // Read first, so that an unreadable file costs no measurement.
             let before: Option<NetData> =
                 if args.only.is_empty() || !path.exists() { None } else { Some(read(path)?) };
-            let mut data = net::measure(&args.options(), &parts, labs, ui)?;
+            let mut data = net::measure(&args.options, &parts, labs, ui)?;
             if let Some(mut all) = before {
                 all.merge(data);
                 data = all;
@@ -300,7 +294,7 @@ fn run_net(args: &BenchNetArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
             save(path, &data, ui)?;
         }
         if args.has_timeline() {
-            save(&timeline, &net::timeline::measure_timeline(args.cap, labs, ui)?, ui)?;
+            save(&timeline, &net::timeline::measure_timeline(args.options.cap, labs, ui)?, ui)?;
         }
         Ok(())
     })?;
@@ -322,17 +316,17 @@ fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::R
     Ok(())
 }
 
-fn run_tails(args: &BenchTailsArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<TailsData>(known(&args.device), |path, labs| {
-        tails::measure(&args.options(), path, labs, run.ui)?;
+fn run_tails(args: &Bench<TailsOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<TailsData>(known(&args.options.device), |path, labs| {
+        tails::measure(&args.options, path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })
 }
 
-fn run_before_after(args: &BenchBeforeAfterArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_before_after(args: &Bench<BeforeAfterOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<BeforeAfterData>(unchecked, |path, labs| {
-        before_after::measure(&args.options(), path, labs, run.ui)?;
+        before_after::measure(&args.options, path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })
@@ -347,9 +341,9 @@ fn run_blame(args: &BenchBlameArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn run_cpu_predict(args: &BenchCpuPredictArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<CpuPredictData>(known(&args.device), |path, labs| {
-        cpu_predict::measure(&args.options(), path, labs, run.ui)?;
+fn run_cpu_predict(args: &Bench<CpuPredictOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<CpuPredictData>(known(&args.options.device), |path, labs| {
+        cpu_predict::measure(&args.options, path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })
@@ -400,16 +394,16 @@ fn run_regulation(args: &BenchRegulationArgs, run: &Run<'_>) -> anyhow::Result<E
     run.shown::<RegulationData>(&path)
 }
 
-fn run_cyclictest(args: &BenchCyclictestArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+fn run_cyclictest(args: &Bench<CyclictestOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<CyclictestData>(unchecked, |path, labs| {
-        cyclictest::measure(&args.options(), path, labs, run.ui)
+        cyclictest::measure(&args.options, path, labs, run.ui)
     })
 }
 
 fn run_paravirt(args: &BenchParavirtArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    let options = args.options();
+    let options = &args.options;
     let path = run
-        .measured(&options.file(), unchecked, |path, labs| paravirt::measure(&options, path, labs, run.ui))?;
+        .measured(&options.file(), unchecked, |path, labs| paravirt::measure(options, path, labs, run.ui))?;
     if let Some(dir) = &args.svg {
         save_figures(dir, vec![paravirt::svg(&path)?], run.ui)?;
     }
@@ -421,7 +415,7 @@ fn run_reservation(args: &BenchReservationArgs, run: &Run<'_>) -> anyhow::Result
         let data = if args.kills {
             reservation::with_kills(read(path)?, &kill_command, labs, run.ui)?
         } else {
-            reservation::measure(&args.options(), &kill_command, labs, run.ui)?
+            reservation::measure(&args.options, &kill_command, labs, run.ui)?
         };
         save(path, &data, run.ui)
     })

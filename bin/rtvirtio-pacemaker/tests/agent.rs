@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use rtvirtio_kernel::{Cgroups, Root};
-use rtvirtio_testkit::{Machine, Need, has, skip, tempdir, unique};
+use rtvirtio_testkit::{LoopDevice, Machine, Need, has, skip, tempdir, unique};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rtvirtio-pacemaker");
 const NEEDS: [Need; 3] = [Need::Root, Need::QEMU, Need::RT_GROUPS];
@@ -351,6 +351,7 @@ struct Disk {
     name: String,
     cgroups: Cgroups,
     parent: PathBuf,
+    _attached: LoopDevice,
 }
 
 impl Disk {
@@ -359,14 +360,13 @@ impl Disk {
         let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
         let file = dir.join("disk.img");
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        let path = String::from_utf8(out.stdout).unwrap();
-        let Some(name) = path.trim().strip_prefix("/dev/") else {
-            skip(test, &String::from_utf8_lossy(&out.stderr));
+        let Some(attached) = LoopDevice::attach(&file) else {
+            skip(test, "losetup");
             return None;
         };
-        let disk =
-            Self { name: name.to_owned(), cgroups, parent: format!("/rtvirtio-{}", unique("disk")).into() };
+        let name = attached.0.file_name().unwrap().to_str().unwrap().to_owned();
+        let parent = format!("/rtvirtio-{}", unique("disk")).into();
+        let disk = Self { name, cgroups, parent, _attached: attached };
         for vm in ["plc", "bulk"] {
             disk.cgroups.create(&root, &disk.parent.join(vm)).unwrap();
         }
@@ -393,7 +393,6 @@ impl Drop for Disk {
         }
         let _ = self.cgroups.remove(&root, &self.parent);
         let _ = fs::write(self.scheduler(), "none");
-        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.name)).status();
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rtvirtio_testkit::site::{Site, can_run, text};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{LoopDevice, Need, has};
 
 const SIZE: usize = 64 << 20;
 
@@ -16,6 +16,7 @@ const SIZE: usize = 64 << 20;
 struct Disk {
     file: PathBuf,
     device: String,
+    _attached: LoopDevice,
     _dir: tempfile::TempDir,
 }
 
@@ -28,8 +29,8 @@ impl Disk {
             word.copy_from_slice(&(i ^ 0x5555).to_le_bytes());
         }
         std::fs::write(&file, bytes).unwrap();
-        let device = attach(&file);
-        Self { file, device, _dir: dir }
+        let attached = LoopDevice::attach(&file).expect("losetup");
+        Self { file, device: attached.0.display().to_string(), _attached: attached, _dir: dir }
     }
 
     /// FNV-1a of all that is on it, eight bytes at a time.
@@ -41,18 +42,6 @@ impl Disk {
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
         words.fold(0xcbf2_9ce4_8422_2325, |h, word| (h ^ word).wrapping_mul(0x0100_0000_01b3))
     }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.device]).status();
-    }
-}
-
-fn attach(file: &Path) -> String {
-    let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
-    assert!(out.status.success(), "{}", text(&out.stderr));
-    text(&out.stdout).trim().to_owned()
 }
 
 fn run(program: &str, args: &[&str]) {
@@ -151,13 +140,8 @@ fn a_disk_that_is_in_use_is_never_overwritten() {
         refused(&site, &disk, &[&format!("process {} (sleep)", reader.0.id()), "open for reading"]);
     }
     {
-        let other = attach(&disk.file);
-        let detach = || Command::new("losetup").args(["-d", &other]).status();
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            refused(&site, &disk, &[&format!("is the backing file of {other}")]);
-        }));
-        detach().unwrap();
-        done.unwrap();
+        let other = LoopDevice::attach(&disk.file).expect("losetup");
+        refused(&site, &disk, &[&format!("is the backing file of {}", other.0.display())]);
     }
     {
         let point = site.dir.path().join("mnt");

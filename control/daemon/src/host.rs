@@ -79,11 +79,15 @@ pub trait Host {
     /// Looks at the host. Never fails: what cannot be seen is unknown.
     fn observe(&mut self, desired: &Desired, look: ScanDepth) -> Observed;
 
-    /// Observed load, slow devices and missed targets since the last call; `None` without news.
-    fn sight(&mut self, desired: &Desired) -> Option<Observations>;
+    /// Observed load, slow devices and missed targets since the last call; `None` without news, as
+    /// of a host on which nothing is planned.
+    fn sight(&mut self, _: &Desired) -> Option<Observations> {
+        None
+    }
 
-    /// Begins to make a plan. The answer is in [`Observed::made`] of a later look.
-    fn make_plan(&mut self, request: &Request, desired: &Desired);
+    /// Begins to make a plan. The answer is in [`Observed::made`] of a later look. A host on which
+    /// nothing is planned does nothing.
+    fn make_plan(&mut self, _: &Request, _: &Desired) {}
 
     /// Carries a step out.
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome;

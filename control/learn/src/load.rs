@@ -4,10 +4,7 @@
 use std::fmt;
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_spec::{
-    Arrival, Burst, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic,
-    Vm, VmCpu,
-};
+use rtvirtio_spec::{Burst, Device, LabKind, Op, Pattern, Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -91,22 +88,15 @@ impl Stream {
         } else {
             Op::Mixed { write_share: Ratio(self.writes) }
         };
+        let target = self.target.map(|latency| Target { percentile: Percentile::P9999, latency });
         Task {
-            name: format!("t{index}"),
             op,
             block: self.block,
             pattern: if self.sequential { Pattern::Sequential } else { Pattern::Random },
-            rate: self.rate,
             depth: self.depth,
-            arrival: Arrival::Closed,
             burst: self.burst.map(Burst::Busy),
-            mix: Vec::new(),
-            sync: None,
-            targets: self
-                .target
-                .map(|latency| Target { percentile: Percentile::P9999, latency })
-                .into_iter()
-                .collect(),
+            targets: target.into_iter().collect(),
+            ..Task::reads(&format!("t{index}"), self.rate)
         }
     }
 }
@@ -114,16 +104,8 @@ impl Stream {
 /// Spec of some VMs, named `vm0`, `vm1`, ... with tasks `t0`, `t1`, ...
 #[must_use]
 pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
-    let vm = |(i, streams): (usize, &Vec<Stream>)| Vm {
-        name: vm_name(i),
-        reach: Reach::Lab(kind),
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: streams.iter().enumerate().map(|(k, s)| s.task(k)).collect(),
+    let vm = |(i, streams): (usize, &Vec<Stream>)| {
+        Vm::of_lab(&vm_name(i), kind, streams.iter().enumerate().map(|(k, s)| s.task(k)).collect())
     };
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }
 }

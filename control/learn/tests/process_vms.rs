@@ -18,27 +18,10 @@ use rtvirtio_learn::run::{Job, measure};
 use rtvirtio_learn::stage::{Stage, StageError, Treatment, revert_leftovers};
 use rtvirtio_model::Elevator;
 use rtvirtio_spec::Device;
-use rtvirtio_testkit::{ChildGuard, Need, has, skip};
+use rtvirtio_testkit::{ChildGuard, LoopDevice, Need, has, skip};
 use rtvirtio_units::Nanos;
 
 const SIZE: usize = 64 << 20;
-
-/// Loop device, detached on drop.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn new(file: &Path) -> Self {
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        Self(String::from_utf8(out.stdout).unwrap().trim().into())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
-}
 
 /// Serialises tests that create VMs, or remove those of a killed process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -50,7 +33,7 @@ fn alone() -> MutexGuard<'static, ()> {
 struct Disk {
     dir: tempfile::TempDir,
     data: Vec<u8>,
-    disk: Loop,
+    disk: LoopDevice,
     device: BlockDevice,
 }
 
@@ -66,7 +49,7 @@ impl Disk {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let data: Vec<u8> = (0..SIZE).map(|i| (i / 4096) as u8).collect();
         fs::write(dir.path().join("disk"), &data).unwrap();
-        let disk = Loop::new(&dir.path().join("disk"));
+        let disk = LoopDevice::attach(&dir.path().join("disk")).expect("losetup");
         let device = BlockDevice::find(&root, &disk.0).unwrap();
         // An earlier user of this loop device may have left another.
         device.set_elevator(&root, "none").unwrap();

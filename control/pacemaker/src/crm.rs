@@ -147,36 +147,11 @@ fn command(program: &str, args: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::Ordering;
 
-    use rtvirtio_workflow::{Bar, Kind};
+    use rtvirtio_workflow::{Kind, Quiet};
 
     use super::*;
-
-    struct NoBar;
-
-    impl Bar for NoBar {
-        fn set(&mut self, _: u64) {}
-
-        fn set_message(&mut self, _: &str) {}
-    }
-
-    #[derive(Default)]
-    struct Quiet(AtomicBool);
-
-    impl Progress for Quiet {
-        fn step(&self, _: &str) {}
-
-        fn warn(&self, _: &str) {}
-
-        fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-            Box::new(NoBar)
-        }
-
-        fn cancel_flag(&self) -> &AtomicBool {
-            &self.0
-        }
-    }
 
     fn tool(script: &str, progress: &Quiet, patience: Duration) -> Result<String, PacemakerError> {
         Crm::new(progress).run_within("sh", &["-c", script], patience)

@@ -4,19 +4,15 @@ use std::sync::atomic::AtomicBool;
 use rtvirtio_kernel::BlockDevice;
 
 use super::*;
-use crate::progress::{Bar, Quiet};
+use crate::progress::Quiet;
 
 /// Records warnings.
 #[derive(Default)]
 struct Warned(Quiet, Mutex<Vec<String>>);
 
 impl Progress for Warned {
-    fn step(&self, _: &str) {}
     fn warn(&self, text: &str) {
         self.1.lock().unwrap().push(text.to_owned());
-    }
-    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar> {
-        self.0.bar(label, total)
     }
     fn cancel_flag(&self) -> &AtomicBool {
         self.0.cancel_flag()

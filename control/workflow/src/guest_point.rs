@@ -5,8 +5,8 @@ use std::time::Duration;
 use rtvirtio_measure::TaskResult;
 use rtvirtio_measure::workload::{self, Moment, RunOptions};
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
-use rtvirtio_spec::{Arrival, Op, Pattern, Task};
-use rtvirtio_units::{Bytes, Iops};
+use rtvirtio_spec::Task;
+use rtvirtio_units::Iops;
 
 use crate::cpu_room::CpuWatch;
 use crate::dirs::Dirs;
@@ -90,19 +90,7 @@ fn probe(
     progress: &dyn Progress,
 ) -> Result<(TaskResult, f64)> {
     let mut load = site.loads(&[])?.into_iter().next().context("the spec has no VM")?;
-    load.vm.tasks = vec![Task {
-        name: "probe".to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(rate)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    }];
+    load.vm.tasks = vec![Task::reads("probe", Some(Iops(rate)))];
     load.predicted = vec![None];
     let work_dir = dirs.fio();
     let label = format!("measuring I/O inside {} at {rate}/s", load.vm.name);

@@ -78,4 +78,4 @@ pub use dirs::{Dirs, is_there, profile_key, write_state};
 pub use error::{Context, Error, Kind, Result, one_line};
 pub use files::{check_writable, generated, write_file};
 pub use host::{cpus, kernel_release};
-pub use progress::{Bar, Progress};
+pub use progress::{Bar, Progress, Quiet};

@@ -10,14 +10,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Receiver of progress reports: a terminal, a log, a page.
 pub trait Progress: Sync {
-    /// Reports a line of progress.
-    fn step(&self, text: &str);
+    /// Reports a line of progress. Discards it by default.
+    fn step(&self, _text: &str) {}
 
     /// Reports a line that is always shown.
     fn warn(&self, text: &str);
 
-    /// A bar from 0 to `total` seconds or points; it ends when it is dropped.
-    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar>;
+    /// A bar from 0 to `total` seconds or points; it ends when it is dropped. By default there is
+    /// none to be seen.
+    fn bar(&self, _label: &str, _total: u64) -> Box<dyn Bar> {
+        Box::new(NoBar)
+    }
 
     /// Set when the work is to stop: everything made or changed is put back then.
     fn cancel_flag(&self) -> &AtomicBool;
@@ -58,28 +61,20 @@ pub trait Bar {
     fn set_message(&mut self, text: &str);
 }
 
-/// Progress reports that are discarded.
-#[cfg(test)]
-#[derive(Default)]
-pub(crate) struct Quiet(AtomicBool);
+struct NoBar;
 
-#[cfg(test)]
+impl Bar for NoBar {
+    fn set(&mut self, _: u64) {}
+    fn set_message(&mut self, _: &str) {}
+}
+
+/// Discards progress; cancelled only by its flag.
+#[derive(Debug, Default)]
+pub struct Quiet(pub AtomicBool);
+
 impl Progress for Quiet {
-    fn step(&self, _: &str) {}
     fn warn(&self, _: &str) {}
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(Hidden)
-    }
     fn cancel_flag(&self) -> &AtomicBool {
         &self.0
     }
-}
-
-#[cfg(test)]
-struct Hidden;
-
-#[cfg(test)]
-impl Bar for Hidden {
-    fn set(&mut self, _: u64) {}
-    fn set_message(&mut self, _: &str) {}
 }

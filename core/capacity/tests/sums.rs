@@ -5,10 +5,7 @@ use rtvirtio_capacity::{
     Contract, DeviceModel, Disk, DiskCapacity, Ledger, Network, Node, OnDisk, OnNetwork, Options, Reserve,
     Scalars, Shape, admit,
 };
-use rtvirtio_spec::{
-    Arrival, Criticality, Direction, Flow, Kernel, LabKind, Mark, Op, Pattern, Reach, TWIN_PROFILES, Target,
-    Task, Traffic, Vm, VmCpu,
-};
+use rtvirtio_spec::{Direction, Flow, LabKind, Mark, Op, TWIN_PROFILES, Target, Task, Traffic, Vm};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Percentile, Ratio};
 
@@ -38,30 +35,14 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 fn contract(i: usize, a: &Asked) -> Contract {
     let task = Task {
-        name: "t".to_owned(),
         op: a.op,
         block: Bytes::from_kib(a.kib),
-        mix: Vec::new(),
-        pattern: Pattern::Random,
-        rate: a.rate.map(Iops),
         depth: a.depth,
-        arrival: Arrival::Closed,
-        burst: None,
-        sync: None,
         targets: vec![Target { percentile: Percentile::P9999, latency: Nanos::from_micros(a.target_us) }],
+        ..Task::reads("t", a.rate.map(Iops))
     };
     let name = format!("vm{i}");
-    let vm = Vm {
-        name: name.clone(),
-        reach: Reach::Lab(LabKind::Process),
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: vec![task],
-    };
+    let vm = Vm::of_lab(&name, LabKind::Process, vec![task]);
     Contract {
         vm: name,
         disks: vec![OnDisk { device: None, vm }],

@@ -1,8 +1,6 @@
 //! Profiles and specs for the tests: the twin and the disk that the reference measurements are of.
 
-use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
-};
+use rtvirtio_spec::{Device, LabKind, Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 use crate::types::{Bfq, Config, DepthPoint, Elevator, GuestPoint, PROFILE_SCHEMA, Profile, VmConfig};
@@ -54,17 +52,8 @@ pub(crate) fn with_guest(mut p: Profile, kind: &str, us: [u64; 4], cpu_per_reque
 
 pub(crate) fn task(name: &str, rate: f64, target_ms: u64) -> Task {
     Task {
-        name: name.to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(rate)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
         targets: vec![Target { percentile: Percentile::P9999, latency: Nanos::from_millis(target_ms) }],
+        ..Task::reads(name, Some(Iops(rate)))
     }
 }
 
@@ -73,23 +62,10 @@ pub(crate) fn flood(depth: u32) -> Task {
 }
 
 pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
+    let vm = |(i, tasks): (usize, &Vec<Task>)| Vm::of_lab(&format!("vm{i}"), kind, tasks.clone());
     Spec {
         device: Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) },
-        vms: vms
-            .iter()
-            .enumerate()
-            .map(|(i, tasks)| Vm {
-                name: format!("vm{i}"),
-                reach: Reach::Lab(kind),
-                cpu: VmCpu::default(),
-                kernel: Kernel::Standard,
-                criticality: Criticality::default(),
-                traffic: Traffic::default(),
-                nics: Vec::new(),
-                flows: Vec::new(),
-                tasks: tasks.clone(),
-            })
-            .collect(),
+        vms: vms.iter().enumerate().map(vm).collect(),
     }
 }
 

@@ -2,9 +2,7 @@ use proptest::prelude::*;
 use rtvirtio_model::{
     Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
 };
-use rtvirtio_spec::{
-    Arrival, Criticality, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Traffic, Vm, VmCpu,
-};
+use rtvirtio_spec::{Device, LabKind, Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
 use super::*;
@@ -43,22 +41,8 @@ pub(crate) fn profile() -> Profile {
 }
 
 pub(crate) fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
-    Task {
-        name: name.to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(rate)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: target_ms
-            .map(|ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) })
-            .into_iter()
-            .collect(),
-    }
+    let target = |ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) };
+    Task { targets: target_ms.map(target).into_iter().collect(), ..Task::reads(name, Some(Iops(rate))) }
 }
 
 pub(crate) fn flood() -> Task {
@@ -66,23 +50,10 @@ pub(crate) fn flood() -> Task {
 }
 
 pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
+    let vm = |(i, tasks): (usize, &Vec<Task>)| Vm::of_lab(&format!("vm{i}"), kind, tasks.clone());
     Spec {
         device: Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) },
-        vms: vms
-            .iter()
-            .enumerate()
-            .map(|(i, tasks)| Vm {
-                name: format!("vm{i}"),
-                reach: Reach::Lab(kind),
-                cpu: VmCpu::default(),
-                kernel: Kernel::Standard,
-                criticality: Criticality::default(),
-                traffic: Traffic::default(),
-                nics: Vec::new(),
-                flows: Vec::new(),
-                tasks: tasks.clone(),
-            })
-            .collect(),
+        vms: vms.iter().enumerate().map(vm).collect(),
     }
 }
 

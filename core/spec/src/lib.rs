@@ -25,6 +25,7 @@ mod nesting;
 mod network;
 mod network_read;
 mod path;
+mod plain;
 mod quantity;
 mod source;
 mod suggest;

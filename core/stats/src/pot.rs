@@ -24,8 +24,7 @@
 //! than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The
 //! median bound is 1.2 (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls,
 //! of which such a series has 25 to 70 independent ones; the median estimate for these is low, half
-//! to three quarters of the truth. Intervals keep 95 to 99 %. The block bootstrap of the fit
-//! keeps 77 to 89 % and 39 to 61 %, so bounds do not use it.
+//! to three quarters of the truth. Intervals keep 95 to 99 %.
 //!
 //! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer
 //! for 108, of which 103 hold; the same series without the guards of steadiness: 459 and 218.

@@ -16,7 +16,7 @@ const SCHEMA: &str = "rtvirtio.lab.v1";
 use rtvirtio_workflow::leftovers::LAB_FILE as FILE;
 
 /// State of a lab, by which another process finds it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabState {
     schema: String,
@@ -83,19 +83,11 @@ impl LabState {
     pub fn new(spec_name: &str, spec_text: &str) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
-            complete: false,
             spec_name: spec_name.to_owned(),
             spec_text: spec_text.to_owned(),
             accelerator: "none".to_owned(),
             vmm: "none".to_owned(),
-            device: None,
-            device_text: String::new(),
-            twin: None,
-            file: None,
-            iod: None,
-            cgroups: Vec::new(),
-            io_enabled: Vec::new(),
-            vms: Vec::new(),
+            ..Self::default()
         }
     }
 

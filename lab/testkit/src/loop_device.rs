@@ -20,7 +20,9 @@ impl LoopDevice {
         Self::with_options(file, &["--sector-size", &bytes.to_string()])
     }
 
-    fn with_options(file: &Path, options: &[&str]) -> Option<Self> {
+    /// Attaches a file with options of losetup.
+    #[must_use]
+    pub fn with_options(file: &Path, options: &[&str]) -> Option<Self> {
         let out = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output().ok()?;
         out.status.success().then(|| Self(String::from_utf8_lossy(&out.stdout).trim().into()))
     }

@@ -6,10 +6,9 @@
 
 use rtvirtio_model::{Coefficients, Profile};
 use rtvirtio_paper::coefficients::{LIMITS, NAMES, PaperRuns, START, at_limit, of_the_paper};
-use rtvirtio_stats::Random;
+use rtvirtio_stats::{Interval, Random};
 use serde::Serialize;
 
-use crate::stats::bootstrap::Bootstrap;
 use rtvirtio_learn::condition::conditions;
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::statistic::median;
@@ -115,8 +114,19 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
 /// Percentile interval of the refits; NaN of none.
 fn interval(mut v: Vec<f64>) -> [f64; 2] {
     v.sort_unstable_by(f64::total_cmp);
-    let drawn = Bootstrap { estimate: f64::NAN, replicates: v, failed: 0, block: 1.0 };
-    drawn.percentile_interval(CONFIDENCE).map_or([f64::NAN; 2], |i| [i.low, i.high])
+    let levels = Interval::tails(CONFIDENCE);
+    levels.map_or([f64::NAN; 2], |(low, high)| [quantile(&v, low), quantile(&v, high)])
+}
+
+/// Quantile of refits in rising order: the one with rank `(R + 1) level` (Davison and Hinkley,
+/// Bootstrap Methods and their Application, 1997, section 5.2.1), rounded outwards from the median,
+/// so that few refits widen an interval.
+fn quantile(refits: &[f64], level: f64) -> f64 {
+    // The margin undoes the rounding of 1 - 0.975: rank 975 of 999 is meant, not 976.
+    let exact = (refits.len() + 1) as f64 * level;
+    let rank = if level < 0.5 { (exact + 1e-9).floor() } else { (exact - 1e-9).ceil() };
+    let place = (rank.max(1.0) as usize).min(refits.len()).saturating_sub(1);
+    refits.get(place).copied().unwrap_or(f64::NAN)
 }
 
 fn deciles(mut v: Vec<f64>) -> Vec<f64> {

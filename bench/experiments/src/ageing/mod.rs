@@ -9,6 +9,7 @@
 mod device;
 mod pattern;
 
+use clap::Args;
 use rayon::prelude::*;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_model::ModelError;
@@ -16,14 +17,14 @@ use rtvirtio_model::ageing::{Ageing, FOLLOW, LOWER_AFTER, Profiled, WINDOW_S};
 use rtvirtio_stats::Random;
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 use crate::page::{Section, xy};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use device::{Device, Sample, profile};
 use pattern::Condition;
 pub use pattern::Pattern;
@@ -40,11 +41,13 @@ const TWIN: &str = "qlc-nvme";
 const PHASES: [&str; 3] = ["before", "while", "after"];
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct AgeingOptions {
     /// Simulated days.
+    #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u32).range(30..=730))]
     pub days: u32,
     /// Seed of devices, load and noise.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
@@ -98,7 +101,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgeingData {
-    /// [`AgeingData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the simulation.
     pub host: HostFacts,
@@ -110,10 +113,6 @@ pub struct AgeingData {
     pub days: u32,
     /// Outcomes of all patterns.
     pub outcomes: Vec<Outcome>,
-}
-
-impl Saved for AgeingData {
-    const SCHEMA: &str = "rtvirtio-drift/1";
 }
 
 /// Simulates a device for each pattern.
@@ -132,13 +131,7 @@ pub fn measure(options: &AgeingOptions, progress: &dyn Progress) -> anyhow::Resu
     let outcomes = Pattern::ALL.par_iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(AgeingData {
         schema: AgeingData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none".to_owned(),
-            accelerator: "none".to_owned(),
-            device: format!("twin:{TWIN}, simulated"),
-        },
+        host: host_facts(("none", "none"), format!("twin:{TWIN}, simulated")),
         command: format!("rtvirtio-bench drift --days {days} --seed {seed}"),
         generated: generated(),
         days,
@@ -340,6 +333,7 @@ impl AgeingData {
 }
 
 impl Experiment for AgeingData {
+    const FORM: &str = "rtvirtio-drift/1";
     const FILE: &str = "drift.json";
     const TITLE: &str = "rtvirtio: ageing devices";
 

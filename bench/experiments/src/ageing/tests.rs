@@ -28,13 +28,7 @@ fn claims_are_of_the_worst_phase() {
     one.phases = [phase(0, 0), phase(2, 90), phase(1, 100)];
     let data = AgeingData {
         schema: AgeingData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: String::new(),
-            cpus: 1,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        },
+        host: HostFacts { cpus: 1, ..HostFacts::default() },
         command: String::new(),
         generated: String::new(),
         days: 90,

@@ -21,7 +21,6 @@ use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 
 pub use measure::measure;
 pub use plant::{Kind, PlantedCause, SLOW_BY, draw};
@@ -160,7 +159,7 @@ fn name_of(kind: CauseKind) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlameData {
-    /// [`BlameData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -178,10 +177,6 @@ pub struct BlameData {
     pub runs: Vec<BlameRun>,
     /// Counts of these runs by planted and named cause.
     pub matrix: Vec<MatrixRow>,
-}
-
-impl Saved for BlameData {
-    const SCHEMA: &str = "rtvirtio-blame/1";
 }
 
 /// Number of runs by answer.

@@ -51,6 +51,7 @@ fn section(data: &BlameData) -> Section {
 }
 
 impl Experiment for BlameData {
+    const FORM: &str = "rtvirtio-blame/1";
     const FILE: &str = "blame.json";
     const TITLE: &str = "rtvirtio: causes of missed targets";
 

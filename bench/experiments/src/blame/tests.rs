@@ -1,4 +1,5 @@
 use super::*;
+use crate::saved::Saved as _;
 
 fn run(kinds: &[Kind], missed: bool, named: &[CauseKind]) -> BlameRun {
     BlameRun {
@@ -18,13 +19,7 @@ fn run(kinds: &[Kind], missed: bool, named: &[CauseKind]) -> BlameRun {
 fn data(runs: Vec<BlameRun>) -> BlameData {
     BlameData {
         schema: BlameData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        },
+        host: HostFacts { cpus: 2, ..HostFacts::default() },
         command: String::new(),
         generated: String::new(),
         vm: "qemu".to_owned(),

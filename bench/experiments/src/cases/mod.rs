@@ -16,6 +16,7 @@ pub use runner::{RunnerOptions, measure};
 
 use std::fmt::Write as _;
 
+use clap::ValueEnum;
 use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -28,16 +29,16 @@ pub const PREFIX: &str = "cases-";
 /// Id of the scheme that measures while it searches.
 pub const TUNED: &str = "tuned";
 
-/// Divisor of the paper's targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Divisor of the paper's targets: Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the
+/// others continue its pattern. Up to three strict VMs have a neighbour without a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Targets of the paper. Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the
-    /// others continue its pattern.
+    /// The paper's targets.
     Paper,
-    /// A tenth of the paper's targets.
+    /// A tenth of them.
     Tight,
-    /// A fiftieth of the paper's targets, and with up to three VMs a neighbour without a target.
+    /// A fiftieth, with neighbours.
     Strict,
 }
 

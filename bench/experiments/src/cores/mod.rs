@@ -12,17 +12,18 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use clap::Args;
 use rtvirtio_cores::{Host, Placement, Request, Use};
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Random;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, from_one, host_facts};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use exact::{Order, best, order};
 use hosts::{Asked, HostCase, Size, asked, host, regular};
 use rules::{Vm, broken};
@@ -37,13 +38,16 @@ const PIECE: usize = 50;
 const VMS: usize = 64;
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct CoresOptions {
-    /// Number of random hosts.
+    /// Random hosts.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = from_one())]
     pub hosts: usize,
     /// Repetitions of each time.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = from_one())]
     pub repeat: usize,
     /// Seed of hosts and VMs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
@@ -52,7 +56,7 @@ pub struct CoresOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CoresData {
-    /// [`CoresData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -68,10 +72,6 @@ pub struct CoresData {
     pub outcomes: Outcomes,
     /// Times to place 64 VMs on 256 CPUs.
     pub seconds: Seconds,
-}
-
-impl Saved for CoresData {
-    const SCHEMA: &str = "rtvirtio-cores/1";
 }
 
 /// Outcomes on random hosts.
@@ -167,13 +167,7 @@ pub fn measure(options: &CoresOptions, progress: &dyn Progress) -> anyhow::Resul
         whole.push(time_of(&|_| own_cpus())?);
         mixed.push(time_of(&|vm| if vm % 2 == 0 { own_cpus() } else { shared_cpus() })?);
     }
-    let facts = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "none: hosts are drawn".to_owned(),
-    };
+    let facts = host_facts(("none", "none"), "none: hosts are drawn");
     let CoresOptions { hosts, repeat, seed } = *options;
     Ok(CoresData {
         schema: CoresData::SCHEMA.to_owned(),
@@ -364,6 +358,7 @@ impl CoresData {
 }
 
 impl Experiment for CoresData {
+    const FORM: &str = "rtvirtio-cores/1";
     const FILE: &str = "cores.json";
     const TITLE: &str = "rtvirtio: CPUs for VMs";
 

@@ -15,13 +15,7 @@ fn judged(hosts: usize, seed: u64, sizes: &[Size]) -> Outcomes {
 fn data(outcomes: Outcomes, seconds: Seconds) -> CoresData {
     CoresData {
         schema: CoresData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        },
+        host: HostFacts { cpus: 2, ..HostFacts::default() },
         command: String::new(),
         generated: String::new(),
         seed: 1,

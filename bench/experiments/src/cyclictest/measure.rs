@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_cpu::Contract;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::LabHost;
@@ -21,25 +22,34 @@ use crate::saved::Saved as _;
 use rtvirtio_harness::cores::{keep_awake, on_one_core};
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CyclictestOptions {
-    /// Length of each run, whole seconds.
+    /// Length of each run, in whole seconds.
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
     pub length: Nanos,
-    /// Runs of each set-up.
+    /// Runs of each set-up, interleaved.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
-    /// Append the runs to those of the result.
+    /// Append the runs to the existing result, which must be of the same host and contract.
+    #[arg(long, conflicts_with = "report_only")]
     pub add: bool,
-    /// Set-ups to measure; all when empty.
+    /// Set-ups to measure, such as guest,aio-lowered [default: all].
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub setups: Vec<Setup>,
-    /// Measure a PREEMPT_RT guest kernel too.
+    /// Also with Debian's PREEMPT_RT kernel in the guest.
+    #[arg(long)]
     pub preempt_rt: bool,
-    /// Budget of the VM in each period.
+    /// Budget of the VM in each period, for the set-ups with priorities.
+    #[arg(long, value_name = "TIME", default_value = "1800us")]
     pub budget: Nanos,
-    /// Length of a budget's period.
+    /// The period.
+    #[arg(long, value_name = "TIME", default_value = "2ms")]
     pub period: Nanos,
-    /// Directory of the guest's disk.
+    /// Directory for the guest's disk, a file of 256 MiB: a file system on a disk, not in memory.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
-    /// Keep idle CPUs awake.
+    /// Keep idle CPUs from sleeping, as on a real-time host.
+    #[arg(long)]
     pub awake: bool,
 }
 

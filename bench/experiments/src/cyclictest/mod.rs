@@ -23,7 +23,6 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 
 /// Interval of wake-ups, us (the paper's section 3.2).
@@ -124,7 +123,7 @@ impl Series {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CyclictestData {
-    /// [`CyclictestData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -144,10 +143,6 @@ pub struct CyclictestData {
     pub contract: String,
     /// The set-ups, each guest's kernel after the other.
     pub series: Vec<Series>,
-}
-
-impl Saved for CyclictestData {
-    const SCHEMA: &str = "rtvirtio-cpu-cyclictest/2";
 }
 
 impl CyclictestData {
@@ -251,6 +246,7 @@ pub fn is_rt(release: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     #[test]
     fn a_setup_is_named_as_in_results() {
@@ -274,13 +270,7 @@ mod tests {
         };
         let mut data = CyclictestData {
             schema: CyclictestData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             commands: Vec::new(),
             generated: String::new(),
             awake: true,

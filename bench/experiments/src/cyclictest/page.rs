@@ -11,6 +11,7 @@ use rtvirtio_report::svg::Spread;
 use crate::page::xy::{axis, plot, series, table};
 
 impl Experiment for CyclictestData {
+    const FORM: &str = "rtvirtio-cpu-cyclictest/2";
     const FILE: &str = "cpu-cyclictest.json";
     const TITLE: &str = "rtvirtio: latency in a guest";
 

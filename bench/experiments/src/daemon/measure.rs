@@ -12,19 +12,19 @@ use rtvirtio_daemon::api::Client;
 use rtvirtio_daemon::{Snapshot, VmState, socket};
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{ProcessId, Root};
-use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Random;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Qmp, Role, VmHandle};
 use rtvirtio_workflow::scopes::Scopes;
-use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Dirs, Progress, generated};
 use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use super::month::simulate;
 use super::plans::{self, Pattern};
 use super::{DaemonData, Kills, observe};
+use crate::experiment::host_facts;
 use crate::planning::flash_twin;
 use crate::saved::Saved as _;
 
@@ -280,13 +280,7 @@ pub fn measure(
     let observed = observe::measure(&options.program, options.pairs, options.window, labs, progress)?;
     Ok(DaemonData {
         schema: DaemonData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "qemu".to_owned(),
-            accelerator: "tcg".to_owned(),
-            device: "no device".to_owned(),
-        },
+        host: host_facts(("qemu", "tcg"), "no device"),
         command: format!(
             "rtvirtio-bench daemon --threads {} --restarts {} --kills {} --idle {}s --pairs {} --window {}s --days {} --seed {}",
             options.threads,

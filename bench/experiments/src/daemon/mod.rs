@@ -19,7 +19,6 @@ pub use measure::{DaemonOptions, IDLE_VMS, measure, measure_observation};
 use crate::claims::Claim;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 use month::Month;
 use plans::PlanMonth;
@@ -40,7 +39,7 @@ pub struct Kills {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonData {
-    /// [`DaemonData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -69,10 +68,6 @@ pub struct DaemonData {
     /// Months of plans, one for each pattern and seed.
     #[serde(default)]
     pub plans: Vec<PlanMonth>,
-}
-
-impl Saved for DaemonData {
-    const SCHEMA: &str = "rtvirtio-daemon/1";
 }
 
 /// Percentile by nearest rank: the value that a share of all does not exceed; 0 without values.
@@ -191,6 +186,7 @@ pub fn claims(data: &DaemonData) -> Vec<Claim> {
 }
 
 impl Experiment for DaemonData {
+    const FORM: &str = "rtvirtio-daemon/1";
     const FILE: &str = "daemon.json";
     const TITLE: &str = "rtvirtio: the service";
 

@@ -14,7 +14,6 @@ use rtvirtio_daemon::{
     Millis, Observed, ObservedVm, Outcome, Presence, ScanDepth, ScopeState, ScopeView, Step,
 };
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Observations, Request};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_stats::Random;
 use serde::{Deserialize, Serialize};
@@ -231,12 +230,6 @@ impl Host for SimHost {
         }
         observed
     }
-
-    fn sight(&mut self, _: &Desired) -> Option<Observations> {
-        None
-    }
-
-    fn make_plan(&mut self, _: &Request, _: &Desired) {}
 
     fn perform(&mut self, step: &Step, desired: &Desired) -> Outcome {
         self.out.steps += 1;

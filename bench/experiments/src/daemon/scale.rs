@@ -12,9 +12,9 @@ pub use measure::{ScaleOptions, measure, sleep_with};
 
 use super::quantile;
 use crate::claims::Claim;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
 
 /// Contracts of the two sizes that are measured, each in a file of its own.
 pub const CONTRACTS: [usize; 2] = [60, 300];
@@ -65,7 +65,7 @@ pub struct Round {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleData {
-    /// [`ScaleData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -75,10 +75,6 @@ pub struct ScaleData {
     pub generated: String,
     /// The rounds, in order.
     pub rounds: Vec<Round>,
-}
-
-impl Saved for ScaleData {
-    const SCHEMA: &str = "rtvirtio-daemon-scale/1";
 }
 
 impl ScaleData {
@@ -167,6 +163,7 @@ pub fn claims(data: &ScaleData) -> Vec<Claim> {
 }
 
 impl Experiment for ScaleData {
+    const FORM: &str = "rtvirtio-daemon-scale/1";
     const FILE: &str = "daemon-scale.json";
     const TITLE: &str = "rtvirtio: the service at scale";
 
@@ -195,11 +192,7 @@ impl Experiment for ScaleData {
         rows.push(row("a neighbour's setting is set again meanwhile".to_owned(), &restored));
         rows.push(row("SIGTERM meanwhile".to_owned(), &large(|of| of.ended_s)));
         rows.push(row("all is put back after that".to_owned(), &large(|of| of.back_s)));
-        let times = Table {
-            label: "times, s".to_owned(),
-            head: ["", "n", "shortest", "median", "longest"].map(str::to_owned).to_vec(),
-            rows,
-        };
+        let times = table("times, s", &["", "n", "shortest", "median", "longest"], rows);
         let section =
             Section { title: "The service at scale".to_owned(), tables: vec![times], ..Section::default() };
         ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])
@@ -209,6 +202,7 @@ impl Experiment for ScaleData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     #[test]
     fn what_never_came_or_failed_is_no_claim_that_holds() {

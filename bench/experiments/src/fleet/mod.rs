@@ -8,15 +8,16 @@ mod peers;
 mod simulate;
 mod sums;
 
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, host_facts};
 
+use clap::Args;
 use rtvirtio_measure::HostFacts;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 use instance::Instance;
 
@@ -29,13 +30,16 @@ pub use sums::Sums;
 const SMALL: usize = 6;
 
 /// Options of `rtvirtio-bench fleet`.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct FleetOptions {
     /// Sizes of simulated fleets, in hosts.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [100, 1_000, 10_000, 100_000])]
     pub hosts: Vec<usize>,
-    /// Single hosts that are filled by sums and by admission.
+    /// Single hosts that are filled by sums and by the full admission.
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub singles: usize,
     /// Seed of hosts and contracts.
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
@@ -43,7 +47,7 @@ pub struct FleetOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetData {
-    /// [`FleetData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host on which the decisions were timed.
     pub host: HostFacts,
@@ -72,10 +76,6 @@ pub struct ByPacemaker {
     pub fleet: Filled,
 }
 
-impl Saved for FleetData {
-    const SCHEMA: &str = "rtvirtio-fleet/1";
-}
-
 /// Fills single hosts and fleets.
 ///
 /// # Errors
@@ -98,13 +98,7 @@ pub fn measure(options: &FleetOptions, progress: &dyn Progress) -> anyhow::Resul
     let list: Vec<String> = sizes.iter().map(usize::to_string).collect();
     Ok(FleetData {
         schema: FleetData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none".to_owned(),
-            accelerator: "none".to_owned(),
-            device: "none: hosts and contracts are simulated".to_owned(),
-        },
+        host: host_facts(("none", "none"), "none: hosts and contracts are simulated"),
         command: format!(
             "rtvirtio-bench fleet --hosts {} --singles {} --seed {}",
             list.join(","),
@@ -214,6 +208,7 @@ impl FleetData {
 }
 
 impl Experiment for FleetData {
+    const FORM: &str = "rtvirtio-fleet/1";
     const FILE: &str = "fleet.json";
     const TITLE: &str = "rtvirtio: fleets";
 

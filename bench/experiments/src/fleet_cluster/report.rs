@@ -124,6 +124,7 @@ impl ClusterData {
 }
 
 impl Experiment for ClusterData {
+    const FORM: &str = "rtvirtio-fleet-cluster/1";
     const FILE: &str = "fleet-cluster.json";
     const TITLE: &str = "rtvirtio: contracts in a cluster";
 

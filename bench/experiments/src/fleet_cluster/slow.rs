@@ -23,7 +23,7 @@ use crate::claims::Claim;
 use crate::page::Section;
 use crate::page::xy::table;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 
 /// Device profile of each node's emulated disk.
 const TWIN: &str = "qlc-nvme";
@@ -47,7 +47,7 @@ const EVERY: &str = "1s";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowData {
-    /// [`SlowData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -63,10 +63,6 @@ pub struct SlowData {
     pub healthy_s: f64,
     /// Repetitions of the scenario.
     pub rounds: Vec<SlowRound>,
-}
-
-impl Saved for SlowData {
-    const SCHEMA: &str = "rtvirtio-fleet-cluster-slow/1";
 }
 
 /// Times and violations of one repetition.
@@ -356,6 +352,7 @@ impl SlowData {
 }
 
 impl Experiment for SlowData {
+    const FORM: &str = "rtvirtio-fleet-cluster-slow/1";
     const FILE: &str = "fleet-cluster-slow.json";
     const TITLE: &str = "rtvirtio: contracts in a cluster";
 

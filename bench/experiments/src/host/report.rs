@@ -8,7 +8,8 @@ use rtvirtio_measure::HostFacts;
 use super::bundle::{Bundle, Outcome, PartResult};
 use super::part::PARTS;
 use crate::claims::Claim;
-use crate::page::{Section, Table, claims as claim_rows};
+use crate::page::xy::table;
+use crate::page::{Section, claims as claim_rows};
 use crate::report::{ExperimentReport, read};
 
 /// Published figures of the reference host.
@@ -68,11 +69,8 @@ fn section(part: &PartResult, reference: &BTreeMap<&str, f64>) -> Section {
     match &part.outcome {
         Outcome::Measured { seconds, claims, .. } => {
             section.text = vec![format!("What it shows: {shows}. It took {seconds} s."), command];
-            section.tables = vec![Table {
-                label: format!("figures of {}", part.name),
-                head: HEAD.map(str::to_owned).to_vec(),
-                rows: claims.iter().map(|claim| row(claim, reference).to_vec()).collect(),
-            }];
+            let rows = claims.iter().map(|claim| row(claim, reference).to_vec()).collect();
+            section.tables = vec![table(&format!("figures of {}", part.name), &HEAD, rows)];
         }
         Outcome::Failed { reason } => section.text = vec![format!("It failed: {reason}."), command],
         Outcome::LeftOut { reason } => section.text = vec![format!("Left out: {reason}."), command],
@@ -122,13 +120,10 @@ fn elsewhere() -> Section {
     ];
     let rows =
         rows.iter().map(|(what, shows, how)| [what, shows, how].map(|cell| (*cell).to_owned()).to_vec());
+    let head = ["hardware", "what it would show", "command"];
     Section {
         title: "What needs other hardware".to_owned(),
-        tables: vec![Table {
-            label: "hardware and commands".to_owned(),
-            head: ["hardware", "what it would show", "command"].map(str::to_owned).to_vec(),
-            rows: rows.collect(),
-        }],
+        tables: vec![table("hardware and commands", &head, rows.collect())],
         ..Section::default()
     }
 }

@@ -10,6 +10,7 @@ use super::{
     part_of, simulated, socket,
 };
 use anyhow::{Context as _, bail};
+use clap::Args;
 use rtvirtio_domain_client::load::{Plan, Stream, run as run_load};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_domain_protocol::status::{DeviceStatus, Regulators};
@@ -36,15 +37,19 @@ const WINDOW_RUN: Duration = Duration::from_secs(5);
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct IodOptions {
-    /// Emulated device, `twin:NAME`.
+    /// Emulated device for the flood.
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
-    /// Length of each run.
-    pub length: Nanos,
-    /// Repetitions of all schemes.
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 3)]
     pub repeat: usize,
-    /// Whether the cost of a request is not compared with `qemu-storage-daemon`.
+    /// Length of each run.
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Leave out the comparison with qemu-storage-daemon, and the regulator.
+    #[arg(long)]
     pub no_peer: bool,
 }
 

@@ -21,7 +21,6 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 use simulated::Simulated;
 use window::WindowRun;
@@ -369,7 +368,7 @@ fn cost_claims_of(pairs: &[(Cost, Cost)], spin: bool) -> Vec<Claim> {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
-    /// [`IodData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -400,10 +399,6 @@ pub struct IodData {
     /// Runs of the flood, each round in the order of [`window::WINDOW_SCHEMES`].
     #[serde(default)]
     pub windows: Vec<Vec<WindowRun>>,
-}
-
-impl Saved for IodData {
-    const SCHEMA: &str = "rtvirtio-iod/1";
 }
 
 /// The bound of the protected VMs for the time without progress that the path shows when it is

@@ -6,10 +6,12 @@ use rtvirtio_measure::Run;
 
 use super::window::{WINDOW_SCHEMES, WindowRun};
 use super::{IodData, claims};
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for IodData {
+    const FORM: &str = "rtvirtio-iod/1";
     const FILE: &str = "iod.json";
     const TITLE: &str = "rtvirtio: the I/O domain";
 
@@ -51,18 +53,13 @@ fn windows(rounds: &[Vec<WindowRun>]) -> Section {
             "Requests per second of all VMs; p50 and p99.99 of the slowest task with a reservation."
                 .to_owned(),
         ],
-        tables: vec![Table {
-            label: "windows".to_owned(),
-            head: head.map(str::to_owned).to_vec(),
-            rows: rows.collect(),
-        }],
+        tables: vec![table("windows", &head, rows.collect())],
         ..Section::default()
     }
 }
 
 fn section(rounds: &[Vec<Run>]) -> Section {
-    let head =
-        ["round", "scheme", "task", "rate", "p50", "p99", "p99.99", "longest"].map(str::to_owned).to_vec();
+    let head = ["round", "scheme", "task", "rate", "p50", "p99", "p99.99", "longest"];
     let rows = rounds.iter().enumerate().flat_map(|(i, runs)| {
         runs.iter().flat_map(move |run| {
             run.tasks.iter().map(move |t| {
@@ -81,7 +78,7 @@ fn section(rounds: &[Vec<Run>]) -> Section {
     });
     Section {
         title: "A flood next to declared rates".to_owned(),
-        tables: vec![Table { label: "flood".to_owned(), head, rows: rows.collect() }],
+        tables: vec![table("flood", &head, rows.collect())],
         ..Section::default()
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use clap::Args;
 use rtvirtio_domain_client::load::{Plan, Stream, StreamResult, run as run_load};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_harness::test_bed::{TestBed, device_name, spec_device};
@@ -11,14 +12,15 @@ use rtvirtio_learn::load::{Stream as TaskStream, spec};
 use rtvirtio_measure::fio::{Engine, FioOutput, JobFile, JobOptions, LogClock, Region};
 use rtvirtio_measure::local::{Control, ensure_fio, run_fio};
 use rtvirtio_measure::run::task_measurements;
-use rtvirtio_measure::{HostFacts, MeasureError};
+use rtvirtio_measure::MeasureError;
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::{LabHost, RamDisk};
 use rtvirtio_units::{Bytes, Nanos, Percentile};
-use rtvirtio_workflow::{Error, Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Error, Progress, generated};
 
 use super::{AddedData, DEPTHS, DeviceRounds, MEMORY, Reads, Round, WAYS, Way};
 use crate::backend::Backend;
+use crate::experiment::{from_one, host_facts};
 use crate::interleave::{Counter, interleaved};
 use crate::iod::measure::plain_config;
 use crate::iod::socket;
@@ -33,14 +35,18 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct AddedOptions {
-    /// Devices besides memory: `twin:NAME`, or `file:PATH` for a file on a disk of this machine.
-    pub devices: Vec<String>,
-    /// Length of each run.
-    pub length: Nanos,
-    /// Pairs at each depth, for each kind of client.
+    /// Pairs of runs at each depth, for each kind of client.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one())]
     pub pairs: usize,
+    /// Length of each run.
+    #[arg(long = "for", value_name = "TIME", default_value = "5s")]
+    pub length: Nanos,
+    /// A device besides memory, again for each: emulated, or `file:PATH` for a file that is made on
+    /// a disk of this machine and removed afterwards.
+    #[arg(long = "device", value_name = "twin:NAME")]
+    pub devices: Vec<String>,
 }
 
 impl AddedOptions {
@@ -78,13 +84,7 @@ pub fn measure(options: &AddedOptions, labs: &LabHost, progress: &dyn Progress) 
         devices.push(on_test_bed(device, options, labs, progress)?);
     }
     let described: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
-    let host = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none: a frontend without a VM".to_owned(),
-        accelerator: "none".to_owned(),
-        device: described.join("; "),
-    };
+    let host = host_facts(("none: a frontend without a VM", "none"), described.join("; "));
     Ok(AddedData {
         schema: AddedData::SCHEMA.to_owned(),
         host,

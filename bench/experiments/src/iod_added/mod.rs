@@ -16,7 +16,6 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 
 /// Numbers of requests that are kept outstanding.
@@ -227,7 +226,7 @@ impl DeviceRounds {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddedData {
-    /// [`AddedData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -237,10 +236,6 @@ pub struct AddedData {
     pub generated: String,
     /// Devices with their rounds.
     pub devices: Vec<DeviceRounds>,
-}
-
-impl Saved for AddedData {
-    const SCHEMA: &str = "rtvirtio-iod-added/1";
 }
 
 /// The claims of a result.
@@ -302,7 +297,7 @@ fn of_client(added: &[Added], polling: bool) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::saved::from_json;
+    use crate::saved::{Saved as _, from_json};
 
     fn reads(p50_us: u64, client_us: f64, domain_us: f64) -> Reads {
         Reads {

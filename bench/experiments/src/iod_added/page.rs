@@ -2,10 +2,12 @@
 
 use super::{Added, AddedData, Compared, DeviceRounds, Quartiles, claims};
 use crate::experiment::Experiment;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for AddedData {
+    const FORM: &str = "rtvirtio-iod-added/1";
     const FILE: &str = "iod-added.json";
     const TITLE: &str = "rtvirtio: added to the bare device";
 
@@ -22,6 +24,7 @@ impl Experiment for AddedData {
 
 fn section(device: &DeviceRounds) -> Section {
     let head = ["client", "depth", "n", "value", "bare device", "I/O domain", "difference or ratio"];
+    let label = format!("added to {}", device.name);
     Section {
         title: format!("Added to the bare device: {}", device.device),
         text: vec![
@@ -30,11 +33,7 @@ fn section(device: &DeviceRounds) -> Section {
              thread and of the I/O domain's process; threads of the kernel count on neither side."
                 .to_owned(),
         ],
-        tables: vec![Table {
-            label: format!("added to {}", device.name),
-            head: head.map(str::to_owned).to_vec(),
-            rows: device.added.iter().flat_map(rows).collect(),
-        }],
+        tables: vec![table(&label, &head, device.added.iter().flat_map(rows).collect())],
         ..Section::default()
     }
 }

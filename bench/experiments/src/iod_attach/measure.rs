@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_domain_client::{BlkRequest, Client, ClientQueue, Options};
-use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::domain::live;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 
 use super::{AttachData, DEPTH, Requests, Turn};
 use crate::backend::Backend;
+use crate::experiment::{from_one, host_facts};
 use crate::iod::{FIFO, socket};
 use crate::saved::Saved as _;
 
@@ -30,9 +31,10 @@ const LEAVE: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct AttachOptions {
-    /// Disks that are attached and detached.
+    /// Number of disks added and removed in turn.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = from_one())]
     pub disks: usize,
 }
 
@@ -77,13 +79,7 @@ pub fn measure(options: &AttachOptions, progress: &dyn Progress) -> anyhow::Resu
     };
     Ok(AttachData {
         schema: AttachData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none: a frontend without a VM".to_owned(),
-            accelerator: "none".to_owned(),
-            device: format!("RAM disk of {DISK}"),
-        },
+        host: host_facts(("none: a frontend without a VM", "none"), format!("RAM disk of {DISK}")),
         command: format!("rtvirtio-bench iod-attach --disks {}", options.disks),
         generated: generated(),
         turns,

@@ -15,9 +15,9 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
 use crate::stats::rank::nearest_rank;
 
 /// Requests that the verifying client keeps outstanding.
@@ -59,7 +59,7 @@ pub struct Turn {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttachData {
-    /// [`AttachData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -77,10 +77,6 @@ pub struct AttachData {
     pub lost: u64,
     /// Blocks that were not read back as written.
     pub wrong: u64,
-}
-
-impl Saved for AttachData {
-    const SCHEMA: &str = "rtvirtio-iod-attach/1";
 }
 
 /// The claims of a result.
@@ -138,6 +134,7 @@ pub fn claims(data: &AttachData) -> Vec<Claim> {
 }
 
 impl Experiment for AttachData {
+    const FORM: &str = "rtvirtio-iod-attach/1";
     const FILE: &str = "iod-attach.json";
     const TITLE: &str = "rtvirtio: disks come and go";
 
@@ -153,13 +150,11 @@ impl Experiment for AttachData {
         let row = |name: &str, r: &Requests| {
             vec![name.to_owned(), r.n.to_string(), ms(r.p50_ns), ms(r.p9999_ns), ms(r.longest_ns)]
         };
+        let head = ["", "n", "p50 ms", "p99.99 ms", "longest ms"];
+        let rows = vec![row("a disk comes or goes", &self.during), row("none does", &self.between)];
         let section = Section {
             title: "Disks come and go".to_owned(),
-            tables: vec![Table {
-                label: "requests of the verifying client".to_owned(),
-                head: ["", "n", "p50 ms", "p99.99 ms", "longest ms"].map(str::to_owned).to_vec(),
-                rows: vec![row("a disk comes or goes", &self.during), row("none does", &self.between)],
-            }],
+            tables: vec![table("requests of the verifying client", &head, rows)],
             ..Section::default()
         };
         ExperimentReport::of_data(self, self.host.clone(), claims(self), lead, vec![section])

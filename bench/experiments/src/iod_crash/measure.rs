@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{CrashData, Kill, QUEUES, REGION, REGIONS, Round, config, fio, outcome, socket};
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
@@ -23,13 +24,17 @@ const BETWEEN: (f64, f64) = (0.05, 3.0);
 const ROUND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CrashOptions {
-    /// Device, `twin:NAME` or `file:PATH`.
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards.
+    #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
     pub device: String,
-    /// Times that the I/O domain is killed.
+    /// Number of kills of the domain.
+    #[arg(long, value_name = "N", default_value_t = 50)]
     pub kills: usize,
-    /// Seed of the random moments.
+    /// Seed of the moments.
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 

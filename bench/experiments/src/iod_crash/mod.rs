@@ -18,7 +18,6 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 
 /// Regions that rounds cycle through.
 pub const REGIONS: u64 = 4;
@@ -122,7 +121,7 @@ pub struct Kill {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrashData {
-    /// [`CrashData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -138,10 +137,6 @@ pub struct CrashData {
     pub rounds: Vec<Round>,
     /// I/O errors in the guest kernel's log.
     pub kernel_errors: u64,
-}
-
-impl Saved for CrashData {
-    const SCHEMA: &str = "rtvirtio-iod-crash/1";
 }
 
 #[derive(Deserialize)]
@@ -270,6 +265,7 @@ pub fn claims(data: &CrashData) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     const GOOD: &str = "fio: this platform\n{\"jobs\":[{\"error\":0,\"read\":{\"io_bytes\":300,\"total_ios\":3,\"lat_ns\":{\"max\":5000000}},\
         \"write\":{\"io_bytes\":200,\"total_ios\":2,\"lat_ns\":{\"max\":1}},\"sync\":{\"total_ios\":1,\"lat_ns\":{\"max\":1200000000}}}]}";

@@ -3,10 +3,12 @@
 use crate::experiment::Experiment;
 
 use super::{CrashData, claims};
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for CrashData {
+    const FORM: &str = "rtvirtio-iod-crash/1";
     const FILE: &str = "iod-crash.json";
     const TITLE: &str = "rtvirtio: the I/O domain, killed";
 
@@ -26,9 +28,7 @@ impl Experiment for CrashData {
 
 fn section(data: &CrashData) -> Section {
     let head =
-        ["round", "region", "seed", "written", "read", "flushes", "lost", "corrupt", "errors", "longest ms"]
-            .map(str::to_owned)
-            .to_vec();
+        ["round", "region", "seed", "written", "read", "flushes", "lost", "corrupt", "errors", "longest ms"];
     let rows = data.rounds.iter().enumerate().map(|(i, r)| {
         let name = if r.again { format!("{} (again)", i + 1) } else { (i + 1).to_string() };
         let numbers = [r.region, r.seed, r.written, r.read, r.flushes, r.lost, r.corrupt, r.io_errors];
@@ -39,7 +39,7 @@ fn section(data: &CrashData) -> Section {
     });
     Section {
         title: "The domain is killed under a guest".to_owned(),
-        tables: vec![Table { label: "rounds".to_owned(), head, rows: rows.collect() }],
+        tables: vec![table("rounds", &head, rows.collect())],
         ..Section::default()
     }
 }

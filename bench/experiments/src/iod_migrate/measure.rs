@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::Args;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::{Accel, DiskRegion, GuestDisk, Migration, QemuConfig, QemuGuest};
@@ -14,6 +15,7 @@ use rtvirtio_workflow::{Progress, generated};
 
 use super::{Contract, DiskKind, Findings, MigrateData, Move, contract, guest_load, kills, log_cost};
 use crate::backend::Backend;
+use crate::experiment::from_one;
 use crate::guest;
 use crate::interleave::Counter;
 use crate::report::{save, write};
@@ -29,13 +31,17 @@ const SCRIPT_TIMEOUT: Duration = Duration::from_secs(180);
 const ANSWER_TRIES: usize = 3;
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct MigrateOptions {
-    /// Migrations of each guest.
+    /// Migrations of each guest, there and back in turn.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = from_one())]
     pub migrations: usize,
-    /// Rounds of requests per second with and without the log.
+    /// Rounds of requests/s with the log and without it.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = from_one())]
     pub pairs: usize,
-    /// Migrations that are killed, each with a guest of its own.
+    /// Migrations of which source, target or an I/O domain is killed; 16 are all parts in all
+    /// phases.
+    #[arg(long, value_name = "N", default_value_t = 16)]
     pub kills: usize,
 }
 

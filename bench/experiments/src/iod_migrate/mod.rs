@@ -29,7 +29,6 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 
 /// Largest share of QEMU's own downtime.
 const DOWNTIME_RATIO: f64 = 1.2;
@@ -122,7 +121,7 @@ pub struct LogRound {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateData {
-    /// [`MigrateData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -139,10 +138,6 @@ pub struct MigrateData {
     pub kills: Vec<Kill>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
-}
-
-impl Saved for MigrateData {
-    const SCHEMA: &str = "rtvirtio-iod-migrate/1";
 }
 
 /// Numbers of the migrations with one kind of disk.

@@ -2,10 +2,12 @@
 
 use super::{Contract, DiskKind, Kill, MigrateData, Outcome, Summary, claims, kills};
 use crate::experiment::Experiment;
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for MigrateData {
+    const FORM: &str = "rtvirtio-iod-migrate/1";
     const FILE: &str = "iod-migrate.json";
     const TITLE: &str = "rtvirtio: live migration";
 
@@ -23,7 +25,6 @@ impl Experiment for MigrateData {
 }
 
 fn section(data: &MigrateData) -> Section {
-    let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
     let moves = [DiskKind::Domain, DiskKind::Qemu].map(|disk| {
         let all = Summary::of_disk(&data.moves, disk);
         let ms = |value: f64| format!("{value:.0}");
@@ -48,29 +49,17 @@ fn section(data: &MigrateData) -> Section {
         row.extend([r.fixed, r.ready, r.logging].map(|rate| format!("{rate:.0}")));
         row
     });
+    let of_moves = ["disk", "n", "failed", "downtime ms", "longest", "duration ms", "longest"];
+    let of_findings = ["disk", "runs of fio", "bad blocks", "sums", "wrong sums", "errors"];
+    let of_rounds = ["round", "without `migrate`", "`migrate = true`", "log in use"];
     let mut tables = vec![
-        Table {
-            label: "migrations".to_owned(),
-            head: head(&["disk", "n", "failed", "downtime ms", "longest", "duration ms", "longest"]),
-            rows: Vec::from(moves),
-        },
-        Table {
-            label: "findings of the guests".to_owned(),
-            head: head(&["disk", "runs of fio", "bad blocks", "sums", "wrong sums", "errors"]),
-            rows: findings.collect(),
-        },
-        Table {
-            label: "requests per second at depth 32".to_owned(),
-            head: head(&["round", "without `migrate`", "`migrate = true`", "log in use"]),
-            rows: rounds.collect(),
-        },
+        table("migrations", &of_moves, Vec::from(moves)),
+        table("findings of the guests", &of_findings, findings.collect()),
+        table("requests per second at depth 32", &of_rounds, rounds.collect()),
     ];
     if !data.kills.is_empty() {
-        tables.push(Table {
-            label: "killed migrations".to_owned(),
-            head: head(&["killed", "phase", "guest may run", "ran", "contract", "data", "not seen"]),
-            rows: data.kills.iter().map(kill_row).collect(),
-        });
+        let head = ["killed", "phase", "guest may run", "ran", "contract", "data", "not seen"];
+        tables.push(table("killed migrations", &head, data.kills.iter().map(kill_row).collect()));
     }
     Section { title: "Live migration".to_owned(), tables, ..Section::default() }
 }

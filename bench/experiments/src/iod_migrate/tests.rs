@@ -4,7 +4,7 @@ use rtvirtio_vmm::agent::ExecOutput;
 
 use super::*;
 use crate::experiment::Experiment as _;
-use crate::saved::from_json;
+use crate::saved::{Saved as _, from_json};
 
 fn moved(disk: DiskKind, downtime_ms: u64) -> Move {
     let contract = (disk == DiskKind::Domain).then_some(Contract::InForce);

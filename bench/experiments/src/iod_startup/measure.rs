@@ -12,6 +12,7 @@ use super::{
     guest_load, read_script, script, socket,
 };
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_domain_client::load::{Plan, StreamResult, run_until};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_measure::HostFacts;
@@ -40,25 +41,35 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct StartupOptions {
-    /// Emulated device, `twin:NAME`.
+    /// Emulated device.
+    #[arg(value_name = "twin:NAME", default_value = "twin:microsd")]
     pub device: String,
     /// The application, a program of this host, with its arguments.
+    #[arg(last = true, value_name = "COMMAND", default_values = ["qemu-system-x86_64", "--version"])]
     pub app: Vec<String>,
-    /// Directories of this host that the application needs in addition to its libraries.
+    /// A directory of this host that the application needs in addition to its libraries.
+    #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
-    /// Names of the schemes to run; all when empty.
+    /// Only these schemes, such as idle,urgent.
+    #[arg(long, value_delimiter = ',', value_name = "SCHEMES")]
     pub schemes: Vec<String>,
-    /// Start-ups of each scheme.
+    /// Start-ups of each kind.
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: usize,
-    /// Time limit of a start-up; a longer one counts as failed.
+    /// A longer start-up counts as failed.
+    #[arg(long, value_name = "TIME", default_value = "60s")]
     pub limit: Nanos,
-    /// Largest piece of a request that is not urgent.
+    /// Largest piece of requests that are not urgent, where the guest's priority is read.
+    #[arg(long, value_name = "BYTES", default_value = "16KiB")]
     pub quantum: Bytes,
-    /// Largest piece of an urgent request.
+    /// Largest piece of urgent requests: those that the guest marks real-time, within their
+    /// reservation.
+    #[arg(long, value_name = "BYTES", default_value = "128KiB")]
     pub urgent_quantum: Bytes,
-    /// Pieces at the device under the I/O domain's reservations.
+    /// Pieces at the device under the domain's reservations.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub window: u32,
 }
 

@@ -20,7 +20,6 @@ use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 
 /// Bytes of each VM's disk.
@@ -234,7 +233,7 @@ pub struct Start {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartupData {
-    /// [`StartupData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -250,10 +249,6 @@ pub struct StartupData {
     pub limit: f64,
     /// Start-ups in the order measured.
     pub starts: Vec<Start>,
-}
-
-impl Saved for StartupData {
-    const SCHEMA: &str = "rtvirtio-iod-startup/1";
 }
 
 impl StartupData {
@@ -321,6 +316,7 @@ pub fn claims(data: &StartupData) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     const MS: u64 = 1_000_000;
 

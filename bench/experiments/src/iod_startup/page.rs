@@ -3,10 +3,12 @@
 use crate::experiment::Experiment;
 
 use super::{StartupData, claims};
-use crate::page::{Section, Table};
+use crate::page::Section;
+use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for StartupData {
+    const FORM: &str = "rtvirtio-iod-startup/1";
     const FILE: &str = "iod-startup.json";
     const TITLE: &str = "rtvirtio: start-up of an application";
 
@@ -38,11 +40,7 @@ fn section(data: &StartupData) -> Section {
     });
     Section {
         title: "Start-up of an application in a guest".to_owned(),
-        tables: vec![Table {
-            label: "starts".to_owned(),
-            head: head.map(str::to_owned).to_vec(),
-            rows: rows.collect(),
-        }],
+        tables: vec![table("starts", &head, rows.collect())],
         ..Section::default()
     }
 }

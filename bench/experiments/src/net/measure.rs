@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use rtvirtio_measure::HostFacts;
+use clap::Args;
 use rtvirtio_spec::Kernel;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::Accel;
 use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 
 use super::host_only::{Attacker, flood_per_second, frames_per_second};
 use super::polling::measure_polling;
@@ -20,6 +20,7 @@ use super::sv::measure_sv;
 use super::test_bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetTestBed, NetThread, System, Uplink};
 use super::web::measure_web;
 use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
+use crate::experiment::{from_one, host_facts};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
 
@@ -41,26 +42,36 @@ const SETTLE: Duration = Duration::from_millis(500);
 const BACK: Duration = Duration::from_secs(20);
 
 /// Options of the experiment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct NetOptions {
-    /// Rounds; each measures every system in a random order.
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = from_one())]
     pub rounds: usize,
-    /// Requests of the fast probe in a round; a fortieth of them are sent to the web server.
+    /// Round trips and sampled values of a round and situation; a quarter on the slow link, a
+    /// fortieth to the web server.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(400..))]
     pub requests: u32,
+    /// Sampled values per second.
+    #[arg(long, value_name = "N", default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: u32,
+    /// Limit for 99.9 % of the sampled values, over the network, to the disk and back.
+    #[arg(long, value_name = "TIME", default_value = "20ms")]
+    pub target: Nanos,
     /// Cases of the simulation.
+    #[arg(long, value_name = "N", default_value_t = 100)]
     pub cases: usize,
-    /// Crashes in a round.
+    /// Number of kills of the domain per round.
+    #[arg(long, value_name = "N", default_value_t = 4)]
     pub crashes: usize,
-    /// Most frames per second that the flooded neighbour receives, on the I/O domain.
+    /// Frames per second that the flooded neighbour gets at most, on the I/O domain.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub cap: u32,
-    /// Least time between two notifications of that neighbour; none when `None`.
+    /// Least time between two notifications of that neighbour, such as 1ms (`rx_coalesce`).
+    #[arg(long, value_name = "TIME")]
     pub coalesce: Option<Nanos>,
     /// Settings of the thread of the I/O domain's network.
+    #[command(flatten)]
     pub thread: NetThread,
-    /// Sampled values per second.
-    pub rate: u32,
-    /// Target of the 99.9th percentile of the sampled values.
-    pub target: Nanos,
 }
 
 impl NetOptions {
@@ -121,13 +132,7 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> anyhow::Result<NetData> {
     let command = options.command(parts);
-    let facts = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: DEVICE.to_owned(),
-    };
+    let facts = host_facts(("none", "none"), DEVICE);
     let mut data = NetData::new(facts, command, generated());
     if parts.contains(&Part::Simulated) {
         progress.step("playing contracts in virtual time");

@@ -37,7 +37,7 @@ pub use self::test_bed::{NetThread, System};
 pub use self::web::{Order, WebData, WebRun};
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use crate::stats::rank::nearest_rank;
 
 /// Load of the neighbour during a measurement.
@@ -157,9 +157,9 @@ pub struct CrashData {
 }
 
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NetData {
-    /// [`NetData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the latest measurement.
     pub host: HostFacts,
@@ -207,34 +207,10 @@ pub struct NetData {
     pub parts: BTreeMap<Part, PartFacts>,
 }
 
-impl Saved for NetData {
-    const SCHEMA: &str = "rtvirtio-net/1";
-}
-
 impl NetData {
     /// A result without measurements.
     fn new(host: HostFacts, command: String, generated: String) -> Self {
-        Self {
-            schema: Self::SCHEMA.to_owned(),
-            host,
-            command,
-            generated,
-            paths: Vec::new(),
-            uplinks: Vec::new(),
-            crashes: CrashData::default(),
-            frames_one_port: Vec::new(),
-            frames_of_many: Vec::new(),
-            floods: Vec::new(),
-            tcp: Vec::new(),
-            tcp_cut: Vec::new(),
-            promises: Vec::new(),
-            simulated: Simulated::default(),
-            pings: Vec::new(),
-            sv: None,
-            polling: None,
-            web: None,
-            parts: BTreeMap::new(),
-        }
+        Self { schema: Self::SCHEMA.to_owned(), host, command, generated, ..Self::default() }
     }
 
     fn paths(&self, domain: bool, situation: Situation) -> impl Iterator<Item = &PathData> {
@@ -252,6 +228,7 @@ impl NetData {
 }
 
 impl Experiment for NetData {
+    const FORM: &str = "rtvirtio-net/1";
     const FILE: &str = "net.json";
     const TITLE: &str = "rtvirtio: networks of the I/O domain";
 

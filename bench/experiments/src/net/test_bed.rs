@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{Accel, GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
@@ -71,15 +72,19 @@ pub enum Uplink {
 }
 
 /// Settings of the thread of the I/O domain's network.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub struct NetThread {
-    /// Priority of the thread under `SCHED_FIFO`.
+    /// SCHED_FIFO priority of the domain's network thread.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub fifo: Option<u8>,
-    /// Budget of CPU time, as a share.
+    /// Budget of CPU time of that thread, such as 30%.
+    #[arg(long, value_name = "SHARE")]
     pub cpu_budget: Option<Ratio>,
-    /// Period of the budget; the I/O domain's default when `None`.
+    /// Period of that budget.
+    #[arg(long, value_name = "TIME", requires = "cpu_budget")]
     pub cpu_period: Option<Nanos>,
     /// Time that the thread polls before it sleeps, on the core of the load; adaptive when `None`.
+    #[arg(skip)]
     pub poll: Option<Nanos>,
 }
 

@@ -21,7 +21,7 @@ use crate::guest::facts;
 use crate::page::xy::{axis, plot, table};
 use crate::page::{Plot, Section};
 use crate::report::{ExperimentReport, read};
-use crate::saved::Saved;
+use crate::saved::Saved as _;
 use crate::stats::rank::nearest_rank;
 
 /// File name of the picture.
@@ -53,7 +53,7 @@ pub struct Course {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimelineData {
-    /// [`TimelineData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -66,10 +66,6 @@ pub struct TimelineData {
     /// Version of OVS-DPDK, or the reason why it is missing; empty where it was not measured.
     #[serde(default)]
     pub peer: String,
-}
-
-impl Saved for TimelineData {
-    const SCHEMA: &str = "rtvirtio-net-timeline/1";
 }
 
 /// The systems in the order of the picture, each with its queues.
@@ -224,6 +220,7 @@ pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
 }
 
 impl Experiment for TimelineData {
+    const FORM: &str = "rtvirtio-net-timeline/1";
     const FILE: &str = "net-timeline.json";
     const TITLE: &str = "rtvirtio: networks of the I/O domain";
 

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_cpu::{Backend, Contract};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::steal::stolen;
@@ -35,26 +36,37 @@ const WAIT: Duration = Duration::from_millis(100);
 pub(super) const WORK: &str = "/tmp/work";
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct ParavirtOptions {
-    /// Length of each run, whole seconds.
+    /// Length of each run, in whole seconds.
+    #[arg(long = "for", value_name = "TIME", default_value = "20s")]
     pub length: Nanos,
-    /// Runs of each set-up.
+    /// Runs of each set-up, interleaved.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
-    /// Budget of A in each period.
+    /// Budget of the VM with the timed task in each period.
+    #[arg(long, value_name = "TIME", default_value = "1800us")]
     pub budget: Nanos,
-    /// Length of a budget's period.
+    /// The period.
+    #[arg(long, value_name = "TIME", default_value = "2ms")]
     pub period: Nanos,
     /// CPU time above the floor in each second.
+    #[arg(long, value_name = "TIME", default_value = "500ms")]
     pub boost: Nanos,
-    /// Promotions in each round.
+    /// Promotions that are timed in each round.
+    #[arg(long, value_name = "N", default_value_t = 500)]
     pub promotions: u32,
-    /// Real-time priorities without a budget of the VM's own, as kernels without
-    /// `CONFIG_RT_GROUP_SCHED` have them.
+    /// Real-time priorities without a budget for the VM, as on kernels without
+    /// CONFIG_RT_GROUP_SCHED; takes no budget from other programs.
+    #[arg(long)]
     pub priorities_only: bool,
-    /// Keep idle CPUs awake.
+    /// Keep idle CPUs from sleeping, as on a real-time host.
+    #[arg(long)]
     pub awake: bool,
-    /// Only these pieces; all but [`Piece::Chain`] when empty.
+    /// Only this part: both, cost, promotions, lies; or what is not run without --only: interrupts
+    /// (requests raised by KVM's interrupts or not, under KVM), chain (from a timer by a read in
+    /// the I/O domain to the answer, once); may be given several times.
+    #[arg(long, value_name = "PART", conflicts_with = "report_only")]
     pub only: Vec<Piece>,
 }
 

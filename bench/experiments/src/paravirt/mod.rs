@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 pub use crate::cyclictest::INTERVAL_US;
 use crate::cyclictest::Latencies;
-use crate::saved::Saved;
 
 /// File name of [`Piece::Chain`] alone: [`ParavirtOptions::file`].
 pub const CHAIN_FILE: &str = "cpu-paravirt-chain.json";
@@ -167,9 +166,9 @@ pub struct Lie {
 }
 
 /// Contents of [`FILE`](crate::experiment::Experiment::FILE) and [`CHAIN_FILE`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParavirtData {
-    /// [`ParavirtData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -201,10 +200,6 @@ pub struct ParavirtData {
     /// Steps from the timer to the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
-}
-
-impl Saved for ParavirtData {
-    const SCHEMA: &str = "rtvirtio-cpu-paravirt/1";
 }
 
 impl ParavirtData {
@@ -364,6 +359,7 @@ pub fn claims(data: &ParavirtData) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     fn lie(kind: &str, batch: f64) -> Lie {
         Lie { kind: kind.to_owned(), batch, boosted: 1.0, notices: [0, 0], seconds: 4.0, panicked: false }
@@ -385,21 +381,10 @@ mod tests {
                 raises: None,
             }
         };
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 2, ..HostFacts::default() };
         let data = ParavirtData {
             schema: ParavirtData::SCHEMA.to_owned(),
             host,
-            command: String::new(),
-            generated: String::new(),
-            awake: false,
-            backend: String::new(),
-            contract: String::new(),
             budget_ns: 500_000_000,
             doorbell: true,
             both: vec![
@@ -408,8 +393,6 @@ mod tests {
                 both(Setup::Alone, 100, 90.0),
                 both(Setup::Urgency, 120, 95.0),
             ],
-            cost: Vec::new(),
-            promotions: Vec::new(),
             lies: vec![
                 lie(HONEST, 50.0),
                 lie("torn", 49.0),
@@ -417,8 +400,7 @@ mod tests {
                 lie(HONEST, 40.0),
                 lie("torn", 38.0),
             ],
-            interrupts: Vec::new(),
-            chain: None,
+            ..ParavirtData::default()
         };
         let all = claims(&data);
         let value = |id: &str| all.iter().find(|c| c.id == id).map(|c| (c.value, c.met)).unwrap();

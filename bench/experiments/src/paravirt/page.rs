@@ -16,6 +16,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_urgency_host::Delays;
 
 impl Experiment for ParavirtData {
+    const FORM: &str = "rtvirtio-cpu-paravirt/1";
     const FILE: &str = "cpu-paravirt.json";
     const TITLE: &str = "rtvirtio: what a guest says is urgent";
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::{self, Attr};
-use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_traffic::{Direction, Place, ServiceTarget, Tspec, Unit, choose, compile};
@@ -21,6 +20,7 @@ use super::{
     Beside, ChosenRate, Point, RefusedTarget, RegulationData, UNITS, VictimPoint, disk, network, point,
     rates, victim,
 };
+use crate::experiment::host_facts;
 use crate::interleave::{Counter, interleaved};
 use crate::saved::Saved as _;
 
@@ -137,13 +137,7 @@ pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::
     let (choices, refused) = bed.choices(&victims, progress)?;
     Ok(RegulationData {
         schema: RegulationData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none: frontends without a VM".to_owned(),
-            accelerator: "none".to_owned(),
-            device: "a loop device over memory, and a bridge".to_owned(),
-        },
+        host: host_facts(("none: frontends without a VM", "none"), "a loop device over memory, and a bridge"),
         command: format!("rtvirtio-bench regulation{}", options.words),
         generated: generated(),
         cache: largest_cache(&Root::default())?,

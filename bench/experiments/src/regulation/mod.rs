@@ -24,11 +24,10 @@ pub use measure::{RegulationOptions, add, measure};
 pub use model::victim_curve;
 pub use page::{load, svg};
 
+use clap::ValueEnum;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_traffic::{Direction, Service, ServiceTarget};
 use serde::{Deserialize, Serialize};
-
-use crate::saved::Saved;
 
 /// Largest rate, units per second; the others are each half of the one before.
 pub const TOP: u64 = 65_536;
@@ -48,16 +47,17 @@ pub fn rates(top: u64, count: u32) -> Vec<u64> {
 }
 
 /// Load next to the measured flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// No load.
+    /// Nothing.
+    #[value(name = "none")]
     Nothing,
-    /// The memory-bound load on every CPU.
+    /// Memory-bound writes on every CPU.
     Memory,
-    /// The memory-bound load, and reads of a second device.
+    /// Work in memory, and reads of a second device.
     Device,
-    /// The memory-bound load with a CPU budget.
+    /// Memory-bound writes with a CPU budget of a quarter.
     Held,
 }
 
@@ -145,7 +145,7 @@ pub struct VictimPoint {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegulationData {
-    /// [`RegulationData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -209,14 +209,8 @@ pub struct RefusedTarget {
 impl RegulationData {
     fn for_tests(points: Vec<Point>, victims: Vec<VictimPoint>) -> Self {
         Self {
-            schema: Self::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 1,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: "memory".to_owned(),
-            },
+            schema: <Self as crate::experiment::Experiment>::FORM.to_owned(),
+            host: HostFacts { cpus: 1, device: "memory".to_owned(), ..HostFacts::default() },
             command: "bench regulation".to_owned(),
             generated: String::new(),
             cache: 1 << 20,
@@ -228,10 +222,6 @@ impl RegulationData {
             spoiled: None,
         }
     }
-}
-
-impl Saved for RegulationData {
-    const SCHEMA: &str = "rtvirtio-regulation/1";
 }
 
 /// alpha, Delta and the median interval of completions at these times, ns; less the host's stalls

@@ -14,6 +14,7 @@ use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
 
 impl Experiment for RegulationData {
+    const FORM: &str = "rtvirtio-regulation/1";
     const FILE: &str = "regulation.json";
     const TITLE: &str = "rtvirtio: regulated traffic";
 

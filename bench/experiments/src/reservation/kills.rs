@@ -8,6 +8,7 @@ use std::process::Command;
 
 use super::Kills;
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, NoGuests, OnConflict, Session};
 use rtvirtio_cpu::{Ask, Contract, Level, Order, choose, group_name, probe, settings};
@@ -23,7 +24,7 @@ use rtvirtio_workflow::{Progress, generated};
 const CONTRACT: (Nanos, Nanos) = (Nanos::from_millis(20), Nanos::from_millis(100));
 
 /// Actions of the child process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KillAction {
     /// Applies the contract of the run.
     Apply,
@@ -43,7 +44,7 @@ impl KillAction {
 }
 
 /// Order of the guest's threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KillOrder {
     /// The order of a contract.
     Contract,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use rtvirtio_cpu::Contract;
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::http::Load;
@@ -26,23 +27,33 @@ const SLICE: Duration = Duration::from_secs(2);
 const CALIBRATION: usize = 30;
 
 /// Options of the experiment.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct ReservationOptions {
-    /// Length of each measurement of throughput.
+    /// Length of each measurement of throughput, made in pieces of 2 s that alternate with those of
+    /// all others.
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
     /// Measurements of throughput at each budget.
+    #[arg(long, value_name = "N", default_value_t = 3)]
     pub repeat: usize,
-    /// Web requests under each condition; 0 for none.
+    /// Web requests under each condition; 0 leaves them out.
+    #[arg(long, value_name = "N", default_value_t = 500)]
     pub requests: usize,
     /// Period of the contracts for throughput.
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
     pub period: Nanos,
-    /// Whether the neighbour computes instead of serving while its budget grows.
+    /// While its budget grows, the neighbour computes in a loop without memory accesses instead of
+    /// serving clients.
+    #[arg(long)]
     pub neighbour_computes: bool,
-    /// Budgets of one VM alone, percent of a core; the paper's when empty.
+    /// Budgets of one VM alone, in percent of a core, such as 20,50,80 [default: 10 to 90 in tens].
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT")]
     pub budgets: Vec<u64>,
-    /// vCPUs of the neighbour of the web requests.
+    /// vCPUs of the loaded neighbour of the web requests, each of which computes.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub neighbour_vcpus: u16,
-    /// Keep idle CPUs awake.
+    /// Keep idle CPUs from sleeping, as on a real-time host.
+    #[arg(long)]
     pub awake: bool,
 }
 

@@ -18,7 +18,6 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 
 /// Bytes of a response (the paper's section 4).
@@ -103,7 +102,7 @@ pub struct Kills {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
-    /// [`ReservationData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -143,10 +142,6 @@ pub struct ReservationData {
     /// `apply` and `revert`, killed.
     #[serde(default)]
     pub kills: Kills,
-}
-
-impl Saved for ReservationData {
-    const SCHEMA: &str = "rtvirtio-cpu-reservation/1";
 }
 
 fn default_one() -> usize {
@@ -348,6 +343,7 @@ fn means(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     fn data() -> ReservationData {
         let beside = |neighbour, all_threads, mb_per_s| WithNeighbour {

@@ -12,6 +12,7 @@ use rtvirtio_report::svg::Spread;
 use crate::page::xy::{axis, plot, series, table};
 
 impl Experiment for ReservationData {
+    const FORM: &str = "rtvirtio-cpu-reservation/1";
     const FILE: &str = "cpu-reservation.json";
     const TITLE: &str = "rtvirtio: CPU contracts";
 

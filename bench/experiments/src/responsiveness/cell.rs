@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{bail, ensure};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of each VM's disk.
@@ -208,19 +209,36 @@ impl Cell {
 }
 
 /// Cells and planes that are measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Names of applications in [`APPS`].
+    /// Applications: small (bash), medium (qemu-img), large (qemu-system-x86_64).
+    #[arg(long, value_delimiter = ',', value_name = "APPS", default_value = "medium")]
     pub apps: Vec<String>,
-    /// Names in [`GUEST_LOADS`].
+    /// Loads in the guest: readers and writers in order or at random positions.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LOADS",
+        default_value = "none,1r-seq,5r-seq,1r-rand,5r-rand,2r2w-seq,2r2w-rand"
+    )]
     pub guest_loads: Vec<String>,
-    /// Names in [`HOST_LOADS`].
+    /// Loads of the host: readers in order.
+    #[arg(long, value_delimiter = ',', value_name = "LOADS", default_value = "none,1r,5r")]
     pub host_loads: Vec<String>,
-    /// Schedulers of the guest, of [`SCHEDULERS`].
+    /// I/O schedulers in the guest: bfq, mq-deadline, kyber, none (CFQ left the kernel in 5.0).
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", default_value = "bfq")]
     pub guest_schedulers: Vec<String>,
-    /// Schedulers of the host, of [`SCHEDULERS`].
+    /// I/O schedulers of the host, the same ones; `kernel` is measured under bfq only.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES", default_value = "bfq")]
     pub host_schedulers: Vec<String>,
-    /// Planes under which each cell is measured.
+    /// default: as in the paper; grouped: the VM in a cgroup of its own; kernel: its weight raised
+    /// while something starts; domain: the I/O domain.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "PLANES",
+        default_value = "default,grouped,kernel,domain"
+    )]
     pub planes: Vec<Plane>,
 }
 

@@ -14,6 +14,7 @@ use rtvirtio_workflow::{Progress, cpus, generated, is_there, kernel_release};
 use super::cell::{Cell, Choice, Plane};
 use super::test_bed::{DeviceTestBed, RunPlan};
 use super::{ResponsivenessData, RunOfStarts};
+use crate::experiment::host_facts;
 use crate::iod_startup::Tuning;
 use crate::report::{read, write};
 use crate::saved::Saved as _;
@@ -239,13 +240,7 @@ fn measure_on(
 /// The result so far, or an empty one.
 fn begin(options: &ResponsivenessOptions, path: &Path) -> anyhow::Result<ResponsivenessData> {
     if !is_there(path)? {
-        let host = HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = host_facts(("", ""), "");
         return Ok(ResponsivenessData {
             schema: ResponsivenessData::SCHEMA.to_owned(),
             host,

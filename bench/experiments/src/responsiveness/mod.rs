@@ -27,7 +27,6 @@ use rtvirtio_stats::Summary;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 
 /// File name of videos, with the few start-ups that go before them.
 pub const VIDEO_FILE: &str = "responsiveness-video.json";
@@ -86,7 +85,7 @@ impl RunOfStarts {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponsivenessData {
-    /// [`ResponsivenessData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -103,10 +102,6 @@ pub struct ResponsivenessData {
     /// Two VMs that play a video.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub videos: Vec<Video>,
-}
-
-impl Saved for ResponsivenessData {
-    const SCHEMA: &str = "rtvirtio-responsiveness/1";
 }
 
 /// Results of a cell under a plane.
@@ -275,6 +270,7 @@ pub fn claims(data: &ResponsivenessData) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     fn cell(guest_load: &str, host_load: &str) -> Cell {
         Cell {
@@ -304,13 +300,7 @@ mod tests {
     fn data(runs: Vec<RunOfStarts>) -> ResponsivenessData {
         ResponsivenessData {
             schema: ResponsivenessData::SCHEMA.to_owned(),
-            host: HostFacts {
-                kernel: String::new(),
-                cpus: 2,
-                vmm: String::new(),
-                accelerator: String::new(),
-                device: String::new(),
-            },
+            host: HostFacts { cpus: 2, ..HostFacts::default() },
             command: String::new(),
             generated: String::new(),
             limit: 60.0,

@@ -10,6 +10,7 @@ use crate::page::{Plot, Section, Table};
 use crate::report::{ExperimentReport, read};
 
 impl Experiment for ResponsivenessData {
+    const FORM: &str = "rtvirtio-responsiveness/1";
     const FILE: &str = "responsiveness.json";
     const TITLE: &str = "rtvirtio: responsiveness";
 

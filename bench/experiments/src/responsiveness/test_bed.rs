@@ -385,19 +385,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Progress for Shared {
-    fn step(&self, _: &str) {}
-
     fn warn(&self, text: &str) {
         lock(&self.warnings).push(text.to_owned());
-    }
-
-    fn bar(&self, _: &str, _: u64) -> Box<dyn rtvirtio_workflow::Bar> {
-        struct NoBar;
-        impl rtvirtio_workflow::Bar for NoBar {
-            fn set(&mut self, _: u64) {}
-            fn set_message(&mut self, _: &str) {}
-        }
-        Box::new(NoBar)
     }
 
     fn cancel_flag(&self) -> &AtomicBool {

@@ -1,5 +1,3 @@
 //! Statistics used by the experiments alone; those of the product are in `rtvirtio_stats`.
 
-pub mod bootstrap;
 pub mod rank;
-pub mod tail_bootstrap;

@@ -16,7 +16,6 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM, Neighbour};
 use rtvirtio_learn::load::{Knobs, Stream};
 use rtvirtio_learn::statistic::median;
@@ -145,7 +144,7 @@ pub struct LongRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TailsData {
-    /// [`TailsData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -159,10 +158,6 @@ pub struct TailsData {
     pub piece_ns: Nanos,
     /// Runs of all set-ups.
     pub runs: Vec<LongRun>,
-}
-
-impl Saved for TailsData {
-    const SCHEMA: &str = "rtvirtio-tails/1";
 }
 
 /// Summary of some pieces.
@@ -245,6 +240,7 @@ mod tests {
     use rtvirtio_stats::Random;
 
     use super::*;
+    use crate::saved::Saved as _;
 
     /// 100 s at 1000/s with exponential latencies: p99.99 is 9.21 means.
     fn run(scale: impl Fn(u64) -> f64) -> TaskTails {
@@ -296,13 +292,7 @@ mod tests {
     #[test]
     fn the_coverage_is_claimed_at_the_level_that_is_promised() {
         let task = run(|_| 1.0);
-        let host = HostFacts {
-            kernel: String::new(),
-            cpus: 2,
-            vmm: String::new(),
-            accelerator: String::new(),
-            device: String::new(),
-        };
+        let host = HostFacts { cpus: 2, ..HostFacts::default() };
         let mut data = TailsData {
             schema: TailsData::SCHEMA.to_owned(),
             host,

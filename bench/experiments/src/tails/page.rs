@@ -87,6 +87,7 @@ pub fn tails(data: &TailsData) -> Section {
 }
 
 impl Experiment for TailsData {
+    const FORM: &str = "rtvirtio-tails/1";
     const FILE: &str = "tails.json";
     const TITLE: &str = "rtvirtio: tails from few samples";
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rtvirtio_console::MarginArg;
 use rtvirtio_experiments::cases::{RunnerOptions, Tier};
 use rtvirtio_units::Nanos;
@@ -17,7 +17,7 @@ pub struct BenchCasesArgs {
     pub runs: BenchRuns,
     /// Tiers; all when none is named
     #[arg(long = "tier", value_enum)]
-    pub tiers: Vec<TierName>,
+    pub tiers: Vec<Tier>,
     /// 30 % of the requests write
     #[arg(long)]
     pub writes: bool,
@@ -48,36 +48,11 @@ pub struct BenchCasesArgs {
     pub write: Option<PathBuf>,
 }
 
-/// Tiers by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TierName {
-    /// The paper's targets
-    Paper,
-    /// A tenth of them
-    Tight,
-    /// A fiftieth, with neighbours
-    Strict,
-}
-
-impl From<TierName> for Tier {
-    fn from(name: TierName) -> Self {
-        match name {
-            TierName::Paper => Self::Paper,
-            TierName::Tight => Self::Tight,
-            TierName::Strict => Self::Strict,
-        }
-    }
-}
-
 impl BenchCasesArgs {
     pub fn options(&self) -> RunnerOptions {
-        let mut tiers: Vec<Tier> = self.tiers.iter().map(|t| Tier::from(*t)).collect();
-        if tiers.is_empty() {
-            tiers = Tier::ALL.to_vec();
-        }
         RunnerOptions {
-            runs: self.runs.options(),
-            tiers,
+            runs: self.runs.options.clone(),
+            tiers: if self.tiers.is_empty() { Tier::ALL.to_vec() } else { self.tiers.clone() },
             writes: self.writes,
             scaled: self.scaled,
             enough: self.margin.enough(),

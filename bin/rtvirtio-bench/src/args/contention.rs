@@ -26,7 +26,7 @@ pub struct BenchContentionArgs {
 impl BenchContentionArgs {
     pub fn options(&self) -> ContentionOptions {
         ContentionOptions {
-            runs: self.runs.options(),
+            runs: self.runs.options.clone(),
             only: self.only.clone(),
             repeat: self.repeat,
             length: self.length,

@@ -1,35 +1,11 @@
-//! `rtvirtio-bench fleet`, `rtvirtio-bench fleet-cluster`.
+//! `rtvirtio-bench fleet-cluster`.
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use rtvirtio_experiments::fleet::FleetOptions;
+use clap::Args;
 use rtvirtio_experiments::fleet_cluster::ClusterVms;
 
 use super::BenchResult;
-
-/// `rtvirtio-bench fleet`.
-#[derive(Args, Debug)]
-pub struct BenchFleetArgs {
-    /// Sizes of simulated fleets, in hosts
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [100, 1_000, 10_000, 100_000])]
-    pub hosts: Vec<usize>,
-    /// Single hosts that are filled by sums and by the full admission
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    pub singles: usize,
-    /// Seed of hosts and contracts
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Output options
-    #[command(flatten)]
-    pub result: BenchResult,
-}
-
-impl BenchFleetArgs {
-    pub fn options(&self) -> FleetOptions {
-        FleetOptions { hosts: self.hosts.clone(), singles: self.singles, seed: self.seed }
-    }
-}
 
 /// `rtvirtio-bench fleet-cluster`.
 #[derive(Args, Debug)]
@@ -40,8 +16,8 @@ pub struct BenchFleetClusterArgs {
     /// Resource agent of the VMs: processes of ocf:heartbeat:anything, or domains of each node's
     /// libvirt by ocf:heartbeat:VirtualDomain or, with the contract before the guest,
     /// ocf:rtvirtio:VirtualDomain
-    #[arg(long, value_enum, default_value_t = ClusterVmsName::Process)]
-    pub vms: ClusterVmsName,
+    #[arg(long, value_enum, default_value_t = ClusterVms::Process)]
+    pub vms: ClusterVms,
     /// VMs as processes, in a cluster that switches a lost node off before its VMs start elsewhere
     #[arg(long, conflicts_with = "vms")]
     pub fencing: bool,
@@ -59,27 +35,6 @@ pub struct BenchFleetClusterArgs {
 
 impl BenchFleetClusterArgs {
     pub fn cluster_vms(&self) -> ClusterVms {
-        if self.fencing { ClusterVms::Fenced } else { ClusterVms::from(self.vms) }
-    }
-}
-
-/// Value of `--vms`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ClusterVmsName {
-    /// Processes.
-    Process,
-    /// Domains.
-    Domain,
-    /// Domains that start paused.
-    Paused,
-}
-
-impl From<ClusterVmsName> for ClusterVms {
-    fn from(name: ClusterVmsName) -> Self {
-        match name {
-            ClusterVmsName::Process => Self::Process,
-            ClusterVmsName::Domain => Self::Domain,
-            ClusterVmsName::Paused => Self::Paused,
-        }
+        if self.fencing { ClusterVms::Fenced } else { self.vms }
     }
 }

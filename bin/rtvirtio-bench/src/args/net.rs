@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use rtvirtio_experiments::net::{NetOptions, NetThread, Part};
-use rtvirtio_units::{Nanos, Ratio};
+use rtvirtio_experiments::net::{NetOptions, Part};
 
 use super::BenchResult;
 
@@ -57,40 +56,9 @@ pub struct BenchNetArgs {
     /// other parts there stay
     #[arg(long, value_name = "PARTS", value_enum, value_delimiter = ',')]
     pub only: Vec<NetPart>,
-    /// Rounds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-    /// Round trips and sampled values of a round and situation; a quarter on the slow link, a
-    /// fortieth to the web server
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(400..))]
-    pub requests: u32,
-    /// Sampled values per second
-    #[arg(long, value_name = "N", default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rate: u32,
-    /// Limit for 99.9 % of the sampled values, over the network, to the disk and back
-    #[arg(long, value_name = "TIME", default_value = "20ms")]
-    pub target: Nanos,
-    /// Cases of the simulation
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub cases: usize,
-    /// Number of kills of the domain per round
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub crashes: usize,
-    /// Frames per second that the flooded neighbour gets at most, on the I/O domain
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub cap: u32,
-    /// Least time between two notifications of that neighbour, such as 1ms (`rx_coalesce`)
-    #[arg(long, value_name = "TIME")]
-    pub coalesce: Option<Nanos>,
-    /// SCHED_FIFO priority of the domain's network thread
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
-    pub fifo: Option<u8>,
-    /// Budget of CPU time of that thread, such as 30%
-    #[arg(long, value_name = "SHARE")]
-    pub cpu_budget: Option<Ratio>,
-    /// Period of that budget
-    #[arg(long, value_name = "TIME", requires = "cpu_budget")]
-    pub cpu_period: Option<Nanos>,
+    /// Options of the measurement
+    #[command(flatten)]
+    pub options: NetOptions,
     /// Draws the picture of `--only timeline` into this directory
     #[arg(long, value_name = "DIR", requires = "only")]
     pub svg: Option<PathBuf>,
@@ -111,21 +79,6 @@ impl BenchNetArgs {
     /// Whether the course over time is measured.
     pub fn has_timeline(&self) -> bool {
         self.only.contains(&NetPart::Timeline)
-    }
-
-    pub fn options(&self) -> NetOptions {
-        let Self { fifo, cpu_budget, cpu_period, .. } = *self;
-        NetOptions {
-            rounds: self.rounds as usize,
-            requests: self.requests,
-            cases: self.cases,
-            crashes: self.crashes,
-            cap: self.cap,
-            coalesce: self.coalesce,
-            thread: NetThread { fifo, cpu_budget, cpu_period, poll: None },
-            rate: self.rate,
-            target: self.target,
-        }
     }
 }
 

@@ -41,7 +41,7 @@ pub struct BenchRegulationArgs {
     pub flows: Vec<FlowName>,
     /// Load next to the flow, repeatable; `none` and `memory` without this option
     #[arg(long = "load", value_enum, value_name = "NAME")]
-    pub loads: Vec<LoadName>,
+    pub loads: Vec<Beside>,
     /// Measure only the points of these loads and put them to the saved result
     #[arg(long, requires = "loads", conflicts_with_all = ["quick", "report_only"])]
     pub add: bool,
@@ -87,30 +87,6 @@ pub enum FlowName {
     Tx,
 }
 
-/// Loads next to the flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LoadName {
-    /// Nothing
-    None,
-    /// Memory-bound writes on every CPU
-    Memory,
-    /// Work in memory, and reads of a second device
-    Device,
-    /// Memory-bound writes with a CPU budget of a quarter
-    Held,
-}
-
-impl From<LoadName> for Beside {
-    fn from(name: LoadName) -> Self {
-        match name {
-            LoadName::None => Self::Nothing,
-            LoadName::Memory => Self::Memory,
-            LoadName::Device => Self::Device,
-            LoadName::Held => Self::Held,
-        }
-    }
-}
-
 impl From<FlowName> for Direction {
     fn from(name: FlowName) -> Self {
         match name {
@@ -138,11 +114,11 @@ impl BenchRegulationArgs {
                 words += &format!(" --{option} {value}");
             }
         }
-        let mut loads: Vec<Beside> = self.loads.iter().map(|load| (*load).into()).collect();
+        let mut loads = self.loads.clone();
         loads.sort_unstable();
         loads.dedup();
-        for name in &self.loads {
-            words += &format!(" --load {}", format!("{name:?}").to_lowercase());
+        for name in self.loads.iter().filter_map(ValueEnum::to_possible_value) {
+            words += &format!(" --load {}", name.get_name());
         }
         if self.add {
             words += " --add";

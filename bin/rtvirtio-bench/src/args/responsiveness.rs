@@ -15,35 +15,9 @@ pub struct BenchResponsivenessArgs {
     /// removed afterwards
     #[arg(value_name = "twin:NAME", default_values = ["twin:microsd"])]
     pub devices: Vec<String>,
-    /// Applications: small (bash), medium (qemu-img), large (qemu-system-x86_64)
-    #[arg(long, value_delimiter = ',', value_name = "APPS", default_value = "medium")]
-    pub apps: Vec<String>,
-    /// Loads in the guest: readers and writers in order or at random positions
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "LOADS",
-        default_value = "none,1r-seq,5r-seq,1r-rand,5r-rand,2r2w-seq,2r2w-rand"
-    )]
-    pub guest_loads: Vec<String>,
-    /// Loads of the host: readers in order
-    #[arg(long, value_delimiter = ',', value_name = "LOADS", default_value = "none,1r,5r")]
-    pub host_loads: Vec<String>,
-    /// I/O schedulers in the guest: bfq, mq-deadline, kyber, none (CFQ left the kernel in 5.0)
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", default_value = "bfq")]
-    pub guest_schedulers: Vec<String>,
-    /// I/O schedulers of the host, the same ones; `kernel` is measured under bfq only
-    #[arg(long, value_delimiter = ',', value_name = "NAMES", default_value = "bfq")]
-    pub host_schedulers: Vec<String>,
-    /// default: as in the paper; grouped: the VM in a cgroup of its own; kernel: its weight raised
-    /// while something starts; domain: the I/O domain
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "PLANES",
-        default_value = "default,grouped,kernel,domain"
-    )]
-    pub planes: Vec<Plane>,
+    /// Cells and planes
+    #[command(flatten)]
+    pub choice: Choice,
     /// Start-ups in a row
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub starts: usize,
@@ -83,17 +57,9 @@ pub struct BenchResponsivenessArgs {
 impl BenchResponsivenessArgs {
     pub fn options(&self) -> ResponsivenessOptions {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
-        let choice = Choice {
-            apps: self.apps.clone(),
-            guest_loads: self.guest_loads.clone(),
-            host_loads: self.host_loads.clone(),
-            guest_schedulers: self.guest_schedulers.clone(),
-            host_schedulers: self.host_schedulers.clone(),
-            planes: self.planes.clone(),
-        };
         let options = ResponsivenessOptions {
             devices: self.devices.clone(),
-            choice,
+            choice: self.choice.clone(),
             starts: self.starts,
             repeat: self.repeat,
             limit: self.limit,
@@ -126,16 +92,17 @@ impl BenchResponsivenessArgs {
         if self.quick {
             return format!("rtvirtio-bench responsiveness {devices} --quick");
         }
-        let planes: Vec<&str> = self.planes.iter().map(|plane| plane.name()).collect();
+        let of = &self.choice;
+        let planes: Vec<&str> = of.planes.iter().map(|plane| plane.name()).collect();
         let video = self.video.map_or(String::new(), |length| format!(" --video {length}"));
         format!(
             "rtvirtio-bench responsiveness {devices} --apps {} --guest-loads {} --host-loads {} --guest-schedulers {} --host-schedulers {} \
              --planes {} --starts {} --repeat {} --limit {}{video}",
-            self.apps.join(","),
-            self.guest_loads.join(","),
-            self.host_loads.join(","),
-            self.guest_schedulers.join(","),
-            self.host_schedulers.join(","),
+            of.apps.join(","),
+            of.guest_loads.join(","),
+            of.host_loads.join(","),
+            of.guest_schedulers.join(","),
+            of.host_schedulers.join(","),
             planes.join(","),
             self.starts,
             self.repeat,

@@ -3,16 +3,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use rtvirtio_testbed::image::{self, GuestImage};
-use rtvirtio_testkit::site::{Site, text, wait_for};
-use rtvirtio_testkit::{Libvirt, Need, has};
+use rtvirtio_testkit::site::{Site, wait_for};
+use rtvirtio_testkit::{Libvirt, LoopDevice, Need, has};
 use serde_json::Value;
 
 /// Detached when dropped.
 struct Disk {
     device: String,
+    _attached: LoopDevice,
     _dir: tempfile::TempDir,
 }
 
@@ -22,9 +22,8 @@ impl Disk {
         let file = dir.path().join("disk");
         // Not full of holes: a read of those does not reach the disk.
         fs::write(&file, vec![0x5a; 64 << 20]).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        Self { device: text(&out.stdout).trim().to_owned(), _dir: dir }
+        let attached = LoopDevice::attach(&file).expect("losetup");
+        Self { device: attached.0.display().to_string(), _attached: attached, _dir: dir }
     }
 }
 
@@ -33,7 +32,6 @@ impl Drop for Disk {
         // It keeps its queue settings, and the next user may not expect them.
         let queue = Path::new("/sys/block").join(self.device.trim_start_matches("/dev/")).join("queue");
         let _ = fs::write(queue.join("scheduler"), "none");
-        let _ = Command::new("losetup").args(["-d", &self.device]).status();
     }
 }
 

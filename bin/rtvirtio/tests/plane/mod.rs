@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Enforcement, Knob, LimitKind, Plan, Setting};
-use rtvirtio_testkit::{Need, has, skip, unique};
+use rtvirtio_testkit::{LoopDevice, Need, has, skip, unique};
 
 use rtvirtio_testkit::site::{Site, text};
 
@@ -23,6 +22,7 @@ pub struct Plane {
     cgroups: Cgroups,
     parent: PathBuf,
     plan: PathBuf,
+    _disk: LoopDevice,
 }
 
 impl Plane {
@@ -35,15 +35,14 @@ impl Plane {
         let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
         let file = site.dir.path().join("plane.img");
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        if !out.status.success() {
-            skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
+        let Some(disk) = LoopDevice::attach(&file) else {
+            skip(test, "losetup");
             return None;
-        }
-        let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
+        };
+        let device = BlockDevice::find(&root, &disk.0).unwrap();
         let parent = PathBuf::from(format!("/rtvirtio-{}", unique(test)));
         let plan = site.dir.path().join("plane.plan");
-        let plane = Self { device, cgroups, parent, plan };
+        let plane = Self { device, cgroups, parent, plan, _disk: disk };
         // An earlier user of this loop device may have left another.
         plane.device.set_elevator(&root, "none").unwrap();
         if let Err(e) = plane.device.offers(&root, "bfq") {
@@ -94,7 +93,6 @@ impl Drop for Plane {
         let _ = self.cgroups.remove(&root, &self.parent);
         // A loop device keeps its queue settings when it is detached.
         let _ = root.write(self.device.queue("scheduler"), "none");
-        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.device.name)).status();
     }
 }
 

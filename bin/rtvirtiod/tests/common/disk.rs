@@ -1,13 +1,11 @@
 //! A loop device under no elevator, and a cgroup for VMs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text as parse};
-use rtvirtio_testkit::site::text;
-use rtvirtio_testkit::{Need, has, skip, unique};
+use rtvirtio_testkit::{LoopDevice, Need, has, skip, unique};
 
 use super::{Plc, Rig};
 
@@ -16,6 +14,7 @@ pub struct Disk {
     pub device: BlockDevice,
     cgroups: Cgroups,
     parent: PathBuf,
+    _attached: LoopDevice,
 }
 
 impl Disk {
@@ -31,14 +30,13 @@ impl Disk {
         let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
         let file = rig.site.dir.path().join(file);
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        if !out.status.success() {
-            skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
+        let Some(attached) = LoopDevice::attach(&file) else {
+            skip(test, "losetup");
             return None;
-        }
-        let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
+        };
+        let device = BlockDevice::find(&root, &attached.0).unwrap();
         let parent = PathBuf::from(format!("/rtvirtio-{}", unique("plan")));
-        let disk = Self { device, cgroups, parent };
+        let disk = Self { device, cgroups, parent, _attached: attached };
         if let Err(e) = disk.device.offers(&root, "bfq") {
             skip(test, &e.to_string());
             return None;
@@ -111,6 +109,5 @@ impl Drop for Disk {
         let _ = self.cgroups.remove(&root, &self.parent);
         // A loop device keeps its queue settings when it is detached.
         let _ = root.write(self.device.queue("scheduler"), "none");
-        let _ = Command::new("losetup").arg("-d").arg(Path::new("/dev").join(&self.device.name)).status();
     }
 }

@@ -2,7 +2,6 @@ use std::path::Path;
 
 use rtvirtio_cpu::{Backend, Level};
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_planner::replan::{Observations, Request};
 use rtvirtio_spec::HostSpec;
 
 use super::*;
@@ -50,12 +49,6 @@ impl Host for OneVm {
             ..Observed::default()
         }
     }
-
-    fn sight(&mut self, _: &Desired) -> Option<Observations> {
-        None
-    }
-
-    fn make_plan(&mut self, _: &Request, _: &Desired) {}
 
     fn perform(&mut self, _: &Step, _: &Desired) -> Outcome {
         if self.fails {
@@ -205,12 +198,6 @@ impl Host for Many {
         let admission = Admission { admitted, ..Admission::default() };
         Observed { vms: names().map(one).collect(), admission, ..Observed::default() }
     }
-
-    fn sight(&mut self, _: &Desired) -> Option<Observations> {
-        None
-    }
-
-    fn make_plan(&mut self, _: &Request, _: &Desired) {}
 
     fn perform(&mut self, step: &Step, _: &Desired) -> Outcome {
         self.now += 200;
@@ -392,12 +379,6 @@ impl Host for ManyThreads {
         let admission = Admission { admitted, ..Admission::default() };
         Observed { vms: self.vms(desired), admission, ..Observed::default() }
     }
-
-    fn sight(&mut self, _: &Desired) -> Option<Observations> {
-        None
-    }
-
-    fn make_plan(&mut self, _: &Request, _: &Desired) {}
 
     fn perform(&mut self, step: &Step, _: &Desired) -> Outcome {
         self.now += 100;

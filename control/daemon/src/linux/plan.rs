@@ -17,7 +17,7 @@ use rtvirtio_workflow::{Dirs, Error};
 
 use super::lookup::Waker;
 use super::prepared::{Prepared, Renewals};
-use super::quiet::Warnings;
+use super::warnings::Warnings;
 use super::{Quiet, drift, lost, state_of};
 use crate::desired::Desired;
 use crate::history::now;

@@ -136,16 +136,7 @@ impl LimiterCounters {
         let hits_per_s = before.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
         into.insert(name.clone(), hits);
         let unseen = hits_per_s.is_none().then(|| FIRST.to_owned());
-        LimiterObservation {
-            kind,
-            name,
-            limit: None,
-            used: None,
-            hits_per_s,
-            unseen,
-            dimension: None,
-            cgroup: None,
-        }
+        LimiterObservation { hits_per_s, unseen, ..limiter(kind, name) }
     }
 
     /// Limits of the cgroup that a VM is in, and of those above it, for the disks of its contract.
@@ -221,14 +212,11 @@ impl LimiterCounters {
                     let done = now.zip(before).and_then(|(now, then)| of(now).checked_sub(of(then)));
                     let used = done.zip(seconds).map(|(n, seconds)| n as f64 / seconds);
                     out.push(LimiterObservation {
-                        kind: LimiterKind::QemuThrottle,
-                        name: format!("{name} of {}", drive.name),
                         limit: Some(limit as f64),
                         used,
-                        hits_per_s: None,
                         unseen: Some(WHY.to_owned()),
                         dimension: is_counted(name).then(|| Dimension::of_throttle(name)),
-                        cgroup: None,
+                        ..limiter(LimiterKind::QemuThrottle, format!("{name} of {}", drive.name))
                     });
                 }
             }
@@ -246,17 +234,22 @@ fn group_of(vm: &RunningVm, root: &Root) -> Result<Option<(Cgroups, PathBuf)>, H
     Ok(group.map(|group| (cgroups, group)))
 }
 
-fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
+/// A limiter of which nothing is known yet.
+fn limiter(kind: LimiterKind, name: String) -> LimiterObservation {
     LimiterObservation {
         kind,
         name,
         limit: None,
         used: None,
         hits_per_s: None,
-        unseen: Some(why),
+        unseen: None,
         dimension: None,
         cgroup: None,
     }
+}
+
+fn unseen(kind: LimiterKind, name: String, why: String) -> LimiterObservation {
+    LimiterObservation { unseen: Some(why), ..limiter(kind, name) }
 }
 
 /// CPU quota of a VM's contract, or of its cgroup without one.
@@ -267,14 +260,10 @@ fn cpu_quota(vm: &RunningVm, seen: &VmObservation) -> Option<LimiterObservation>
     }
     let why = "a real-time budget and SCHED_DEADLINE have no counter, and a quota is counted from the next sample on";
     Some(LimiterObservation {
-        kind: LimiterKind::CpuQuota,
-        name: "CPU time".to_owned(),
-        limit: None,
         used: seen.cpu_used,
         hits_per_s,
         unseen: hits_per_s.is_none().then(|| why.to_owned()),
-        dimension: None,
-        cgroup: None,
+        ..limiter(LimiterKind::CpuQuota, "CPU time".to_owned())
     })
 }
 

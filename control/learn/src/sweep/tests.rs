@@ -15,7 +15,6 @@ use crate::dataset::Point;
 use crate::run::Job;
 use crate::stage::StageError;
 use crate::synthetic::{follow, profile};
-use rtvirtio_workflow::Bar;
 
 #[derive(Default)]
 struct Shown {
@@ -24,22 +23,12 @@ struct Shown {
     cancel: AtomicBool,
 }
 
-struct NoBar;
-
-impl Bar for NoBar {
-    fn set(&mut self, _: u64) {}
-    fn set_message(&mut self, _: &str) {}
-}
-
 impl Progress for Shown {
     fn step(&self, text: &str) {
         self.steps.lock().unwrap().push(text.to_owned());
     }
     fn warn(&self, text: &str) {
         self.warnings.lock().unwrap().push(text.to_owned());
-    }
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(NoBar)
     }
     fn cancel_flag(&self) -> &AtomicBool {
         &self.cancel

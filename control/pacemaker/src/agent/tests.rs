@@ -10,19 +10,11 @@ use rtvirtio_kernel::ProcessId;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::contracts::InForce;
 use rtvirtio_workflow::started::StartedVm;
-use rtvirtio_workflow::{Bar, write_state};
+use rtvirtio_workflow::write_state;
 
 use super::standing::compared;
 use super::*;
 use crate::node::contract_dirs;
-
-struct NoBar;
-
-impl Bar for NoBar {
-    fn set(&mut self, _: u64) {}
-
-    fn set_message(&mut self, _: &str) {}
-}
 
 /// Keeps the last warning.
 #[derive(Default)]
@@ -38,14 +30,8 @@ impl Said {
 }
 
 impl Progress for Said {
-    fn step(&self, _: &str) {}
-
     fn warn(&self, text: &str) {
         text.clone_into(&mut self.last.lock().unwrap());
-    }
-
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(NoBar)
     }
 
     fn cancel_flag(&self) -> &AtomicBool {

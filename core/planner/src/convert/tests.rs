@@ -2,38 +2,14 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rtvirtio_model::VmConfig;
-use rtvirtio_spec::{
-    Arrival, Criticality, Device, HostHandle, Kernel, LabKind, Op, Pattern, Task, Traffic, VmCpu,
-};
+use rtvirtio_spec::{Device, HostHandle, LabKind, Op, Task};
 use rtvirtio_units::Ratio;
 
 use super::*;
 
 fn spec() -> Spec {
-    let task = |op| Task {
-        name: "t".to_owned(),
-        op,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: None,
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    };
-    let vm = |name: &str, reach, op| Vm {
-        name: name.to_owned(),
-        reach,
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: vec![task(op)],
-    };
+    let task = |op| Task { op, ..Task::reads("t", None) };
+    let vm = |name: &str, reach, op| Vm { reach, ..Vm::of_lab(name, LabKind::Qemu, vec![task(op)]) };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };
     Spec {
         device: Device::Path(PathBuf::from("/dev/sdz")),

@@ -1,7 +1,7 @@
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{LoopDevice, Need, has};
 
 use super::*;
 
@@ -13,21 +13,8 @@ fn image(dir: &tempfile::TempDir, name: &str) -> PathBuf {
     path
 }
 
-/// Loop device, detached when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn new(file: &Path, more: &[&str]) -> Self {
-        let out = Command::new("losetup").args(["--find", "--show"]).args(more).arg(file).output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        Self(String::from_utf8(out.stdout).unwrap().trim().into())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
+fn attach(file: &Path, options: &[&str]) -> LoopDevice {
+    LoopDevice::with_options(file, options).expect("losetup")
 }
 
 /// Child process, killed when dropped.
@@ -222,7 +209,7 @@ fn every_name_of_the_same_bytes_counts() {
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
-    let disk = Loop::new(&file, &["--partscan"]);
+    let disk = attach(&file, &["--partscan"]);
     let [first, second] = [1, 2].map(|n| PathBuf::from(format!("{}p{n}", disk.0.display())));
     // As the kernel makes them from a partition table; it may read none here.
     for (number, first) in [("1", "2048"), ("2", "45056")] {
@@ -245,7 +232,7 @@ fn every_name_of_the_same_bytes_counts() {
     assert!(with(&file, &disk.0).is_err(), "the backing file, when the loop device is meant");
     assert!(with(&file, &second).is_err(), "the backing file, when a partition of the loop device is meant");
     // Another loop device over the same bytes, and one over other bytes.
-    let above = Loop::new(&first, &[]);
+    let above = attach(&first, &[]);
     let said = refusal(&disk.0);
     assert!(
         said.contains(&format!("{} is the backing file of {}", first.display(), above.0.display())),
@@ -253,10 +240,10 @@ fn every_name_of_the_same_bytes_counts() {
     );
     drop(above);
     drop(disk);
-    let lower = Loop::new(&file, &["--sizelimit", "33554432"]);
-    let upper = Loop::new(&file, &["--offset", "33554432"]);
+    let lower = attach(&file, &["--sizelimit", "33554432"]);
+    let upper = attach(&file, &["--offset", "33554432"]);
     drop(Claim::take(&lower.0, &[]).unwrap());
-    let whole = Loop::new(&file, &[]);
+    let whole = attach(&file, &[]);
     let said = refusal(&lower.0);
     assert!(said.contains(whole.0.to_str().unwrap()) && !said.contains(upper.0.to_str().unwrap()), "{said}");
 }
@@ -269,7 +256,7 @@ fn mounts_and_swap_are_uses() {
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
-    let disk = Loop::new(&file, &[]);
+    let disk = attach(&file, &[]);
     let mounted = Mounted::ext4(&disk.0, &dir.path().join("mnt"));
     let before = std::fs::read(&file).unwrap();
     let said = refusal(&disk.0);
@@ -296,7 +283,7 @@ fn an_exclusive_open_is_respected_and_made() {
         return;
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();
-    let disk = Loop::new(&image(&dir, "image"), &[]);
+    let disk = attach(&image(&dir, "image"), &[]);
     let exclusively = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&disk.0);
     let held = exclusively().unwrap();
     assert!(refusal(&disk.0).contains("exclusively"));

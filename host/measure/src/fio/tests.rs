@@ -2,50 +2,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_spec::{
-    Arrival, Burst, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Traffic, Vm, VmCpu,
-};
+use rtvirtio_spec::{Arrival, Burst, LabKind, Op, Pattern, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use super::*;
 use crate::MeasureError;
 
 fn task(name: &str, op: Op, pattern: Pattern, rate: Option<f64>, depth: u32, arrival: Arrival) -> Task {
-    Task {
-        name: name.to_owned(),
-        op,
-        block: Bytes::from_kib(4),
-        pattern,
-        rate: rate.map(Iops),
-        depth,
-        arrival,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    }
+    Task { op, pattern, depth, arrival, ..Task::reads(name, rate.map(Iops)) }
 }
 
 /// VM of the recorded output in `tests/fixtures`.
 pub(crate) fn recorded_vm() -> Vm {
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
-    Vm {
-        name: "vm0".to_owned(),
-        reach: Reach::Lab(LabKind::Process),
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: vec![
-            task("light", Op::Read, Pattern::Random, Some(100.0), 1, Arrival::Closed),
-            task("global", mixed, Pattern::Random, Some(62.5), 1, Arrival::Closed),
-            task("open", Op::Write, Pattern::Random, Some(200.0), 3, Arrival::Open),
-            task("deep", Op::Read, Pattern::Random, Some(300.0), 4, Arrival::Closed),
-            task("flood", mixed, Pattern::Sequential, None, 2, Arrival::Closed),
-        ],
-    }
+    let tasks = vec![
+        task("light", Op::Read, Pattern::Random, Some(100.0), 1, Arrival::Closed),
+        task("global", mixed, Pattern::Random, Some(62.5), 1, Arrival::Closed),
+        task("open", Op::Write, Pattern::Random, Some(200.0), 3, Arrival::Open),
+        task("deep", Op::Read, Pattern::Random, Some(300.0), 4, Arrival::Closed),
+        task("flood", mixed, Pattern::Sequential, None, 2, Arrival::Closed),
+    ];
+    Vm::of_lab("vm0", LabKind::Process, tasks)
 }
 
 pub(crate) fn recorded_options() -> JobOptions {

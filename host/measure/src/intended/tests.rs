@@ -1,23 +1,11 @@
 use proptest::prelude::*;
-use rtvirtio_spec::{Arrival, Op, Pattern, Task};
+use rtvirtio_spec::{Op, Task};
 use rtvirtio_units::{Bytes, Iops, Ratio};
 
 use super::*;
 
 fn pace(op: Op, rate: f64) -> FioRate {
-    let task = Task {
-        name: "t".to_owned(),
-        op,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(rate)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    };
+    let task = Task { op, ..Task::reads("t", Some(Iops(rate))) };
     FioRate::from_task(&task).unwrap()[0]
 }
 
@@ -41,21 +29,9 @@ fn simulate(pace: &FioRate, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Samp
 #[test]
 fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
     // 100/s of 4 and 16 KiB, half each: 10 240 B a request, so 4 KiB take 4 ms and 16 KiB 16 ms.
-    let mut task = Task {
-        name: "t".to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(16),
-        pattern: Pattern::Random,
-        rate: Some(Iops(100.0)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    };
     let size = |kib, share| rtvirtio_spec::BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
-    task.mix = vec![size(4, 0.5), size(16, 0.5)];
+    let mix = vec![size(4, 0.5), size(16, 0.5)];
+    let task = Task { block: Bytes::from_kib(16), mix, ..Task::reads("t", Some(Iops(100.0))) };
     let pace = FioRate::from_task(&task).unwrap()[0];
     let sizes = [4096u64, 16384, 16384, 4096, 4096];
     let log: Vec<_> = sizes

@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use rtvirtio_spec::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Traffic, Vm, VmCpu};
-use rtvirtio_units::{Bytes, Ratio};
+use rtvirtio_spec::{Arrival, LabKind, Op, Target, Vm};
+use rtvirtio_units::Ratio;
 
 use super::*;
 use crate::Verdict;
@@ -149,30 +149,8 @@ fn all_measured(
     lat: impl Fn(u64) -> u64,
     up_ms: Option<u64>,
 ) -> Vec<TaskMeasurement> {
-    let task = Task {
-        name: "t".to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(100.0)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets,
-    };
-    let vm = Vm {
-        name: "vm0".to_owned(),
-        reach: Reach::Lab(LabKind::Process),
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks: vec![task],
-    };
+    let task = Task { targets, ..Task::reads("t", Some(Iops(100.0))) };
+    let vm = Vm::of_lab("vm0", LabKind::Process, vec![task]);
     let options = JobOptions {
         target: PathBuf::from("/dev/null"),
         region: None,

@@ -11,10 +11,8 @@ use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
-use rtvirtio_spec::{
-    Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Traffic, Vm, VmCpu,
-};
-use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
+use rtvirtio_spec::{Arrival, LabKind, Op, Target, Task, Vm};
+use rtvirtio_units::{Iops, Nanos, Percentile};
 
 pub use rtvirtio_testkit::skip;
 
@@ -49,19 +47,7 @@ pub fn filled_file(path: &Path, mib: usize) {
 
 /// A 4 KiB random task.
 pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival) -> Task {
-    Task {
-        name: name.to_owned(),
-        op,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: rate.map(Iops),
-        depth,
-        arrival,
-        burst: None,
-        mix: Vec::new(),
-        sync: None,
-        targets: Vec::new(),
-    }
+    Task { op, depth, arrival, ..Task::reads(name, rate.map(Iops)) }
 }
 
 /// Target p99 of `ms` milliseconds.
@@ -71,18 +57,7 @@ pub fn p99(ms: u64) -> Vec<Target> {
 
 /// A VM of these tasks.
 pub fn vm(tasks: Vec<Task>) -> Vm {
-    let reach = Reach::Lab(LabKind::Process);
-    Vm {
-        name: "vm0".to_owned(),
-        reach,
-        cpu: VmCpu::default(),
-        kernel: Kernel::Standard,
-        criticality: Criticality::default(),
-        traffic: Traffic::default(),
-        nics: Vec::new(),
-        flows: Vec::new(),
-        tasks,
-    }
+    Vm::of_lab("vm0", LabKind::Process, tasks)
 }
 
 /// FUSE file that serves reads in sequence and stalls in given periods after its first read. It

@@ -18,7 +18,6 @@ use crate::claims::Claim;
 use crate::page::xy::{axis, plot, table};
 use crate::page::{Plot, Section};
 use crate::report::{ExperimentReport, read};
-use crate::saved::Saved;
 
 /// File name of the picture.
 const PICTURE: &str = "daemon-day.svg";
@@ -143,7 +142,7 @@ impl Course {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DayData {
-    /// [`DayData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -155,10 +154,6 @@ pub struct DayData {
     pub window_s: f64,
     /// Under a static plan, and under the service.
     pub courses: Vec<Course>,
-}
-
-impl Saved for DayData {
-    const SCHEMA: &str = "rtvirtio-daemon-day/1";
 }
 
 /// The claims of a result.
@@ -218,6 +213,7 @@ pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
 }
 
 impl Experiment for DayData {
+    const FORM: &str = "rtvirtio-daemon-day/1";
     const FILE: &str = "daemon-day.json";
     const TITLE: &str = "rtvirtio: a day of the service";
 
@@ -278,6 +274,7 @@ fn rounded(time: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::saved::Saved as _;
 
     fn course(service: bool, missed: usize, verified: Option<f64>) -> Course {
         let window = |hour| Window {

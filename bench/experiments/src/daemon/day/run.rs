@@ -10,17 +10,18 @@ use jiff::Timestamp;
 use rtvirtio_daemon::{EventKind, HISTORY_FILE, PLAN, PlanState, VmState, read_history};
 use rtvirtio_kernel::sched::{self, Policy};
 use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_measure::{HostFacts, Run, Verdict};
+use rtvirtio_measure::{Run, Verdict};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Iops;
 use rtvirtio_workflow::run::measure_loads;
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::{Dirs, Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Dirs, Progress, generated};
 use serde_json::json;
 
 use super::setup::{DaySetup, VMS};
 use super::{Course, DAY, DayData, Fault, Reaction, Said, Window, rounded};
 use crate::daemon::measure::TestService;
+use crate::experiment::host_facts;
 use crate::saved::Saved as _;
 
 /// Indices in [`VMS`]: the most critical VM, the flooding one, and the least critical.
@@ -65,13 +66,7 @@ pub fn measure(options: &DayOptions, labs: &LabHost, progress: &dyn Progress) ->
             Day { plant: &mut plant, rig, service, options, progress, begin: Instant::now(), planned: None };
         courses.push(day.course()?);
     }
-    let host = HostFacts {
-        kernel: kernel_release(),
-        cpus: cpus(),
-        vmm: "qemu".to_owned(),
-        accelerator: "tcg".to_owned(),
-        device: "twin emmc".to_owned(),
-    };
+    let host = host_facts(("qemu", "tcg"), "twin emmc");
     plant.remove()?;
     Ok(DayData {
         schema: DayData::SCHEMA.to_owned(),

@@ -13,12 +13,12 @@ use rtvirtio_apply::OnConflict;
 use rtvirtio_daemon::VmState;
 use rtvirtio_kernel::process;
 use rtvirtio_kernel::sched::{self, Attr, Policy};
-use rtvirtio_measure::HostFacts;
 use rtvirtio_workflow::scopes::Scopes;
-use rtvirtio_workflow::{Progress, cpus, generated, kernel_release};
+use rtvirtio_workflow::{Progress, generated};
 
 use super::{CONTRACTS, IN_ONE_FILE, Large, Round, ScaleData, Start, THREADS};
 use crate::daemon::measure::{TestService, wait};
+use crate::experiment::host_facts;
 use crate::saved::Saved as _;
 
 /// Longest wait for contracts.
@@ -263,13 +263,7 @@ pub fn measure(options: &ScaleOptions, progress: &dyn Progress) -> anyhow::Resul
     }
     Ok(ScaleData {
         schema: ScaleData::SCHEMA.to_owned(),
-        host: HostFacts {
-            kernel: kernel_release(),
-            cpus: cpus(),
-            vmm: "none".to_owned(),
-            accelerator: "none".to_owned(),
-            device: "no device".to_owned(),
-        },
+        host: host_facts(("none", "none"), "no device"),
         command: format!("rtvirtio-bench daemon-scale --repeat {}", options.repeat),
         generated: generated(),
         rounds,

@@ -18,8 +18,6 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-use crate::saved::Saved;
-
 /// Requests per second of the victim, of 4 KiB each.
 const RATE: f64 = 200.0;
 /// Targets of the victim over the device's longest stall in the profile.
@@ -129,7 +127,7 @@ pub struct RefusedLimit {
 /// Measurements and their conditions, as saved in [`FILE`](crate::experiment::Experiment::FILE).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PlannedData {
-    /// [`PlannedData::SCHEMA`], checked on reading.
+    /// [`FORM`](crate::experiment::Experiment::FORM), checked on reading.
     pub schema: String,
     /// Host of the measurement.
     pub host: HostFacts,
@@ -145,10 +143,6 @@ pub struct PlannedData {
     pub points: Vec<PlannedPoint>,
     /// Targets for which no limit can be chosen.
     pub refused: Vec<RefusedLimit>,
-}
-
-impl Saved for PlannedData {
-    const SCHEMA: &str = "rtvirtio-regulation-plan/1";
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::page::xy::table;
 use crate::report::ExperimentReport;
 
 impl Experiment for PlannedData {
+    const FORM: &str = "rtvirtio-regulation-plan/1";
     const FILE: &str = "regulation-plan.json";
     const TITLE: &str = "rtvirtio: planned limits";
 

@@ -1,41 +1,20 @@
-//! Progress reports without a terminal: discarded, or kept for the history.
+//! Progress reports without a terminal: warnings, kept for the history.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use rtvirtio_workflow::{Bar, Progress};
+use rtvirtio_workflow::Progress;
 
 use crate::lock::lock;
 
 /// Most warnings that are kept; the number of further ones is.
 const MAX_WARNINGS: usize = 16;
 
-/// Discards progress, and is never cancelled: a step is short, and is finished.
-#[derive(Debug, Default)]
-pub struct Quiet(AtomicBool);
-
-struct NoBar;
-
-impl Bar for NoBar {
-    fn set(&mut self, _: u64) {}
-    fn set_message(&mut self, _: &str) {}
-}
-
-impl Progress for Quiet {
-    fn step(&self, _: &str) {}
-    fn warn(&self, _: &str) {}
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
-        Box::new(NoBar)
-    }
-    fn cancel_flag(&self) -> &AtomicBool {
-        &self.0
-    }
-}
-
-/// Keeps warnings, each once, and discards the rest. Never cancelled, as [`Quiet`].
+/// Keeps warnings, each once, and discards the rest. Never cancelled: a step is short, and is
+/// finished.
 #[derive(Debug, Default)]
 pub struct Warnings {
-    quiet: Quiet,
+    never: AtomicBool,
     lines: Mutex<Vec<String>>,
 }
 
@@ -52,8 +31,6 @@ impl Warnings {
 }
 
 impl Progress for Warnings {
-    fn step(&self, _: &str) {}
-
     fn warn(&self, text: &str) {
         let mut lines = lock(&self.lines);
         if !lines.iter().any(|line| line == text) {
@@ -61,12 +38,8 @@ impl Progress for Warnings {
         }
     }
 
-    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar> {
-        self.quiet.bar(label, total)
-    }
-
     fn cancel_flag(&self) -> &AtomicBool {
-        self.quiet.cancel_flag()
+        &self.never
     }
 }
 
