@@ -2,8 +2,8 @@
 
 use rtvirtio_units::{Bytes, Iops};
 
-use crate::types::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Vm, VmCpu};
 use crate::traffic::Traffic;
+use crate::types::{Arrival, Criticality, Kernel, LabKind, Op, Pattern, Reach, Task, Vm, VmCpu};
 
 impl Task {
     /// Random reads of 4 KiB, one at a time, evenly at a rate where there is one, without targets.

@@ -31,7 +31,7 @@ fn of_a_mix_of_sizes_the_bytes_are_due_evenly() {
     // 100/s of 4 and 16 KiB, half each: 10 240 B a request, so 4 KiB take 4 ms and 16 KiB 16 ms.
     let size = |kib, share| rtvirtio_spec::BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
     let mix = vec![size(4, 0.5), size(16, 0.5)];
-    let task = Task { block: Bytes::from_kib(16), mix, ..Task::reads("t", Some(Iops(100.0))) };
+    let mut task = Task { block: Bytes::from_kib(16), mix, ..Task::reads("t", Some(Iops(100.0))) };
     let pace = FioRate::from_task(&task).unwrap()[0];
     let sizes = [4096u64, 16384, 16384, 4096, 4096];
     let log: Vec<_> = sizes
