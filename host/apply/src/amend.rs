@@ -120,10 +120,13 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
         };
         let removed = (e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none())
             || e.target.is_interrupt();
-        // systemd is not asked for each unit: its directory says whether it is the same.
-        let is_gone = || match e.target.form.unit() {
-            Some(_) => is_other_directory(e, machine),
-            None => matches!(inspect(e, true, machine), State::Gone(_)),
+        // systemd is not asked for each unit: its directory says whether it is the same. Files of a
+        // cpuset come back with their controller, and have to get our values again.
+        let is_by_directory =
+            e.target.form.unit().is_some() || matches!(e.target.form, Form::CpuList | Form::Partition);
+        let is_gone = || match is_by_directory {
+            true => is_other_directory(e, machine),
+            false => matches!(inspect(e, true, machine), State::Gone(_)),
         };
         ended || (removed && is_gone())
     };
@@ -318,7 +321,8 @@ fn forget_former(
 }
 
 /// Whether a write depends on no other and changes no other file: those of an elevator do, and a
-/// cgroup of our own is made with its files at once.
+/// cgroup of our own is made with its files at once. The cpuset controller brings files that set
+/// nothing, each of which has an entry of its own as soon as it is written.
 fn stands_alone(write: &Write) -> bool {
     let alone = write.created_by.is_none() && write.side_effects.is_empty();
     let of_one_file = match (&write.target.place, &write.target.form) {
@@ -330,7 +334,6 @@ fn stands_alone(write: &Write) -> bool {
                 | Form::ResctrlGroup { .. }
                 | Form::IoAlloc
                 | Form::IoEnabled
-                | Form::CpusetEnabled
                 | Form::Partition
         ),
         (Place::Guest { .. }, _) => false,
