@@ -34,9 +34,10 @@ pub struct Amended {
 }
 
 impl Amended {
-    /// Whether anything was not done that was asked for.
-    fn has_gaps(&self) -> bool {
-        !(self.left.is_empty() && self.failed.is_empty())
+    /// Whether one of these writes that give was not done. What only takes leaves more to others.
+    fn has_gaps(&self, writes: &[Write]) -> bool {
+        let mut not_done = self.left.iter().chain(&self.failed);
+        not_done.any(|(knob, _)| writes.iter().any(|w| !w.takes && w.knob == *knob))
     }
 }
 
@@ -177,7 +178,7 @@ fn change_known(
         }
     }
     for (place, write) in writes.iter().enumerate() {
-        if write.takes && out.has_gaps() {
+        if write.takes && out.has_gaps(writes) {
             out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
@@ -275,7 +276,7 @@ fn write_touched(
     let entries: BTreeMap<usize, &Entry> = journal.entries.iter().map(|entry| (entry.id, entry)).collect();
     for (index, (id, place)) in touched.iter().enumerate() {
         let Some(entry) = entries.get(id) else { continue };
-        if writes[*place].takes && out.has_gaps() {
+        if writes[*place].takes && out.has_gaps(writes) {
             out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
@@ -385,6 +386,44 @@ mod tests {
         // Another directory has the inode of the removed one only where nothing stands between.
         fs::rename(&scope, dir.path().join("old")).unwrap();
         make();
+        assert!(forget_gone(&mut journal, &machine));
+        assert_eq!(journal.entries, []);
+    }
+
+    /// Another program takes the cpuset controller from a group: its files are gone, and have to be
+    /// set again when they are back.
+    #[test]
+    fn settings_of_a_cpuset_stay_known_without_their_files_and_end_with_the_group() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let scope = dir.path().join("sys/fs/cgroup/plc.scope");
+        fs::create_dir_all(&scope).unwrap();
+        fs::write(scope.join("cpuset.cpus.exclusive"), "\n").unwrap();
+        fs::write(scope.join("cpuset.cpus.partition"), "member\n").unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::new(&root, &NoGuests);
+        let write = |name: &str, form: Form, value: &str| {
+            Write::new(name, Target::host(Path::new("/sys/fs/cgroup/plc.scope").join(name), form), value)
+        };
+        let writes = [
+            write("cpuset.cpus.exclusive", Form::CpuList, "2-3"),
+            write("cpuset.cpus.partition", Form::Partition, "root"),
+        ];
+        let mut journal = Journal {
+            version: String::new(),
+            boot_id: String::new(),
+            pid: 1,
+            complete: true,
+            reverting: false,
+            leftover: false,
+            kept: Vec::new(),
+            entries: capture(&writes, &machine).unwrap(),
+        };
+        ["cpuset.cpus.exclusive", "cpuset.cpus.partition"]
+            .iter()
+            .for_each(|name| fs::remove_file(scope.join(name)).unwrap());
+        assert!(!forget_gone(&mut journal, &machine));
+        assert_eq!(journal.entries.len(), 2);
+        fs::remove_dir_all(&scope).unwrap();
         assert!(forget_gone(&mut journal, &machine));
         assert_eq!(journal.entries, []);
     }

@@ -11,7 +11,9 @@ use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scope_files;
 
 use super::found::{FoundVm, start_lives};
-use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
+use crate::observed::{
+    Drift, KnobClass, LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView,
+};
 
 /// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
 /// reports most to its monitor a moment after their start.
@@ -141,7 +143,12 @@ impl Tracked {
             (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
         };
         let (new_threads, splits) = (self.takes_in(now), self.splits(now));
-        let scope = self.scope.clone();
+        let mut scope = self.scope.clone();
+        // A reservation that the kernel still refuses was changed by no program.
+        if self.kept.as_ref().is_some_and(ManagedVm::lacks_parts) {
+            let is_reservation = |d: &Drift| d.class == KnobClass::Thread && d.wanted.starts_with("deadline ");
+            scope.iter_mut().for_each(|scope| scope.drift.retain(|d| !is_reservation(d)));
+        }
         let outside = match self.kept.as_ref().map(ManagedVm::outside) {
             None | Some(Some(0)) => Outside::None,
             Some(Some(n)) => Outside::Threads(n),
