@@ -271,7 +271,8 @@ pub fn resolve(
         probe = Some(admitted.probe.clone());
         let taken = room.cpus_taken(&admitted, dirs)?;
         (of_vms, held) = contracts::writes(admitted, &vms, &taken, progress)?;
-        refuse_next_to_service(&held, dirs)?;
+        let with_partition = held.iter().find(|of| of.partition.is_some()).map(|of| of.vm.as_str());
+        refuse_next_to_service(with_partition, dirs)?;
     }
     let (with_memory, of_memory) = match wanted {
         Wanted::Traffic { .. } => (Vec::new(), Vec::new()),

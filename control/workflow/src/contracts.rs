@@ -33,7 +33,9 @@ use crate::started;
 pub(crate) use cores::tests as cores_tests;
 pub(crate) use cores::{FAIR_SERVER_STAYS, give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
-pub(crate) use partitions::{fault as partition_fault, of_one as partition_of_one, refuse as refuse_partitions};
+pub(crate) use partitions::{
+    fault as partition_fault, of_one as partition_of_one, refuse as refuse_partitions,
+};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, check_cpus, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};

@@ -18,6 +18,8 @@ use crate::{HostError, Root, unless_gone};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CONTROLLERS: &str = "cgroup.subtree_control";
+/// File that every group has.
+const PROCESSES: &str = "cgroup.procs";
 const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 const KIND: &str = "cpuset.cpus.partition";
 const EFFECTIVE: &str = "cpuset.cpus.effective";
@@ -144,6 +146,14 @@ pub fn ancestor_steps(
     for (place, one) in wanted.iter().enumerate() {
         wanted[..place].iter().try_for_each(|other| apart(*other, *one))?;
     }
+    // A group that has ended needs nothing.
+    let mut there = Vec::new();
+    for one in wanted {
+        if root.exists(cpusets.file(one.0, PROCESSES))? {
+            there.push(*one);
+        }
+    }
+    let wanted = there.as_slice();
     let known: Vec<PathBuf> = before.keys().filter_map(|file| cpusets.group_of(file)).collect();
     let mut needed = exclusive(wanted);
     let (mut steps, enabled) = cpusets.controllers(needed.keys().copied())?;

@@ -11,9 +11,7 @@ use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scope_files;
 
 use super::found::{FoundVm, start_lives};
-use crate::observed::{
-    Drift, KnobClass, LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView,
-};
+use crate::observed::{Drift, KnobClass, LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
 /// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
 /// reports most to its monitor a moment after their start.
@@ -146,8 +144,8 @@ impl Tracked {
         let mut scope = self.scope.clone();
         // A reservation that the kernel still refuses was changed by no program.
         if self.kept.as_ref().is_some_and(ManagedVm::lacks_parts) {
-            let is_reservation = |d: &Drift| d.class == KnobClass::Thread && d.wanted.starts_with("deadline ");
-            scope.iter_mut().for_each(|scope| scope.drift.retain(|d| !is_reservation(d)));
+            let is_refused = |d: &Drift| d.class == KnobClass::Thread && d.wanted.starts_with("deadline ");
+            scope.iter_mut().for_each(|scope| scope.drift.retain(|d| !is_refused(d)));
         }
         let outside = match self.kept.as_ref().map(ManagedVm::outside) {
             None | Some(Some(0)) => Outside::None,

@@ -12,7 +12,7 @@ use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_kernel::{PartitionError, Root};
 
 use super::{back_whole, put_back_on};
-use crate::contracts::{self, VmCpu};
+use crate::contracts;
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Error, Kind, Result, bail};
 use crate::scope_files::{cpusets_dir, has_cpusets};
@@ -72,13 +72,13 @@ fn refuse_next_to_applied(dirs: &Dirs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses partitions of `rtvirtio apply` next to those of the service.
-pub(crate) fn refuse_next_to_service(held: &[VmCpu], dirs: &Dirs) -> Result<()> {
-    match held.iter().find(|of| of.partition.is_some()) {
-        Some(of) if has_cpusets(dirs)? => bail!(
+/// Refuses the partition that `rtvirtio apply` would make for the VM `vm` next to those of the
+/// service.
+pub(crate) fn refuse_next_to_service(vm: Option<&str>, dirs: &Dirs) -> Result<()> {
+    match vm {
+        Some(vm) if has_cpusets(dirs)? => bail!(
             InForce,
-            "{}: rtvirtiod has made partitions, and `rtvirtio apply` makes none next to them: let its contract be the service's",
-            of.vm
+            "{vm}: rtvirtiod has made partitions, and `rtvirtio apply` makes none next to them: give rtvirtiod its contract too"
         ),
         _ => Ok(()),
     }

@@ -44,12 +44,12 @@ fn steps(root: &Root, wanted: &[(&str, &str)]) -> Result<Vec<String>, String> {
 /// Steps for the groups above, where files had the exclusive CPUs `before` our first write.
 fn above(root: &Root, wanted: &[(&str, &str)], before: &[(&str, &str)]) -> Vec<String> {
     let cpus = |list: &str| text::cpu_list(list).unwrap();
-    let before =
-        before.iter().map(|(group, list)| (file(Path::new(MOUNT), Path::new(group), EXCLUSIVE), cpus(list)));
+    let file_of = |group: &str| file(Path::new(MOUNT), Path::new(group), EXCLUSIVE);
+    let before = before.iter().map(|(group, list)| (file_of(group), cpus(list))).collect();
     let wanted: Vec<(&str, BTreeSet<u32>)> = wanted.iter().map(|(group, list)| (*group, cpus(list))).collect();
     let wanted: Vec<(&Path, &BTreeSet<u32>)> =
         wanted.iter().map(|(group, cpus)| (Path::new(*group), cpus)).collect();
-    let steps = ancestor_steps(root, &wanted, &before.collect()).unwrap();
+    let steps = ancestor_steps(root, &wanted, &before).unwrap();
     let shown =
         |step: PartitionStep| format!("{} {}", step.file.strip_prefix(MOUNT).unwrap().display(), step.value);
     steps.into_iter().map(shown).collect()
@@ -114,6 +114,7 @@ fn groups_above_get_what_all_partitions_need_and_give_back_what_none_needs() {
         put(&root, &format!("{MOUNT}/{group}/{CONTROLLERS}"), "cpuset\n");
         put(&root, &format!("{MOUNT}/{group}/{EXCLUSIVE}"), "2-3\n");
     }
+    put(&root, &format!("{MOUNT}/machine.slice/hmi.scope/{PROCESSES}"), "8\n");
     // That the group is a partition already hinders no other one.
     put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
     let hmi = ("/machine.slice/hmi.scope", "1");
