@@ -117,7 +117,7 @@ pub(crate) fn of_one(root: &Root, vm: &str, partition: &Partition) -> Result<Vec
     match writes.iter().find(is_above) {
         None => Ok(writes),
         Some(above) => {
-            bail!(System, "{vm}: its CPUs cannot be a partition: {} was set by another program", above.knob)
+            bail!(System, "{vm}: its CPUs cannot be a partition: another program has changed {}", above.knob)
         }
     }
 }

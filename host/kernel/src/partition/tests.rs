@@ -45,7 +45,8 @@ fn steps(root: &Root, wanted: &[(&str, &str)]) -> Result<Vec<String>, String> {
 fn above(root: &Root, wanted: &[(&str, &str)], before: &[(&str, &str)]) -> Vec<String> {
     let cpus = |list: &str| text::cpu_list(list).unwrap();
     let file_of = |group: &str| file(Path::new(MOUNT), Path::new(group), EXCLUSIVE);
-    let before = before.iter().map(|(group, list)| (file_of(group), cpus(list))).collect();
+    let before: BTreeMap<PathBuf, BTreeSet<u32>> =
+        before.iter().map(|(group, list)| (file_of(group), cpus(list))).collect();
     let wanted: Vec<(&str, BTreeSet<u32>)> = wanted.iter().map(|(group, list)| (*group, cpus(list))).collect();
     let wanted: Vec<(&Path, &BTreeSet<u32>)> =
         wanted.iter().map(|(group, cpus)| (Path::new(*group), cpus)).collect();

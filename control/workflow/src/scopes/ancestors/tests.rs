@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
@@ -17,7 +16,7 @@ const MOUNT: &str = "/sys/fs/cgroup";
 const FILES: [(&str, &str); 2] = [("cpuset.cpus.exclusive", "\n"), ("cpuset.cpus.partition", "member\n")];
 
 /// Files with the kernel's rules for the cpuset controller. What a kernel does is in
-/// `bin/rtvirtiod/boxed_partition`.
+/// `bin/rtvirtio/boxed_partition`.
 struct Kernel {
     dir: tempfile::TempDir,
     root: Root,
@@ -149,7 +148,7 @@ fn partitions_that_come_and_go_share_the_groups_above_and_all_is_put_back() {
     assert_eq!(own, [(file("cpuset.cpus.exclusive"), "2-3"), (file("cpuset.cpus.partition"), "root")]);
     // The group above lacks the CPU, which the VM's own journal must not give it.
     let error = partition_of_one(&kernel.root, "hmi", &hmi).unwrap_err();
-    assert!(error.to_string().contains("was set by another program"), "{error}");
+    assert!(error.to_string().contains("another program has changed exclusive CPUs"), "{error}");
     kernel.hold(&[&plc, &hmi]).unwrap();
     assert_eq!(kernel.exclusive(), ["1-3", ""]);
     // A slice that had no controller so far.
@@ -231,8 +230,12 @@ fn a_group_above_that_another_program_has_changed_is_seen_with_the_vm_and_set_ag
     put(&kernel.root, &format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "2-4\n");
     assert_eq!(release(&dirs, &all, &machine).unwrap().len(), 1);
     session().revert(OnConflict::Report, &machine, &mut Silent).unwrap();
-    kernel.hold(&[]).unwrap();
+    // Nor is the controller, which it needs.
+    assert_eq!(kernel.hold(&[]).unwrap_err().kind(), Kind::NotPutBack);
     assert_eq!(kernel.text("machine.slice/cpuset.cpus.exclusive"), "2-4");
+    put(&kernel.root, &format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "\n");
+    kernel.hold(&[]).unwrap();
+    assert_eq!(kernel.text("cgroup.subtree_control"), "cpu");
 }
 
 #[test]
