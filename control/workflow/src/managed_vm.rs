@@ -301,7 +301,9 @@ impl ManagedVm {
             if is_split { self.watcher.threads().cloned().collect() } else { Vec::new() };
         let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
         self.unreserved = threads.iter().filter(|t| self.lacks_part(t, &domain)).count();
-        if is_split && !self.splits(&threads, &domain, now) {
+        // A partition that is not valid now is made again, or given up: its budget is for its CPUs.
+        let is_there = self.of.partition.as_ref().is_none_or(|of| domain.is_subset(&of.cpus));
+        if is_split && !(is_there && self.splits(&threads, &domain, now)) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
             self.pending = still_pending(&self.pending, &threads, now, wait);
             return Ok(None);
@@ -456,3 +458,6 @@ fn still_pending(
     }
     again
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ pub fn run(test: &str, more: &[&Path]) {
     let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
     let mut run = BoxRun::new(&script, LIMIT);
     let ours = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
-    let programs = [&ours, more].concat();
+    let programs = [&ours[..], more].concat();
     run.programs = &programs;
     run.two_sockets = true;
     let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
