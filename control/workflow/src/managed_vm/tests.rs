@@ -42,12 +42,13 @@ fn threads_of_a_partition_are_outside_of_the_contract_until_each_has_its_part() 
     let mut kept = ManagedVm::start(of, VmHandle::of_pid(100), &root, Duration::from_secs(3600));
     assert_eq!(kept.outside(), None);
     // Their use has not been observed for long enough to split the budget by it.
+    kept.split_at = Instant::now() + Duration::from_secs(3600);
     for _ in 0..3 {
         assert!(scan(&mut kept, &root).is_none());
         assert_eq!((kept.outside(), kept.lacks_parts()), (Some(2), true));
     }
     // A write is no proof: the kernel may refuse a reservation.
-    kept.split_every = Duration::ZERO;
+    (kept.split_at, kept.split_every) = (Instant::now(), Duration::ZERO);
     let split = scan(&mut kept, &root).unwrap();
     assert_eq!(split.settings.writes.len(), 2);
     kept.written(split);
