@@ -143,9 +143,6 @@ pub fn ancestor_steps(
     before: &BTreeMap<PathBuf, BTreeSet<u32>>,
 ) -> Result<Vec<PartitionStep>, PartitionError> {
     let cpusets = Cpusets::find(root)?;
-    for (place, one) in wanted.iter().enumerate() {
-        wanted[..place].iter().try_for_each(|other| apart(*other, *one))?;
-    }
     // A group that has ended needs nothing.
     let mut there = Vec::new();
     for one in wanted {
@@ -154,6 +151,9 @@ pub fn ancestor_steps(
         }
     }
     let wanted = there.as_slice();
+    for (place, one) in wanted.iter().enumerate() {
+        wanted[..place].iter().try_for_each(|other| apart(*other, *one))?;
+    }
     let known: Vec<PathBuf> = before.keys().filter_map(|file| cpusets.group_of(file)).collect();
     let mut needed = exclusive(wanted);
     let (mut steps, enabled) = cpusets.controllers(needed.keys().copied())?;

@@ -1,5 +1,3 @@
-use std::collections::BTreeSet;
-
 use rtvirtio_cpu::{Grant, KernelMechanism, Partition};
 use rtvirtio_units::Ratio;
 
