@@ -66,7 +66,8 @@ pub(crate) fn restore(
         };
         match now {
             None => out.written.push(written(new)),
-            // The kernel gives a thread those of the CPUs that are online; an invalid partition is none.
+            // The kernel gives a thread those of the CPUs that are online. An invalid partition is
+            // none.
             Some(now)
                 if now != found
                     && entry.target.form != Form::Partition

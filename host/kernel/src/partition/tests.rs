@@ -47,9 +47,9 @@ fn above(root: &Root, wanted: &[(&str, &str)], before: &[(&str, &str)]) -> Vec<S
     let file_of = |group: &str| file(Path::new(MOUNT), Path::new(group), EXCLUSIVE);
     let before: BTreeMap<PathBuf, BTreeSet<u32>> =
         before.iter().map(|(group, list)| (file_of(group), cpus(list))).collect();
-    let wanted: Vec<(&str, BTreeSet<u32>)> = wanted.iter().map(|(group, list)| (*group, cpus(list))).collect();
+    let lists: Vec<BTreeSet<u32>> = wanted.iter().map(|(_, list)| cpus(list)).collect();
     let wanted: Vec<(&Path, &BTreeSet<u32>)> =
-        wanted.iter().map(|(group, cpus)| (Path::new(*group), cpus)).collect();
+        wanted.iter().map(|(group, _)| Path::new(*group)).zip(&lists).collect();
     let steps = ancestor_steps(root, &wanted, &before).unwrap();
     let shown =
         |step: PartitionStep| format!("{} {}", step.file.strip_prefix(MOUNT).unwrap().display(), step.value);

@@ -248,7 +248,8 @@ fn partitions_of_apply_and_of_the_service_exclude_each_other() {
     let error = refuse_next_to_service(Some("web"), &dirs).unwrap_err();
     assert!(error.kind() == Kind::InForce && error.to_string().starts_with("web: "), "{error}");
     kernel.hold(&[]).unwrap();
-    let of_apply = InForce { partition: Some(plc.clone()), ..in_force(&one("plc", 10, auto()), placed(&[4])) };
+    let of = in_force(&one("plc", 10, auto()), placed(&[4]));
+    let of_apply = InForce { partition: Some(plc.clone()), ..of };
     write_state(&dirs.state, contracts::IN_FORCE_FILE, &serde_json::to_vec(&[&of_apply]).unwrap()).unwrap();
     kernel.hold(&[&plc]).unwrap();
     kernel.hold(&[]).unwrap();
