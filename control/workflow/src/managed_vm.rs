@@ -155,8 +155,8 @@ impl ManagedVm {
         self.watcher.has_polled().then(|| new().max(self.unreserved))
     }
 
-    /// Whether a thread had no part of the budget at the last scan: the kernel may refuse it one for
-    /// as long as it sleeps after its CPUs became a partition.
+    /// Whether a thread had no part of the budget at the last scan: the kernel may refuse it one
+    /// for as long as it sleeps after its CPUs became a partition.
     #[must_use]
     pub fn lacks_parts(&self) -> bool {
         self.unreserved > 0

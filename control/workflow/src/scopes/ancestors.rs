@@ -37,7 +37,6 @@ pub(super) fn hold(dirs: &Dirs, wanted: &[&Partition], root: &Root, machine: &Ma
     if !is_whole {
         refuse_next_to_applied(dirs)?;
     }
-    let session = Session::open(&dir)?;
     let writes = || -> Result<Vec<Write>> {
         let before = before_us(&dir, machine)?;
         ancestor_writes(root, wanted, &before).map_err(|e| error(&e))
@@ -47,10 +46,10 @@ pub(super) fn hold(dirs: &Dirs, wanted: &[&Partition], root: &Root, machine: &Ma
     // The files that it brings are journaled with the values that they come with.
     if all.iter().any(is_controller) {
         all.retain(is_controller);
-        write(&session, &all, machine)?;
+        write(&dir, &all, machine)?;
         all = writes()?;
     }
-    write(&session, &all, machine)
+    write(&dir, &all, machine)
 }
 
 fn error(error: &PartitionError) -> Error {
@@ -98,10 +97,11 @@ fn before_us(dir: &Path, machine: &Machine<'_>) -> Result<BTreeMap<PathBuf, BTre
     Ok(status.map_or_else(BTreeMap::new, |status| status.knobs.iter().filter_map(of).collect()))
 }
 
-fn write(session: &Session, writes: &[Write], machine: &Machine<'_>) -> Result<()> {
+fn write(dir: &Path, writes: &[Write], machine: &Machine<'_>) -> Result<()> {
     if writes.is_empty() {
         return Ok(());
     }
+    let session = Session::open(dir)?;
     if !session.in_force()? {
         session.apply(writes, machine, &mut Silent)?;
         return Ok(());
