@@ -20,7 +20,7 @@ const STATE: &str = "/root/state";
 
 #[test]
 fn cpus_of_vms_on_a_host_of_two_sockets() {
-    inside::run("cpus_of_vms_on_a_host_of_two_sockets");
+    inside::run("cpus_of_vms_on_a_host_of_two_sockets", &[]);
 }
 
 /// A VM of so many vCPUs that runs no system, alone in its cgroup.

@@ -1,5 +1,6 @@
 //! A VM with `partition = true`: reservations on two CPUs of sixteen, on a kernel that makes the
-//! partition. In the box, because the machine that runs the tests need not have cgroup v2.
+//! partition, by `rtvirtio apply` and by the service. In the box, because the machine that runs the
+//! tests need not have cgroup v2.
 
 // In a directory: cargo builds each file of `tests` itself as a test program.
 #[path = "boxed/inside.rs"]
@@ -9,9 +10,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::{Root, partition_fault, root_domain, sched, task};
 use rtvirtio_testkit::Machine;
@@ -22,12 +23,16 @@ const MOUNT: &str = "/sys/fs/cgroup";
 const SLICES: [&str; 2] = ["/machine.slice", "/machine.slice/machine-plc.slice"];
 const GROUP: &str = "/machine.slice/machine-plc.slice/plc.scope";
 const DIR: &str = "/root/plc";
+const CONTRACTS: &str = "/root/contracts.d";
+/// Longest wait for the service.
+const LIMIT: Duration = Duration::from_secs(120);
 /// Pause between two wake-ups of the VM's threads.
 const WAKE_EVERY: Duration = Duration::from_millis(20);
 
 #[test]
 fn a_partition_of_a_vm_on_a_host_of_sixteen_cpus() {
-    inside::run("a_partition_of_a_vm_on_a_host_of_sixteen_cpus");
+    let service = rtvirtio_testkit::site::program("rtvirtiod");
+    inside::run("a_partition_of_a_vm_on_a_host_of_sixteen_cpus", &[service.as_path()]);
 }
 
 fn rtvirtio(args: &[&str]) -> Output {
@@ -55,23 +60,35 @@ fn spec(cores: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Applies a spec while all threads of the VMs wake up now and then, as those of a guest that
+/// Ends the wake-ups when it is dropped, also by a failed assertion.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does something while all threads of the VMs wake up now and then, as those of a guest that
 /// works: the kernel takes no reservation for a thread that has slept since its CPUs changed.
-fn apply(machines: &[&Machine], spec: &str) -> Value {
+fn awake<T>(machines: &[&Machine], work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     let pids: Vec<String> = machines.iter().map(|machine| machine.pid().to_string()).collect();
     let wake = format!("kill -STOP {0}; kill -CONT {0}", pids.join(" "));
-    let out = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let _ = Command::new("sh").args(["-c", &wake]).status();
                 std::thread::sleep(WAKE_EVERY);
             }
         });
-        let out = rtvirtio(&["apply", spec, "--cpu-only", "--json"]);
-        done.store(true, Ordering::Relaxed);
-        out
-    });
+        let _done = Done(&done);
+        work()
+    })
+}
+
+fn apply(machines: &[&Machine], spec: &str) -> Value {
+    let out = awake(machines, || rtvirtio(&["apply", spec, "--cpu-only", "--json"]));
     assert!(out.status.success(), "{}", said(&out));
     println!("{}", said(&out));
     serde_json::from_slice(&out.stdout).unwrap()
@@ -134,15 +151,12 @@ fn inside_the_box() {
     assert!(held[0]["backend"] == "deadline" && held[0]["strength"] == "guarantee", "{held}");
     let root = Root::default();
     assert_eq!(partition_fault(&root, Path::new(GROUP)).unwrap(), None);
-    let mut runtimes = 0;
     for thread in machine.threads() {
         let cgroups = task::cgroups(&root, machine.pid(), thread.tid).unwrap();
         let domain = root_domain(&root, &cgroups, &thread.cpus).unwrap();
         assert_eq!((domain, thread.cpus.as_str()), (BTreeSet::from([2, 3]), "2-3"), "{thread:?}");
-        runtimes += sched::get(thread.tid).unwrap().reservation.map_or(0, |r| r.runtime);
     }
-    // 10 ms on each of the CPUs; the parts are whole nanoseconds.
-    assert!((10_000_000..=20_000_000).contains(&runtimes), "{runtimes}");
+    assert!(has_its_budget(&machine));
     let status = ok(&["status"]);
     assert!(!status.contains("no valid partition"), "{status}");
     revert(&machine, &before);
@@ -159,6 +173,137 @@ fn inside_the_box() {
 
     let _other = beside_another_vm(&machine);
     revert(&machine, &before);
+
+    kept_by_the_service(&machine);
+}
+
+/// Whether the threads have 10 ms on each of two CPUs together; the parts are whole nanoseconds.
+fn has_its_budget(machine: &Machine) -> bool {
+    let runtime = |tid: u32| sched::get(tid).unwrap().reservation.map_or(0, |r| r.runtime);
+    let all: u64 = machine.threads().iter().map(|thread| runtime(thread.tid)).sum();
+    println!("reserved: {all} ns");
+    (10_000_000..=20_000_000).contains(&all)
+}
+
+/// `rtvirtiod`; killed when this is dropped, as `kill -9` does.
+struct Service(Child);
+
+impl Service {
+    fn start() -> Self {
+        let log = fs::File::options().append(true).create(true).open("/root/rtvirtiod.log").unwrap();
+        let child = Command::new("rtvirtiod")
+            .args(["--config", "/root/rtvirtiod.toml", "--contracts", CONTRACTS])
+            .env("RTVIRTIO_STATE_DIR", "/root/state")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        Self(child.unwrap())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until this is so.
+#[track_caller]
+fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is() {
+        let log = || fs::read_to_string("/root/rtvirtiod.log").unwrap_or_default();
+        assert!(begin.elapsed() < LIMIT, "not {what}: {}\n{}", said(&rtvirtio(&["status"])), log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// State of a VM as the service has it; that of tasks without a plan counts as in force.
+fn state_of(vm: &str) -> String {
+    let status: Value = serde_json::from_slice(&rtvirtio(&["status", "--json"]).stdout).unwrap_or_default();
+    let vms = status["service"]["vms"].as_array().cloned().unwrap_or_default();
+    let of = vms.into_iter().find(|of| of["name"] == vm).unwrap_or_default();
+    of["state"].as_str().unwrap_or_default().replace("unplanned", "in_force")
+}
+
+fn file_of(group: &str, name: &str) -> String {
+    fs::read_to_string(format!("{MOUNT}{group}/{name}")).unwrap().trim().to_owned()
+}
+
+fn exclusive() -> String {
+    file_of(SLICES[0], "cpuset.cpus.exclusive")
+}
+
+fn is_valid(group: &str) -> bool {
+    partition_fault(&Root::default(), Path::new(group)).unwrap().is_none()
+}
+
+/// Gives the service the contract of a VM with a partition.
+fn contract(vm: &str, cpus: &str) {
+    let cores = format!("cores = {{ cpus = \"{cpus}\", partition = true }}");
+    let spec = format!(
+        "[device]\npath = \"/dev/nullb0\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"/root/{vm}/qmp\"\n\
+         cpu = {{ budget = \"10ms\", period = \"20ms\" }}\n{cores}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+    );
+    fs::write(format!("{CONTRACTS}/{vm}.toml"), spec).unwrap();
+}
+
+/// Contracts of the service for this VM and another one below the same slice.
+fn kept_by_the_service(machine: &Machine) {
+    let scope = format!("{}/hmi.scope", SLICES[0]);
+    fs::create_dir_all("/root/hmi").unwrap();
+    fs::create_dir_all(CONTRACTS).unwrap();
+    fs::write("/root/rtvirtiod.toml", "compare = \"1s\"\n").unwrap();
+    fs::create_dir_all(format!("{MOUNT}{scope}")).unwrap();
+    let other = Machine::start(Path::new("/root/hmi"), "hmi", &["-machine", "q35"]);
+    fs::write(format!("{MOUNT}{scope}/cgroup.procs"), other.pid().to_string()).unwrap();
+    let (before, of_other) = (snapshot(machine), snapshot(&other));
+    let all_back = || {
+        revert(machine, &before);
+        assert_eq!(snapshot(&other), of_other);
+    };
+    contract("plc", "2-3");
+    let service = Service::start();
+    awake(&[machine, &other], || partitions_come_and_go(machine, &other, &scope));
+    drop(service);
+    all_back();
+
+    contract("plc", "2-3");
+    for after in [500, 1000, 2000, 4000] {
+        let service = Service::start();
+        awake(&[machine, &other], || std::thread::sleep(Duration::from_millis(after)));
+        drop(service);
+        println!("killed after {after} ms, with exclusive CPUs `{}` above", exclusive());
+        all_back();
+    }
+}
+
+/// Two VMs with partitions, of which one comes later, and the other one loses its partition to
+/// another program and then its contract.
+fn partitions_come_and_go(machine: &Machine, other: &Machine, scope: &str) {
+    wait_for("plc in force", || state_of("plc") == "in_force");
+    assert!(is_valid(GROUP) && exclusive() == "2-3", "{}", exclusive());
+    assert!(has_its_budget(machine));
+
+    // None of the two loses anything.
+    contract("hmi", "4-5");
+    wait_for("hmi in force", || state_of("hmi") == "in_force");
+    assert!(is_valid(GROUP) && is_valid(scope) && exclusive() == "2-5", "{}", exclusive());
+    assert!(has_its_budget(machine) && has_its_budget(other));
+
+    // The service makes it again.
+    fs::write(format!("{MOUNT}{GROUP}/cpuset.cpus.partition"), "member").unwrap();
+    wait_for("a partition again", || is_valid(GROUP) && state_of("plc") == "in_force");
+    assert!(is_valid(scope) && has_its_budget(machine));
+
+    // What the first alone needed is put back with its contract.
+    fs::remove_file(format!("{CONTRACTS}/plc.toml")).unwrap();
+    wait_for("fewer exclusive CPUs above", || exclusive() == "4-5");
+    assert_eq!(file_of(GROUP, "cpuset.cpus.partition"), "member");
+    assert!(is_valid(scope) && has_its_budget(other));
 }
 
 /// Applies contracts of two VMs, together more than all of each CPU, of which one has a partition:

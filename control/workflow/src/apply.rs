@@ -31,7 +31,7 @@ use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::{load_profile, warn_throttled};
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
-use crate::scopes::Scopes;
+use crate::scopes::{Scopes, refuse_next_to_service};
 use crate::site::Site;
 use crate::started::{self, StartedVm};
 use crate::stop_on_cancel::StopOnCancel;
@@ -271,6 +271,8 @@ pub fn resolve(
         probe = Some(admitted.probe.clone());
         let taken = room.cpus_taken(&admitted, dirs)?;
         (of_vms, held) = contracts::writes(admitted, &vms, &taken, progress)?;
+        let with_partition = held.iter().find(|of| of.partition.is_some()).map(|of| of.vm.as_str());
+        refuse_next_to_service(with_partition, dirs)?;
     }
     let (with_memory, of_memory) = match wanted {
         Wanted::Traffic { .. } => (Vec::new(), Vec::new()),

@@ -33,7 +33,9 @@ use crate::started;
 pub(crate) use cores::tests as cores_tests;
 pub(crate) use cores::{FAIR_SERVER_STAYS, give_cpus, with_hotplugged_vcpus};
 pub use in_turn::{AdmittedInTurn, VmsNow, of_vms_in_turn};
-pub(crate) use partitions::{fault as partition_fault, refuse as refuse_partitions};
+pub(crate) use partitions::{
+    fault as partition_fault, of_one as partition_of_one, refuse as refuse_partitions,
+};
 use ranks::rank;
 pub(crate) use writes::{ancestor_capacity, check_cpus, room_for, writes};
 pub use writes::{demand_text, explain, writes_of_one};
@@ -284,8 +286,9 @@ impl<'a> VmNeed<'a> {
     /// Need of a contract in force.
     fn in_force(of: &'a InForce) -> Self {
         let need = Need::Contract(of.contract);
-        // Its CPUs are chosen already.
-        Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency, cores: None }
+        // Its CPUs are chosen already; those of a partition are a root domain.
+        let cores = of.partition.as_ref().map(partitions::wanted);
+        Self { vm: &of.vm, order: of.order, backend: of.backend, need, urgency: of.urgency, cores }
     }
 
     fn asked(&self) -> Asked<'_> {

@@ -43,6 +43,8 @@ pub struct ManagedVm {
     split: Vec<Thread>,
     split_at: Instant,
     split_every: Duration,
+    /// Threads at the last scan that are to have a part of the budget and had none.
+    unreserved: usize,
     /// vCPUs that were plugged in and for which no CPU was left.
     hotplugged: HotpluggedVcpus,
     /// Time at which a poll last missed a thread.
@@ -93,6 +95,7 @@ impl ManagedVm {
             of,
             split_at: Instant::now(),
             split_every,
+            unreserved: 0,
             hotplugged: HotpluggedVcpus::default(),
             thread_ended: None,
             throttled: ThrottledThreads::default(),
@@ -126,6 +129,7 @@ impl ManagedVm {
             of,
             split_at: now,
             split_every,
+            unreserved: 0,
             hotplugged: HotpluggedVcpus::default(),
             thread_ended: None,
             throttled: ThrottledThreads::default(),
@@ -141,12 +145,21 @@ impl ManagedVm {
     }
 
     /// Threads that could be in the contract and are not yet; `None` before they were looked at.
-    /// Those that have just come count from when they may be taken in.
+    /// Those that have just come count from when they may be taken in, and those without a part of
+    /// a budget that is split over threads until a scan finds that they have it.
     #[must_use]
     pub fn outside(&self) -> Option<usize> {
         let now = Instant::now();
         let is_outside = |p: &&Pending| p.lookups == 0 && (p.is_known || now >= p.from);
-        self.watcher.has_polled().then(|| self.pending.values().filter(is_outside).count())
+        let new = || self.pending.values().filter(is_outside).count();
+        self.watcher.has_polled().then(|| new().max(self.unreserved))
+    }
+
+    /// Whether a thread had no part of the budget at the last scan: the kernel may refuse it one
+    /// for as long as it sleeps after its CPUs became a partition.
+    #[must_use]
+    pub fn lacks_parts(&self) -> bool {
+        self.unreserved > 0
     }
 
     /// Whether a new thread may get settings now.
@@ -287,7 +300,10 @@ impl ManagedVm {
         let threads: Vec<Thread> =
             if is_split { self.watcher.threads().cloned().collect() } else { Vec::new() };
         let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
-        if is_split && !self.splits(&threads, &domain, now) {
+        self.unreserved = threads.iter().filter(|t| self.lacks_part(t, &domain)).count();
+        // A partition that is not valid now is made again, or given up: its budget is for its CPUs.
+        let is_there = self.of.partition.as_ref().is_none_or(|of| domain.is_subset(&of.cpus));
+        if is_split && !(is_there && self.splits(&threads, &domain, now)) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
             self.pending = still_pending(&self.pending, &threads, now, wait);
             return Ok(None);
@@ -442,3 +458,6 @@ fn still_pending(
     }
     again
 }
+
+#[cfg(test)]
+mod tests;

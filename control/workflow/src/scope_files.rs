@@ -54,6 +54,11 @@ pub(crate) fn vm_dir(dirs: &Dirs, vm: &str) -> PathBuf {
     dir(dirs).join(format!("{VM}{vm}"))
 }
 
+/// Directory of the journal of the groups above partitions; it need not exist.
+pub(crate) fn cpusets_dir(dirs: &Dirs) -> PathBuf {
+    dir(dirs).join(SHARED).join("cpusets")
+}
+
 /// The VMs for which a journal is there, sorted.
 ///
 /// # Errors
@@ -108,7 +113,15 @@ pub fn is_lost(error: &Error) -> bool {
 /// # Errors
 /// When that is unknown.
 pub fn has_shared(dirs: &Dirs) -> Result<bool> {
-    is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))
+    Ok(is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))? || has_cpusets(dirs)?)
+}
+
+/// Whether there is a journal of the groups above partitions.
+///
+/// # Errors
+/// When that is unknown.
+pub(crate) fn has_cpusets(dirs: &Dirs) -> Result<bool> {
+    is_there(&cpusets_dir(dirs).join(JOURNAL_FILE))
 }
 
 /// Whether a scope has a journal.

@@ -2,31 +2,36 @@
 //! of one VM affects no other. Settings for several VMs together, as larger budgets of the groups
 //! above theirs, have a journal of their own.
 
+mod ancestors;
 mod retry;
 
 use std::path::Path;
 
 use rtvirtio_apply::{
     Amended, Applied, ApplyError, JOURNAL_FILE, KnownJournal, Machine, OnConflict, Reverted, Session, Silent,
-    Status, Write,
+    Status, Write, append,
 };
-use rtvirtio_cpu::Probe;
+use rtvirtio_cpu::{Partition, Probe};
 use rtvirtio_kernel::Root;
 
 use crate::acting;
-use crate::contracts::{InForce, room_for};
+use crate::contracts::{InForce, partition_of_one, room_for};
 use crate::dirs::{Dirs, is_there, write_before_journal, write_state};
 use crate::error::{Context as _, Result, bail};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force::forget;
 use crate::renew::{Renewal, renew};
-use crate::scope_files::{IN_FORCE_FILE, SHARED, VM, VmInForce, dir, in_force, vm_dir, vms};
+use crate::scope_files::{IN_FORCE_FILE, SHARED, VM, VmInForce, cpusets_dir, dir, in_force, vm_dir, vms};
 use crate::started::{self, StartedVm};
+pub(crate) use ancestors::refuse_next_to_service;
 use retry::{LAST_REFERENCES, put_back_with_retries};
 
 /// Name of the held plan among what is put back: no VM has this name.
 pub const HELD: &str = "(plan)";
+/// Name of the groups above partitions there.
+const CPUSETS: &str = "(groups above partitions)";
+
 /// The CPU contracts in force that have journals of their own, without that in the directory
 /// `name`: of VMs that have not ended since.
 ///
@@ -58,12 +63,15 @@ pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
     Ok(all)
 }
 
-/// Compares a VM's journal with the machine; `None` when nothing is in force for it.
+/// Compares a VM's journal with the machine, with what the groups above its partition have for it;
+/// `None` when nothing is in force for it.
 ///
 /// # Errors
-/// When the journal cannot be read as one.
+/// When a journal cannot be read as one.
 pub fn status(dirs: &Dirs, vm: &str, machine: &Machine<'_>) -> Result<Option<Status>> {
-    Ok(rtvirtio_apply::status(&vm_dir(dirs, vm), machine)?)
+    let Some(mut status) = rtvirtio_apply::status(&vm_dir(dirs, vm), machine)? else { return Ok(None) };
+    ancestors::add_to(&mut status, dirs, machine)?;
+    Ok(Some(status))
 }
 
 /// The right to change scopes: no other rtvirtio changes anything meanwhile.
@@ -77,7 +85,7 @@ pub struct Scopes<'a> {
 pub struct NewContract {
     /// Record to be saved next to the journal.
     pub in_force: VmInForce,
-    /// Writes in the order in which they are carried out.
+    /// Writes in the order in which they are carried out, after those that make its partition.
     pub writes: Vec<Write>,
     /// VMs with other contracts of this service, the only one on its state directory; `None` to
     /// read them from there. For each of many contracts that would cost more than applying it.
@@ -98,7 +106,7 @@ impl<'a> Scopes<'a> {
         self.dirs
     }
 
-    /// Puts a contract in force.
+    /// Puts a contract in force; [`Scopes::make_room`] comes first.
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) when another program holds settings of the VM, or
@@ -111,16 +119,20 @@ impl<'a> Scopes<'a> {
             Some(beside) => holders::refuse_known(&start, &own, beside, self.dirs)?,
             None => holders::refuse(&[start], &own, self.dirs)?,
         }
-        let dir = vm_dir(self.dirs, vm);
+        let (root, dir) = (Root::default(), vm_dir(self.dirs, vm));
         let session = Session::open(&dir)?;
         if session.in_force()? {
             return Err(ApplyError::InForce { path: dir.join(JOURNAL_FILE) }.into());
         }
+        let mut writes = match new.in_force.cpu.as_ref().and_then(|cpu| cpu.partition.as_ref()) {
+            Some(partition) => partition_of_one(&root, vm, partition)?,
+            None => Vec::new(),
+        };
+        append(&mut writes, new.writes.clone());
         // The journal that follows is on disk before the first write.
         write_before_journal(session.state(), IN_FORCE_FILE, &serde_json::to_vec_pretty(&new.in_force)?)?;
         acting::note_own(self.dirs)?;
-        let root = Root::default();
-        Ok(session.apply(&new.writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)
+        Ok(session.apply(&writes, &Machine::new(&root, &GuestAgents), &mut Silent)?)
     }
 
     /// Adds to what is in force for a VM, or changes it. `saved` takes the place of what is saved
@@ -153,21 +165,32 @@ impl<'a> Scopes<'a> {
         write_state(&vm_dir(self.dirs, &saved.vm), IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)
     }
 
-    /// Restores our values of a VM's settings that another program has changed; `paths` are their
-    /// files.
+    /// Restores our values of a VM's settings that another program has changed, those of the groups
+    /// above it first; `paths` are their files.
     ///
     /// # Errors
     /// As [`Session::restore`].
     pub fn restore(&self, vm: &str, paths: &[String]) -> Result<Amended> {
-        self.restore_in(&vm_dir(self.dirs, vm), paths)
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        let mut all = ancestors::restore(self.dirs, &chosen, &Machine::new(&root, &GuestAgents))?;
+        let Amended { written, left, failed, warnings } = self.restore_in(&vm_dir(self.dirs, vm), paths)?;
+        all.written.extend(written);
+        all.left.extend(left);
+        all.failed.extend(failed);
+        all.warnings.extend(warnings);
+        Ok(all)
     }
 
-    /// Leaves settings of a VM to another program that has changed them.
+    /// Leaves settings of a VM, and of the groups above it, to another program that has changed
+    /// them.
     ///
     /// # Errors
     /// As [`Session::release`].
     pub fn release(&self, vm: &str, paths: &[String]) -> Result<Vec<String>> {
-        self.release_in(&vm_dir(self.dirs, vm), paths)
+        let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
+        let mut all = ancestors::release(self.dirs, &chosen, &Machine::new(&root, &GuestAgents))?;
+        all.extend(self.release_in(&vm_dir(self.dirs, vm), paths)?);
+        Ok(all)
     }
 
     /// Puts back what is in force for a VM; `None` when nothing is.
@@ -180,7 +203,8 @@ impl<'a> Scopes<'a> {
     }
 
     /// Makes the groups above those of managed VMs as large as these contracts need together, with
-    /// those that agents of a cluster's resources hold. With none they are put back.
+    /// those that agents of a cluster's resources hold, and gives those above partitions the
+    /// exclusive CPUs of all of these. With none they are put back.
     ///
     /// # Errors
     /// As [`Session::apply`] and [`Session::amend`]; [`Kind::NotPutBack`](crate::Kind::NotPutBack)
@@ -193,6 +217,11 @@ impl<'a> Scopes<'a> {
         let mut all = contracts.to_vec();
         let others = holders::cpu_of_resources(self.dirs)?;
         all.extend(others.into_iter().filter(|of| !contracts.iter().any(|c| c.vm == of.vm)));
+        let partitions: Vec<&Partition> = all.iter().filter_map(|c| c.partition.as_ref()).collect();
+        if !partitions.is_empty() {
+            acting::note_own(self.dirs)?;
+        }
+        ancestors::hold(self.dirs, &partitions, &root, &machine)?;
         let managed = || all.iter().filter_map(|c| Some((c.backend, c.group.clone()?, c.contract)));
         if managed().next().is_none() {
             back_whole(put_back(&dir, OnConflict::Accept)?)?;
@@ -281,6 +310,10 @@ impl<'a> Scopes<'a> {
             let plan = settled(Some(plan), &at).unwrap_or_default();
             all.push((HELD.to_owned(), plan));
         }
+        let above = put_back_with_retries(&cpusets_dir(self.dirs), on_conflict, &mut time_left)?;
+        if let Some(above) = above {
+            all.push((CPUSETS.to_owned(), above));
+        }
         let held = holders::cpu_of_resources(self.dirs)?;
         if held.iter().any(|of| of.group.is_some()) {
             let probe = rtvirtio_cpu::probe(&Root::default())?;
@@ -310,11 +343,15 @@ fn is_chosen(paths: &[String], _: &str, path: &str) -> bool {
 }
 
 pub(crate) fn put_back(dir: &Path, on_conflict: OnConflict) -> Result<Option<Reverted>> {
+    let root = Root::default();
+    put_back_on(dir, on_conflict, &Machine::new(&root, &GuestAgents))
+}
+
+fn put_back_on(dir: &Path, on_conflict: OnConflict, machine: &Machine<'_>) -> Result<Option<Reverted>> {
     if !is_there(&dir.join(JOURNAL_FILE))? {
         return Ok(None);
     }
-    let root = Root::default();
-    Ok(Session::open(dir)?.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?)
+    Ok(Session::open(dir)?.revert(on_conflict, machine, &mut Silent)?)
 }
 
 /// Settles the note of the state directory; a failure to do so becomes a warning.

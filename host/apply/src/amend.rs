@@ -34,9 +34,10 @@ pub struct Amended {
 }
 
 impl Amended {
-    /// Whether anything was not done that was asked for.
-    fn has_gaps(&self) -> bool {
-        !(self.left.is_empty() && self.failed.is_empty())
+    /// Whether one of these writes that give was not done. What only takes leaves more to others.
+    fn has_gaps(&self, writes: &[Write]) -> bool {
+        let mut not_done = self.left.iter().chain(&self.failed);
+        not_done.any(|(knob, _)| writes.iter().any(|w| !w.takes && w.knob == *knob))
     }
 }
 
@@ -120,10 +121,13 @@ fn forget_gone(journal: &mut Journal, machine: &Machine<'_>) -> bool {
         };
         let removed = (e.identity.is_some() && e.created_by.is_none() && e.changed_by.is_none())
             || e.target.is_interrupt();
-        // systemd is not asked for each unit: its directory says whether it is the same.
-        let is_gone = || match e.target.form.unit() {
-            Some(_) => is_other_directory(e, machine),
-            None => matches!(inspect(e, true, machine), State::Gone(_)),
+        // systemd is not asked for each unit: its directory says whether it is the same. Files of a
+        // cpuset come back with their controller, and have to get our values again.
+        let is_by_directory =
+            e.target.form.unit().is_some() || matches!(e.target.form, Form::CpuList | Form::Partition);
+        let is_gone = || match is_by_directory {
+            true => is_other_directory(e, machine),
+            false => matches!(inspect(e, true, machine), State::Gone(_)),
         };
         ended || (removed && is_gone())
     };
@@ -174,7 +178,7 @@ fn change_known(
         }
     }
     for (place, write) in writes.iter().enumerate() {
-        if write.takes && out.has_gaps() {
+        if write.takes && out.has_gaps(writes) {
             out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
@@ -272,7 +276,7 @@ fn write_touched(
     let entries: BTreeMap<usize, &Entry> = journal.entries.iter().map(|entry| (entry.id, entry)).collect();
     for (index, (id, place)) in touched.iter().enumerate() {
         let Some(entry) = entries.get(id) else { continue };
-        if writes[*place].takes && out.has_gaps() {
+        if writes[*place].takes && out.has_gaps(writes) {
             out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
             continue;
         }
@@ -318,7 +322,8 @@ fn forget_former(
 }
 
 /// Whether a write depends on no other and changes no other file: those of an elevator do, and a
-/// cgroup of our own is made with its files at once.
+/// cgroup of our own is made with its files at once. The cpuset controller brings files that set
+/// nothing, each of which has an entry of its own as soon as it is written.
 fn stands_alone(write: &Write) -> bool {
     let alone = write.created_by.is_none() && write.side_effects.is_empty();
     let of_one_file = match (&write.target.place, &write.target.form) {
@@ -330,7 +335,6 @@ fn stands_alone(write: &Write) -> bool {
                 | Form::ResctrlGroup { .. }
                 | Form::IoAlloc
                 | Form::IoEnabled
-                | Form::CpusetEnabled
                 | Form::Partition
         ),
         (Place::Guest { .. }, _) => false,
@@ -382,6 +386,44 @@ mod tests {
         // Another directory has the inode of the removed one only where nothing stands between.
         fs::rename(&scope, dir.path().join("old")).unwrap();
         make();
+        assert!(forget_gone(&mut journal, &machine));
+        assert_eq!(journal.entries, []);
+    }
+
+    /// Another program takes the cpuset controller from a group: its files are gone, and have to be
+    /// set again when they are back.
+    #[test]
+    fn settings_of_a_cpuset_stay_known_without_their_files_and_end_with_the_group() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let scope = dir.path().join("sys/fs/cgroup/plc.scope");
+        fs::create_dir_all(&scope).unwrap();
+        fs::write(scope.join("cpuset.cpus.exclusive"), "\n").unwrap();
+        fs::write(scope.join("cpuset.cpus.partition"), "member\n").unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::new(&root, &NoGuests);
+        let write = |name: &str, form: Form, value: &str| {
+            Write::new(name, Target::host(Path::new("/sys/fs/cgroup/plc.scope").join(name), form), value)
+        };
+        let writes = [
+            write("cpuset.cpus.exclusive", Form::CpuList, "2-3"),
+            write("cpuset.cpus.partition", Form::Partition, "root"),
+        ];
+        let mut journal = Journal {
+            version: String::new(),
+            boot_id: String::new(),
+            pid: 1,
+            complete: true,
+            reverting: false,
+            leftover: false,
+            kept: Vec::new(),
+            entries: capture(&writes, &machine).unwrap(),
+        };
+        ["cpuset.cpus.exclusive", "cpuset.cpus.partition"]
+            .iter()
+            .for_each(|name| fs::remove_file(scope.join(name)).unwrap());
+        assert!(!forget_gone(&mut journal, &machine));
+        assert_eq!(journal.entries.len(), 2);
+        fs::remove_dir_all(&scope).unwrap();
         assert!(forget_gone(&mut journal, &machine));
         assert_eq!(journal.entries, []);
     }

@@ -66,8 +66,13 @@ pub(crate) fn restore(
         };
         match now {
             None => out.written.push(written(new)),
-            // The kernel gives a thread those of the CPUs that are online.
-            Some(now) if now != found && entry.target.form.is_left_of(&now, new) => {
+            // The kernel gives a thread those of the CPUs that are online. An invalid partition is
+            // none.
+            Some(now)
+                if now != found
+                    && entry.target.form != Form::Partition
+                    && entry.target.form.is_left_of(&now, new) =>
+            {
                 out.written.push(written(&now));
             }
             Some(now) => {

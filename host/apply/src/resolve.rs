@@ -65,7 +65,7 @@ pub struct Write {
     /// it.
     pub side_effects: Vec<Target>,
     /// Whether it takes what earlier writes of the same call give: [`crate::Session::amend`] leaves
-    /// it out when one of these was not done.
+    /// it out when one of these was not done. Another that takes does not count.
     pub takes: bool,
 }
 

@@ -414,9 +414,13 @@ fn nothing_is_taken_that_was_not_given() {
     let refused = policy(50, 50, &Attr::fifo(1));
     let takes = Write { takes: true, ..policy(7, 8, &Attr::fifo(4)) };
     let fresh = Write { takes: true, ..policy(7, 30, &Attr::fifo(4)) };
-    let amended = sim.amend(&[refused, takes.clone(), fresh.clone()]);
+    let amended = sim.amend(&[refused.clone(), takes.clone(), fresh.clone()]);
     assert_eq!((amended.written.len(), amended.failed.len()), (0, 3), "{amended:?}");
     assert_eq!(sim.of(7, 8).0, "fifo 1 reset-on-fork");
+    // What is refused to one that takes holds up no other.
+    let other = Write { takes: true, ..policy(7, 30, &Attr::fifo(5)) };
+    let amended = sim.amend(&[Write { takes: true, ..refused }, other]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (1, 1), "{amended:?}");
     let amended = sim.amend(&[policy(7, 7, &Attr::fifo(3)), takes, fresh]);
     assert_eq!((amended.written.len(), amended.failed.len()), (3, 0), "{amended:?}");
     // Intermediate values are not ours once the next one was taken.

@@ -48,7 +48,7 @@ pub use grant::{Grant, Load, Over};
 pub use keep::{resplit, take_in};
 pub use managed::{is_helper_process, room, room_beyond, room_load};
 pub use order::{Level, Order, attr, going_before, levels};
-pub use partition::{Partition, outside, partition_writes};
+pub use partition::{Partition, ancestor_writes, outside, partition_writes};
 pub use probe::{KernelMechanism, Probe, choose, choose_pinned, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{group_name, settings, settings_in};

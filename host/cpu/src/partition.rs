@@ -1,12 +1,13 @@
 //! CPUs of a VM as a partition of cgroup v2's cpuset: there SCHED_DEADLINE needs no other CPU.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Form, Target, Write};
 use rtvirtio_kernel::text::{cpu_list, cpu_ranges};
 use rtvirtio_kernel::{
-    Cgroups, HostError, PartitionError, PartitionFile, PartitionStep, Root, cpuset, partition_steps,
+    Cgroups, HostError, PartitionError, PartitionFile, PartitionStep, Root, ancestor_steps, cpuset,
+    partition_steps,
 };
 use rtvirtio_vmm::Thread;
 use serde::{Deserialize, Serialize};
@@ -91,16 +92,36 @@ fn of_v2(thread: &Thread) -> Option<&Path> {
 pub fn partition_writes(root: &Root, all: &[(&str, &Partition)]) -> Result<Vec<Write>, PartitionError> {
     let wanted: Vec<_> = all.iter().map(|(_, of)| (of.group.as_path(), &of.cpus)).collect();
     let steps = partition_steps(root, &wanted)?;
-    let write = |step: PartitionStep| {
-        let of = all.iter().find(|(_, partition)| partition.group == step.group);
-        let name = of.map_or_else(|| step.group.display().to_string(), |(vm, _)| (*vm).to_owned());
-        let (what, form) = match step.what {
-            PartitionFile::Controllers => ("cpuset controller below", Form::CpusetEnabled),
-            PartitionFile::Exclusive => ("exclusive CPUs of", Form::CpuList),
-            PartitionFile::Kind => ("partition of", Form::Partition),
-        };
-        let target = Target::host(step.file, form);
-        Write { created_by: step.created_by, ..Write::new(format!("{what} {name}"), target, step.value) }
+    let name = |group: &Path| {
+        let of = all.iter().find(|(_, partition)| partition.group == group);
+        of.map_or_else(|| group.display().to_string(), |(vm, _)| (*vm).to_owned())
     };
-    Ok(steps.into_iter().map(write).collect())
+    Ok(steps.into_iter().map(|step| write(&name(&step.group), step)).collect())
+}
+
+/// Writes that give the groups above these partitions what all of them need together, to be made
+/// before those of each, and with fewer of them once one was put back; `before` as in
+/// [`ancestor_steps`].
+///
+/// # Errors
+/// As [`ancestor_steps`].
+pub fn ancestor_writes(
+    root: &Root,
+    all: &[&Partition],
+    before: &BTreeMap<PathBuf, BTreeSet<u32>>,
+) -> Result<Vec<Write>, PartitionError> {
+    let wanted: Vec<_> = all.iter().map(|of| (of.group.as_path(), &of.cpus)).collect();
+    let steps = ancestor_steps(root, &wanted, before)?;
+    Ok(steps.into_iter().map(|step| write(&step.group.display().to_string(), step)).collect())
+}
+
+/// Write of a step for the group or VM `name`.
+fn write(name: &str, step: PartitionStep) -> Write {
+    let (what, form) = match step.what {
+        PartitionFile::Controllers => ("cpuset controller below", Form::CpusetEnabled),
+        PartitionFile::Exclusive => ("exclusive CPUs of", Form::CpuList),
+        PartitionFile::Kind => ("partition of", Form::Partition),
+    };
+    let target = Target::host(step.file, form);
+    Write { created_by: step.created_by, ..Write::new(format!("{what} {name}"), target, step.value) }
 }

@@ -214,6 +214,26 @@ fn a_partition_that_becomes_invalid_is_not_in_force_and_is_put_back() {
 }
 
 #[test]
+fn a_partition_that_stays_invalid_is_not_set_again() {
+    let kernel = Kernel::new();
+    kernel.apply().unwrap();
+    kernel.put(&format!("{SCOPE}/{KIND}"), "member\n");
+    let restore = || {
+        let session = Session::open(kernel.state()).unwrap();
+        session.restore(&|_, _| true, &kernel.machine()).unwrap()
+    };
+    *kernel.shows.borrow_mut() = REASON;
+    for _ in 0..2 {
+        let done = restore();
+        assert!(done.written.is_empty() && done.failed.len() == 1, "{done:?}");
+        assert!(done.failed[0].1.contains(REASON), "{done:?}");
+    }
+    *kernel.shows.borrow_mut() = "root";
+    let done = restore();
+    assert!(done.written.len() == 1 && done.failed.is_empty(), "{done:?}");
+}
+
+#[test]
 fn a_controller_that_another_program_has_come_to_use_stays() {
     let kernel = Kernel::new();
     kernel.apply().unwrap();

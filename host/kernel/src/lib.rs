@@ -44,7 +44,8 @@ pub use cpuset::{PinnedCpus, cpuset, pinned_cpus};
 pub use error::{Gone, HostError, is_gone, unless_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use partition::{
-    PartitionError, PartitionFile, PartitionStep, partition_fault, partition_steps, partition_support,
+    PartitionError, PartitionFile, PartitionStep, ancestor_steps, partition_fault, partition_steps,
+    partition_support,
 };
 pub use process::ProcessId;
 pub use root::Root;

@@ -18,6 +18,8 @@ use crate::{HostError, Root, unless_gone};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const CONTROLLERS: &str = "cgroup.subtree_control";
+/// File that every group has.
+const PROCESSES: &str = "cgroup.procs";
 const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 const KIND: &str = "cpuset.cpus.partition";
 const EFFECTIVE: &str = "cpuset.cpus.effective";
@@ -102,29 +104,8 @@ pub fn partition_steps(
         cpusets.check(group, cpus)?;
         wanted[..place].iter().try_for_each(|other| apart(*other, (*group, *cpus)))?;
     }
-    let mut exclusive: BTreeMap<&Path, BTreeSet<u32>> = BTreeMap::new();
-    for (group, cpus) in wanted {
-        for node in below_root(group) {
-            exclusive.entry(node).or_default().extend(cpus.iter().copied());
-        }
-    }
-    // A path sorts before those below it.
-    let parents: BTreeSet<&Path> = exclusive.keys().filter_map(|node| node.parent()).collect();
-    let (mut steps, mut enabled) = (Vec::new(), BTreeMap::new());
-    for above in parents {
-        let file = cpusets.file(above, CONTROLLERS);
-        if !text::has_word(&root.read(&file)?, "cpuset") {
-            enabled.insert(above, steps.len());
-            let (group, value) = (above.to_owned(), "+cpuset".to_owned());
-            steps.push(PartitionStep {
-                group,
-                what: PartitionFile::Controllers,
-                file,
-                value,
-                created_by: None,
-            });
-        }
-    }
+    let exclusive = exclusive(wanted);
+    let (mut steps, enabled) = cpusets.controllers(exclusive.keys().copied())?;
     let created_by = |group: &Path| group.parent().and_then(|above| enabled.get(above).copied());
     for (node, cpus) in &exclusive {
         let file = cpusets.file(node, EXCLUSIVE);
@@ -132,13 +113,7 @@ pub fn partition_steps(
         let is_partition = wanted.iter().any(|(group, _)| group == node);
         let value = if is_partition { cpus.clone() } else { now.union(cpus).copied().collect() };
         if value != now {
-            steps.push(PartitionStep {
-                group: node.to_path_buf(),
-                what: PartitionFile::Exclusive,
-                file,
-                value: cpu_ranges(&value),
-                created_by: created_by(node),
-            });
+            steps.push(exclusive_step(node, file, &value, created_by(node)));
         }
     }
     for (group, _) in wanted {
@@ -151,6 +126,82 @@ pub fn partition_steps(
         });
     }
     Ok(steps)
+}
+
+/// Writes that give the groups above these, each with the CPUs of its partition, what all of them
+/// need together: the controller from the root down, then exclusive CPUs, more of them from the
+/// outermost group down, fewer from the innermost up. `before` has the exclusive CPUs of files from
+/// before the first of such writes; a group in it that none of these needs gets them back. Nothing
+/// is written.
+///
+/// # Errors
+/// [`PartitionError::Cannot`] where two of the groups cannot both be partitions, or cgroup v2 has
+/// no cpuset; when a file cannot be read.
+pub fn ancestor_steps(
+    root: &Root,
+    wanted: &[(&Path, &BTreeSet<u32>)],
+    before: &BTreeMap<PathBuf, BTreeSet<u32>>,
+) -> Result<Vec<PartitionStep>, PartitionError> {
+    let cpusets = Cpusets::find(root)?;
+    // A group that has ended needs nothing.
+    let mut there = Vec::new();
+    for one in wanted {
+        if root.exists(cpusets.file(one.0, PROCESSES))? {
+            there.push(*one);
+        }
+    }
+    let wanted = there.as_slice();
+    for (place, one) in wanted.iter().enumerate() {
+        wanted[..place].iter().try_for_each(|other| apart(*other, *one))?;
+    }
+    let known: Vec<PathBuf> = before.keys().filter_map(|file| cpusets.group_of(file)).collect();
+    let mut needed = exclusive(wanted);
+    let (mut steps, enabled) = cpusets.controllers(needed.keys().copied())?;
+    needed.retain(|node, _| !wanted.iter().any(|(group, _)| group == node));
+    for node in &known {
+        needed.entry(node.as_path()).or_default();
+    }
+    let mut fewer = Vec::new();
+    for (node, cpus) in &needed {
+        let file = cpusets.file(node, EXCLUSIVE);
+        let now = cpus_in(root, &file)?;
+        // The group has ended.
+        if now.is_none() && cpus.is_empty() {
+            continue;
+        }
+        let now = now.unwrap_or_default();
+        let own = before.get(&file).unwrap_or(&now);
+        let value: BTreeSet<u32> = own.union(cpus).copied().collect();
+        if value != now {
+            let created_by = node.parent().and_then(|above| enabled.get(above).copied());
+            let step = exclusive_step(node, file, &value, created_by);
+            if value.is_subset(&now) { fewer.push(step) } else { steps.push(step) }
+        }
+    }
+    steps.extend(fewer.into_iter().rev());
+    Ok(steps)
+}
+
+/// CPUs that each group on the way to these partitions needs, the partitions included. A path sorts
+/// before those below it.
+fn exclusive<'g>(wanted: &[(&'g Path, &BTreeSet<u32>)]) -> BTreeMap<&'g Path, BTreeSet<u32>> {
+    let mut exclusive: BTreeMap<&Path, BTreeSet<u32>> = BTreeMap::new();
+    for &(group, cpus) in wanted {
+        for node in below_root(group) {
+            exclusive.entry(node).or_default().extend(cpus.iter().copied());
+        }
+    }
+    exclusive
+}
+
+fn exclusive_step(
+    group: &Path,
+    file: PathBuf,
+    cpus: &BTreeSet<u32>,
+    created_by: Option<usize>,
+) -> PartitionStep {
+    let (group, value) = (group.to_owned(), cpu_ranges(cpus));
+    PartitionStep { group, what: PartitionFile::Exclusive, file, value, created_by }
 }
 
 /// Reason why a group is no valid partition now, as its file shows it; `None` for one that is.
@@ -234,6 +285,31 @@ impl<'r> Cpusets<'r> {
 
     fn file(&self, group: &Path, name: &str) -> PathBuf {
         file(&self.mount, group, name)
+    }
+
+    /// Group of a file of this hierarchy.
+    fn group_of(&self, file: &Path) -> Option<PathBuf> {
+        Some(Path::new("/").join(file.parent()?.strip_prefix(&self.mount).ok()?))
+    }
+
+    /// Writes that give these groups the controller, and the place of that of each group above them
+    /// which lacks it.
+    fn controllers<'g>(
+        &self,
+        nodes: impl Iterator<Item = &'g Path>,
+    ) -> Result<(Vec<PartitionStep>, BTreeMap<&'g Path, usize>), HostError> {
+        let parents: BTreeSet<&Path> = nodes.filter_map(Path::parent).collect();
+        let (mut steps, mut enabled) = (Vec::new(), BTreeMap::new());
+        for above in parents {
+            let file = self.file(above, CONTROLLERS);
+            if !text::has_word(&self.root.read(&file)?, "cpuset") {
+                enabled.insert(above, steps.len());
+                let (group, value) = (above.to_owned(), "+cpuset".to_owned());
+                let what = PartitionFile::Controllers;
+                steps.push(PartitionStep { group, what, file, value, created_by: None });
+            }
+        }
+        Ok((steps, enabled))
     }
 
     fn check(&self, group: &Path, cpus: &BTreeSet<u32>) -> Result<(), PartitionError> {

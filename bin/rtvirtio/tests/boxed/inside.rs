@@ -9,8 +9,8 @@ use rtvirtio_testbed::image::{self, Kernel};
 /// A run takes one to two minutes on two free cores; beyond this it hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Starts the box for this test, and checks that the test in it passed.
-pub fn run(test: &str) {
+/// Starts the box for this test with these programs too, and checks that the test in it passed.
+pub fn run(test: &str, more: &[&Path]) {
     let image = match boxed::ensure_kernel(&image::default_cache(), Kernel::Standard, &|l| eprintln!("{l}")) {
         Ok(image) => image,
         Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
@@ -19,7 +19,8 @@ pub fn run(test: &str) {
     let name = me.file_name().unwrap().to_str().unwrap();
     let script = format!("{name} --ignored --exact inside_the_box --nocapture\n");
     let mut run = BoxRun::new(&script, LIMIT);
-    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    let ours = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    let programs = [&ours[..], more].concat();
     run.programs = &programs;
     run.two_sockets = true;
     let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();

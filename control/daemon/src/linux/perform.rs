@@ -192,6 +192,11 @@ fn apply(host: &mut LinuxHost, step: &Step, desired: &Desired) -> Result<Done, S
     let is_split = in_force.backend == Backend::Deadline;
     let piece = if is_split { usize::MAX } else { PIECE };
     let later = leave_for_later(&mut held.settings.writes, &threads, piece);
+    // Right after its CPUs became a partition a thread that sleeps is refused a reservation: they
+    // are given later, as to new threads, and again where one was refused.
+    if is_split && in_force.partition.is_some() {
+        held.settings.writes.clear();
+    }
     let new = NewContract {
         in_force: VmInForce {
             vm: step.vm.clone(),
@@ -253,11 +258,12 @@ fn put_back(host: &mut LinuxHost, vm: &str, force: bool) -> Result<Done, Stop> {
     let changes = restored(&reverted, &mut notes);
     let had = host.tracked.get_mut(vm).and_then(|tracked| {
         tracked.kept = None;
-        tracked.saved.take()?.cpu?.cores
+        tracked.saved.take()?.cpu
     });
+    let had_cpus = had.is_some_and(|cpu| cpu.cores.is_some() || cpu.partition.is_some());
     // Its CPUs are free for others, unless its changed contract is applied next.
     let runs = host.tracked.get(vm).is_some_and(|tracked| tracked.found.is_some());
-    host.admission.take_if(|(_, of)| had.is_some() && !(runs && is_admitted(of, vm)));
+    host.admission.take_if(|(_, of)| had_cpus && !(runs && is_admitted(of, vm)));
     // The contract in force that was admitted instead is gone.
     if host.admission.as_ref().is_some_and(|(_, of)| of.kept.iter().any(|(kept, _)| kept == vm)) {
         host.admission = None;

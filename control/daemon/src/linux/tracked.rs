@@ -11,7 +11,7 @@ use rtvirtio_workflow::pieces::PIECE;
 use rtvirtio_workflow::scope_files;
 
 use super::found::{FoundVm, start_lives};
-use crate::observed::{LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
+use crate::observed::{Drift, KnobClass, LOOKED_FOR, ObservedVm, Outside, Presence, ScopeState, ScopeView};
 
 /// Delay of the next look at threads whose role is not known, doubled up to [`ROLE_LATER`]: QEMU
 /// reports most to its monitor a moment after their start.
@@ -141,7 +141,12 @@ impl Tracked {
             (None, None) => Presence::Unknown(LOOKED_FOR.to_owned()),
         };
         let (new_threads, splits) = (self.takes_in(now), self.splits(now));
-        let scope = self.scope.clone();
+        let mut scope = self.scope.clone();
+        // A reservation that the kernel still refuses was changed by no program.
+        if self.kept.as_ref().is_some_and(ManagedVm::lacks_parts) {
+            let is_refused = |d: &Drift| d.class == KnobClass::Thread && d.wanted.starts_with("deadline ");
+            scope.iter_mut().for_each(|scope| scope.drift.retain(|d| !is_refused(d)));
+        }
         let outside = match self.kept.as_ref().map(ManagedVm::outside) {
             None | Some(Some(0)) => Outside::None,
             Some(Some(n)) => Outside::Threads(n),
@@ -149,5 +154,81 @@ impl Tracked {
         };
         let without_cpu = self.kept.as_ref().and_then(|kept| kept.without_cpu().map(str::to_owned));
         ObservedVm { presence, scope, new_threads, splits, outside, without_cpu, ..ObservedVm::off("") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rtvirtio_cpu::{Contract, Grant, KernelMechanism, Level, Order};
+    use rtvirtio_units::{Nanos, Ratio};
+    use rtvirtio_vmm::VmHandle;
+    use rtvirtio_workflow::contracts::InForce;
+
+    use super::*;
+
+    /// A VM whose only thread has no reservation, with a journal that differs in two settings.
+    fn reserving(root: &Root) -> Tracked {
+        let put = |path: &str, text: &str| {
+            let path = root.at(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        put("/sys/devices/system/cpu/online", "0-3\n");
+        put("/proc/100/task/100/stat", &format!("100 (qemu-system-x86) S 1 {}\n", "0 ".repeat(60)));
+        put("/proc/100/task/100/status", "Cpus_allowed_list:\t0-3\n");
+        put("/proc/100/task/100/cgroup", "0::/plc.scope\n");
+        let of = InForce {
+            vm: "plc".to_owned(),
+            contract: Contract::new(Nanos::from_millis(10), Nanos::from_millis(20)).unwrap(),
+            order: Order::Contract,
+            level: Level::ALONE,
+            backend: Backend::Deadline,
+            group: None,
+            urgency: None,
+            cores: None,
+            partition: None,
+        };
+        let drift = |path: &str, wanted: &str| Drift {
+            knob: path.to_owned(),
+            path: path.to_owned(),
+            class: KnobClass::of_path(path),
+            wanted: wanted.to_owned(),
+            found: String::new(),
+        };
+        let scope = ScopeView {
+            contract: String::new(),
+            start: Vec::new(),
+            start_alive: true,
+            state: ScopeState::Whole,
+            level: None,
+            cpu: Some(Backend::Deadline),
+            drift: vec![
+                drift("/proc/100/task/100/sched", "deadline 1000000/20000000/20000000"),
+                drift("/sys/fs/cgroup/plc.scope/cpuset.cpus.partition", "root"),
+            ],
+            lost: Vec::new(),
+        };
+        let kept = ManagedVm::start(of, VmHandle::of_pid(100), root, SPLIT_EVERY);
+        Tracked { kept: Some(kept), scope: Some(scope), ..Tracked::default() }
+    }
+
+    #[test]
+    fn a_reservation_that_the_kernel_still_refuses_is_outside_and_no_drift() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let mut tracked = reserving(&root);
+        let drift = |vm: &ObservedVm| vm.scope.as_ref().unwrap().drift.len();
+        let before = tracked.observed(&root, Instant::now());
+        assert_eq!((before.outside, drift(&before)), (Outside::NotLookedFor, 2));
+        let grant = Grant { limit: Ratio(0.95), fair_server: Ratio(0.0), taken: Vec::new() };
+        let found = vec![KernelMechanism { backend: Backend::Deadline, grant }];
+        let probe = Probe { found, missing: Vec::new(), cpus: 4, cgroups: None };
+        let kept = tracked.kept.as_mut().unwrap();
+        kept.scan(&root, &probe, &BTreeSet::new(), &mut || None).unwrap();
+        let now = tracked.observed(&root, Instant::now());
+        assert_eq!((now.outside, drift(&now)), (Outside::Threads(1), 1));
     }
 }

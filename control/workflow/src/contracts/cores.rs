@@ -127,6 +127,9 @@ impl Taken {
         };
         let placed = || others.iter().filter_map(|(of, pids)| Some((of.cores.as_ref()?, pids)));
         placed().for_each(|(cores, _)| take(&mut host, cores));
+        // Also of partitions that are to be made.
+        let apart = others.iter().filter_map(|(of, _)| of.partition.as_ref());
+        apart.flat_map(|partition| &partition.cpus).for_each(|cpu| host.fill(*cpu));
         let known: BTreeSet<u32> =
             own.into_iter().chain(placed().flat_map(|(_, pids)| pids).copied()).collect();
         // Any user may start a program of a VMM's name and pin its threads.

@@ -3,18 +3,17 @@
 use std::collections::BTreeSet;
 
 use rtvirtio_cores::Use;
-use rtvirtio_cpu::{Cores, Probe, probe};
+use rtvirtio_cpu::{Cores, Partition, Probe, probe};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::Vm;
-use rtvirtio_vmm::VmHandle;
+use rtvirtio_vmm::{Thread, VmHandle};
 use rtvirtio_vmm::threads::discover_among;
 
 use super::cores::{self, CoresAsk};
-use super::partitions::BY_APPLY_ALONE;
 use super::ranks::rank;
-use super::{ActiveContracts, Admitted, Contracted, InForce, VmNeed, fitting, forget_own, needs};
+use super::{ActiveContracts, Admitted, Contracted, InForce, VmNeed, fitting, forget_own, needs, partitions};
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::error::{Context as _, Error, Kind, Result};
 use crate::progress::Progress;
 
 /// VMs as they are while contracts are admitted, for the CPUs of those with `cores`.
@@ -139,15 +138,11 @@ fn place(
     placed: &[(InForce, Vec<u32>)],
 ) -> Result<Option<(InForce, Vec<u32>)>> {
     let Some(wanted) = &one.cores else { return Ok(None) };
-    if wanted.partition {
-        bail!(Infeasible, "{}: {BY_APPLY_ALONE}", one.vm);
-    }
-    let own = now.in_force.iter().find(|(of, _)| of.vm == one.vm);
-    let has_them = |(of, _): &(InForce, Vec<u32>)| {
-        of.contract == one.contract && of.cores.as_ref().is_some_and(|cores| is_for(cores, wanted))
-    };
+    let own = now.in_force.iter().map(|(of, _)| of).find(|of| of.vm == one.vm);
     let handle = (now.running)(&one.vm);
-    let (false, Some(handle)) = (own.is_some_and(has_them), handle) else { return Ok(None) };
+    let (false, Some(handle)) = (own.is_some_and(|of| has_them(of, one, wanted)), handle) else {
+        return Ok(None);
+    };
     let root = Root::default();
     // How many kernel threads serve it does not decide whether it fits.
     let threads = match discover_among(&root, &handle, &BTreeSet::new()) {
@@ -156,10 +151,33 @@ fn place(
         Err(e) if e.is_gone() => return Ok(None),
         Err(e) => return Err(e.into()),
     };
-    let Some(ask) = CoresAsk::from_contract(one, &threads) else { return Ok(None) };
     let others = others(&one.vm, now.in_force, placed);
+    let pids: Vec<u32> = handle.pids.into_iter().collect();
+    if let Some(cpus) = wanted.partition() {
+        let partition = partition(&root, one, (cpus, own), &threads, &others)?;
+        return Ok(Some((InForce { partition: Some(partition), ..InForce::planned(one, None) }, pids)));
+    }
+    let Some(ask) = CoresAsk::from_contract(one, &threads) else { return Ok(None) };
     let cores = cores::choose(&root, probe, &[ask], &others, &[])?.remove(&one.vm);
-    Ok(Some((InForce::planned(one, cores), handle.pids.into_iter().collect())))
+    Ok(Some((InForce::planned(one, cores), pids)))
+}
+
+/// Partition that a VM with these threads would get of the CPUs `cpus`, next to the contracts
+/// `others`; `own` is its contract in force, which is put back before.
+fn partition(
+    root: &Root,
+    one: &Contracted,
+    (cpus, own): (&BTreeSet<u32>, Option<&InForce>),
+    threads: &[Thread],
+    others: &[(InForce, Vec<u32>)],
+) -> Result<Partition> {
+    partitions::check_free(&one.vm, cpus, others)?;
+    let partition = Partition::of_threads(threads, cpus.clone());
+    // While its group is a partition, the kernel's state does not tell whether it can be another.
+    if own.and_then(|of| of.partition.as_ref()).is_none_or(|of| of.group != partition.group) {
+        partitions::find(root, std::iter::once((one, threads)))?;
+    }
+    Ok(partition)
 }
 
 /// Contracts next to which a VM's CPUs are chosen: those in force, and in place of these the ones
@@ -173,6 +191,15 @@ fn others(
     in_force.iter().filter(|(of, _)| !is_replaced(of)).chain(placed).cloned().collect()
 }
 
+/// Whether a contract in force has the CPUs that an admitted one wants.
+fn has_them(of: &InForce, one: &Contracted, wanted: &rtvirtio_spec::Cores) -> bool {
+    let has = match wanted.partition() {
+        Some(cpus) => of.partition.as_ref().is_some_and(|partition| partition.cpus == *cpus),
+        None => of.cores.as_ref().is_some_and(|cores| is_for(cores, wanted)),
+    };
+    of.contract == one.contract && has
+}
+
 /// Whether these CPUs were chosen for what the spec wants.
 fn is_for(cores: &Cores, wanted: &rtvirtio_spec::Cores) -> bool {
     cores.among == wanted.cpus && (cores.placement.request.each == Use::Whole) == wanted.whole
@@ -180,8 +207,63 @@ fn is_for(cores: &Cores, wanted: &rtvirtio_spec::Cores) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cores::tests::{auto, in_force, one, placed};
+    use rtvirtio_kernel::task::Membership;
+
+    use super::super::cores::tests::{auto, host, in_force, one, placed, put, threads};
     use super::*;
+
+    fn partitioned(vm: &str, cpus: &[u32]) -> (Contracted, Partition) {
+        let cpus: BTreeSet<u32> = cpus.iter().copied().collect();
+        let wanted = rtvirtio_spec::Cores { cpus: Some(cpus.clone()), partition: true, ..auto() };
+        (one(vm, 10, wanted), Partition { group: format!("/machine.slice/{vm}.scope").into(), cpus })
+    }
+
+    #[test]
+    fn a_partition_is_admitted_where_its_cpus_are_free_and_counts_for_those_after_it() {
+        let (_dir, root) = host();
+        let (plc, expected) = partitioned("plc", &[4, 5]);
+        put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
+        for file in ["cgroup.controllers", "cgroup.subtree_control", "machine.slice/cgroup.subtree_control"] {
+            put(&root, &format!("/sys/fs/cgroup/{file}"), "cpuset\n");
+        }
+        let mut of_plc = threads(100, 1);
+        let membership = Membership { controllers: String::new(), path: expected.group.clone() };
+        of_plc.iter_mut().for_each(|thread| thread.cgroups = vec![membership.clone()]);
+        let cpus = &expected.cpus;
+        let admitted = |own: Option<&InForce>, others: &[(InForce, Vec<u32>)]| {
+            partition(&root, &plc, (cpus, own), &of_plc, others)
+        };
+        assert_eq!(admitted(None, &[]).unwrap(), expected);
+        // Of a VM that was admitted before it, and of one that has CPUs of its own.
+        let (hmi, of_hmi) = partitioned("hmi", &[5, 6]);
+        let hmi = InForce { partition: Some(of_hmi), ..InForce::planned(&hmi, None) };
+        let error = admitted(None, &[(hmi, Vec::new())]).unwrap_err();
+        assert!(error.kind() == Kind::Infeasible && error.to_string().contains("CPU 5 "), "{error}");
+        let web = (in_force(&one("web", 10, auto()), placed(&[4])), Vec::new());
+        let error = admitted(None, &[web]).unwrap_err();
+        assert!(error.to_string().contains("CPU 4 of its partition is of web"), "{error}");
+        // The kernel's state of a group counts where it is not a partition of ours.
+        let kind = "/sys/fs/cgroup/machine.slice/plc.scope/cpuset.cpus.partition";
+        put(&root, kind, "root\n");
+        put(&root, "/sys/fs/cgroup/machine.slice/plc.scope/cpuset.cpus.exclusive", "\n");
+        let error = admitted(None, &[]).unwrap_err();
+        assert!(error.to_string().contains("is a partition already"), "{error}");
+        let own = InForce { partition: Some(expected.clone()), ..InForce::planned(&plc, None) };
+        assert_eq!(admitted(Some(&own), &[]).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_contract_in_force_has_the_partition_that_it_wants() {
+        let (plc, partition) = partitioned("plc", &[4, 5]);
+        let wanted = plc.cores.clone().unwrap();
+        let own = InForce { partition: Some(partition), ..InForce::planned(&plc, None) };
+        assert!(has_them(&own, &plc, &wanted));
+        assert!(!has_them(&own, &plc, &partitioned("plc", &[4]).0.cores.unwrap()));
+        assert!(!has_them(&own, &one("plc", 5, wanted.clone()), &wanted));
+        assert!(!has_them(&InForce { partition: None, ..own.clone() }, &plc, &wanted));
+        let need = VmNeed::in_force(&own);
+        assert_eq!(need.cores, Some(wanted), "its CPUs are a root domain of their own");
+    }
 
     #[test]
     fn of_a_contract_that_is_set_anew_only_the_new_cpus_count() {

@@ -11,9 +11,9 @@ use rtvirtio_vmm::Thread;
 use super::{Contracted, InForce, VmCpu};
 use crate::error::{Context as _, Error, Kind, Result, bail};
 
-/// Reason for which another program than `rtvirtio apply` makes no partition.
-pub(super) const BY_APPLY_ALONE: &str = "`partition = true` in `cores` is for `rtvirtio apply` alone: the groups above the VM \
-    have to be set for all partitions at once; apply its spec with that, or leave `partition` out";
+/// Reason for which an agent of a cluster makes no partition.
+const NOT_BY_AGENTS: &str = "`partition = true` in `cores` is for `rtvirtio apply` and rtvirtiod: the groups above the VM \
+    have to be set for all partitions at once; use one of these, or leave `partition` out";
 
 fn error(vm: &str, error: &PartitionError) -> Error {
     let kind = match error {
@@ -31,6 +31,11 @@ pub(super) fn check(root: &Root, vm: &str) -> Result<()> {
 /// CPUs of all partitions that a spec asks for.
 pub(super) fn cpus<'a>(all: impl Iterator<Item = &'a rtvirtio_spec::Cores>) -> BTreeSet<u32> {
     all.filter_map(rtvirtio_spec::Cores::partition).flatten().copied().collect()
+}
+
+/// What a spec asks for that has this partition.
+pub(super) fn wanted(of: &Partition) -> rtvirtio_spec::Cores {
+    rtvirtio_spec::Cores { cpus: Some(of.cpus.clone()), partition: true, ..rtvirtio_spec::Cores::default() }
 }
 
 /// CPUs of the root domain that a contract's deadline threads get; `None` without a partition.
@@ -104,6 +109,37 @@ pub(super) fn writes(root: &Root, all: &BTreeMap<String, Partition>) -> Result<V
     partition_writes(root, &of).map_err(|e| error(&names.join(", "), &e))
 }
 
+/// Writes that make the group of one VM a partition, where the groups above have what it needs.
+pub(crate) fn of_one(root: &Root, vm: &str, partition: &Partition) -> Result<Vec<Write>> {
+    let writes = partition_writes(root, &[(vm, partition)]).map_err(|e| error(vm, &e))?;
+    let group = partition.group.strip_prefix("/").unwrap_or(&partition.group);
+    let is_above = |w: &&Write| !w.target.path.parent().is_some_and(|dir| dir.ends_with(group));
+    match writes.iter().find(is_above) {
+        None => Ok(writes),
+        Some(above) => {
+            bail!(System, "{vm}: its CPUs cannot be a partition: another program has changed {}", above.knob)
+        }
+    }
+}
+
+/// Checks that a VM's partition would take no CPU that another VM has, or is to get.
+pub(super) fn check_free(vm: &str, cpus: &BTreeSet<u32>, others: &[(InForce, Vec<u32>)]) -> Result<()> {
+    for (of, _) in others {
+        let placed = of.cores.iter().flat_map(|c| c.placement.vcpus.iter().chain(&c.placement.service));
+        let theirs = placed.chain(of.partition.iter().flat_map(|p| &p.cpus));
+        let shared: BTreeSet<u32> = theirs.filter(|cpu| cpus.contains(cpu)).copied().collect();
+        if !shared.is_empty() {
+            bail!(
+                Infeasible,
+                "{vm}: CPU {} of its partition is of {}: list other CPUs in its `cores`",
+                cpu_ranges(&shared),
+                of.vm
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Checks that no other VM's threads were given CPUs of a partition.
 pub(super) fn check_apart(
     partitions: &BTreeMap<String, Partition>,
@@ -161,10 +197,10 @@ pub(super) fn note(root: &Root, partition: &Partition) -> Result<String> {
     Ok(text)
 }
 
-/// Refuses contracts with partitions, for a program that makes none.
+/// Refuses contracts with partitions, for an agent of a cluster, which makes none.
 pub(crate) fn refuse(held: &[VmCpu]) -> Result<()> {
     match held.iter().find(|of| of.partition.is_some()) {
-        Some(of) => bail!(Argument, "{}: {BY_APPLY_ALONE}", of.vm),
+        Some(of) => bail!(Argument, "{}: {NOT_BY_AGENTS}", of.vm),
         None => Ok(()),
     }
 }
@@ -178,7 +214,7 @@ pub(crate) fn fault(root: &Root, of: &InForce) -> Option<(BTreeSet<u32>, String)
         Ok(None) => return None,
         Ok(Some(why)) => format!(
             "{vm}: its CPUs {cpus} are no valid partition now ({why}), and its contract is no guarantee until they are: `rtvirtio revert`, \
-             and apply it again"
+             and apply it again (rtvirtiod makes one of its own again, by its policy for drift)"
         ),
         Err(e) => format!("{vm}: whether its CPUs {cpus} are a valid partition is not known: {e}"),
     };
@@ -256,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn only_apply_makes_partitions() {
+    fn agents_make_no_partitions() {
         let one = one("plc", 10, auto());
         let settings = Settings {
             backend: Backend::Deadline,
@@ -280,7 +316,7 @@ mod tests {
         refuse(&[held(None)]).unwrap();
         let error = refuse(&[held(None), held(Some(partition()))]).unwrap_err();
         assert!(
-            error.kind() == Kind::Argument && error.to_string().contains("`rtvirtio apply` alone"),
+            error.kind() == Kind::Argument && error.to_string().contains("`rtvirtio apply` and rtvirtiod"),
             "{error}"
         );
     }

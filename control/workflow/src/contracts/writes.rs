@@ -15,7 +15,7 @@ use rtvirtio_vmm::{Thread, VmHandle};
 
 use super::cores::{self, CoresAsk};
 use super::{Admitted, Contracted, DemandChoice, InForce, VmCpu, partitions, shared_cpus};
-use crate::error::{Context as _, Result, bail};
+use crate::error::{Context as _, Result};
 use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::started;
@@ -130,9 +130,10 @@ pub(crate) fn check_cpus(
 }
 
 /// Settings of one VM's contract and the VM's threads, without writes to the cgroups above a
-/// managed VM's. A budget that is split over threads is split by their CPU time so far. Kernel
-/// threads that work for the VM are searched among `processes`; CPUs are chosen next to those of
-/// the contracts `others`, each with the processes of its VM. The fair server is left as it is.
+/// managed VM's, and without those that make its partition. A budget that is split over threads is
+/// split by their CPU time so far. Kernel threads that work for the VM are searched among
+/// `processes`; CPUs are chosen next to those of the contracts `others`, each with the processes of
+/// its VM. The fair server is left as it is.
 ///
 /// # Errors
 /// The same as for the contracts of all VMs together.
@@ -144,14 +145,15 @@ pub fn writes_of_one(
     others: &[(InForce, Vec<u32>)],
 ) -> Result<(VmCpu, Vec<Thread>)> {
     let root = Root::default();
-    if one.cores.as_ref().is_some_and(|cores| cores.partition) {
-        bail!(Argument, "{}: {}", one.vm, partitions::BY_APPLY_ALONE);
-    }
     let threads = discover_among(&root, vm, processes)?;
+    let partition = partitions::find(&root, std::iter::once((&one, threads.as_slice())))?.remove(&one.vm);
+    if let Some(partition) = &partition {
+        partitions::check_free(&one.vm, &partition.cpus, others)?;
+    }
     let ask = CoresAsk::from_contract(&one, &threads);
     let cores = cores::choose(&root, probe, ask.as_slice(), others, &[])?.remove(&one.vm);
     let wants_off = one.cores.as_ref().is_some_and(|cores| cores.fair_server_off);
-    let mut held = hold(&root, probe, one, (cores, None), &BTreeSet::new(), &threads, &[])?;
+    let mut held = hold(&root, probe, one, (cores, partition), &BTreeSet::new(), &threads, &[])?;
     held.settings.notes.extend(wants_off.then(|| cores::FAIR_SERVER_STAYS.to_owned()));
     Ok((held, threads))
 }

@@ -41,6 +41,21 @@ fn steps(root: &Root, wanted: &[(&str, &str)]) -> Result<Vec<String>, String> {
     Ok(steps.into_iter().map(shown).collect())
 }
 
+/// Steps for the groups above, where files had the exclusive CPUs `before` our first write.
+fn above(root: &Root, wanted: &[(&str, &str)], before: &[(&str, &str)]) -> Vec<String> {
+    let cpus = |list: &str| text::cpu_list(list).unwrap();
+    let file_of = |group: &str| file(Path::new(MOUNT), Path::new(group), EXCLUSIVE);
+    let before: BTreeMap<PathBuf, BTreeSet<u32>> =
+        before.iter().map(|(group, list)| (file_of(group), cpus(list))).collect();
+    let lists: Vec<BTreeSet<u32>> = wanted.iter().map(|(_, list)| cpus(list)).collect();
+    let wanted: Vec<(&Path, &BTreeSet<u32>)> =
+        wanted.iter().map(|(group, _)| Path::new(*group)).zip(&lists).collect();
+    let steps = ancestor_steps(root, &wanted, &before).unwrap();
+    let shown =
+        |step: PartitionStep| format!("{} {}", step.file.strip_prefix(MOUNT).unwrap().display(), step.value);
+    steps.into_iter().map(shown).collect()
+}
+
 #[track_caller]
 fn refused(root: &Root, cpus: &str, why: &str) {
     let error = steps(root, &[(GROUP, cpus)]).unwrap_err();
@@ -79,6 +94,41 @@ fn groups_above_keep_what_they_have_and_get_what_all_below_need() {
     assert!(both.contains("CPU 2 would be in two partitions"), "{both}");
     let nested = steps(&root, &[(GROUP, "3"), ("/machine.slice", "2")]).unwrap_err();
     assert!(nested.contains("start each VM in a cgroup of its own"), "{nested}");
+}
+
+#[test]
+fn groups_above_get_what_all_partitions_need_and_give_back_what_none_needs() {
+    let (_dir, root) = host();
+    let slice = "machine.slice/cpuset.cpus.exclusive";
+    let inner = "machine.slice/plc.slice/cpuset.cpus.exclusive";
+    let first = above(&root, &[(GROUP, "2-3")], &[]);
+    assert_eq!(
+        first,
+        [
+            "machine.slice/cgroup.subtree_control +cpuset".to_owned(),
+            "machine.slice/plc.slice/cgroup.subtree_control +cpuset".to_owned(),
+            format!("{slice} 2-3"),
+            format!("{inner} 2-3"),
+        ]
+    );
+    for group in ["machine.slice", "machine.slice/plc.slice"] {
+        put(&root, &format!("{MOUNT}/{group}/{CONTROLLERS}"), "cpuset\n");
+        put(&root, &format!("{MOUNT}/{group}/{EXCLUSIVE}"), "2-3\n");
+    }
+    put(&root, &format!("{MOUNT}/machine.slice/hmi.scope/{PROCESSES}"), "8\n");
+    // That the group is a partition already hinders no other one.
+    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    let hmi = ("/machine.slice/hmi.scope", "1");
+    let before = [("/machine.slice", ""), ("/machine.slice/plc.slice", "")];
+    assert_eq!(above(&root, &[(GROUP, "2-3")], &before), Vec::<String>::new());
+    assert_eq!(above(&root, &[(GROUP, "2-3"), hmi], &before), [format!("{slice} 1-3")]);
+    put(&root, &format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1-3\n");
+    // The innermost gives CPUs up first, and what was there before us stays.
+    assert_eq!(above(&root, &[hmi], &before), [format!("{inner} "), format!("{slice} 1")]);
+    let before = [("/machine.slice", "0"), ("/machine.slice/plc.slice", "")];
+    assert_eq!(above(&root, &[hmi], &before), [format!("{slice} 0-1"), format!("{inner} ")]);
+    fs::remove_dir_all(root.at(format!("{MOUNT}/machine.slice/plc.slice"))).unwrap();
+    assert_eq!(above(&root, &[hmi], &before), [format!("{slice} 0-1")]);
 }
 
 #[test]
