@@ -2,6 +2,7 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::Op;
+use rtvirtio_sched::bound::EdfRoom;
 use rtvirtio_spec::{Arrival, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::Serialize;
@@ -53,6 +54,10 @@ pub struct Reserve {
     pub burst: Nanos,
     /// Longest time from a request to its completion.
     pub deadline: Nanos,
+    /// Share of one server that all reservations together must leave free, so that the VM's tasks
+    /// that make one request at a time keep their rates; 0 without such tasks.
+    #[serde(skip)]
+    pub spare: Ratio,
 }
 
 /// Parameters that all VMs of a device share.
@@ -155,7 +160,8 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
     };
     // Whole ns per second, rounded up: the scheduler's unit.
     let share = (share * 1e9).ceil() / 1e9;
-    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
+    let spare = vm.tasks.iter().map(|task| spare_for(task, device, shape)).fold(0.0, f64::max);
+    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline, spare: Ratio(spare) }
 }
 
 /// Longest time for which a request of a VM with a closed loop waits for the reservation that
@@ -178,11 +184,27 @@ pub fn replenishment(vm: &Vm, device: &DeviceModel, shape: Shape, reserve: &Rese
 /// `k x = W C + c + (reserved - own) x`.
 fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
     let cost = max_request_cost(task, device, shape.quantum);
-    let mut steady = device.with_window(shape.window);
-    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
-    let room = steady.edf_room(device.max_piece_cost(shape.quantum));
+    let room = steady_room(device, shape);
     let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
     Nanos(((cost + room.lost) / left.max(1e-9)).ceil() as u64)
+}
+
+/// Room of a device between its stalls: a loss at every request, not once.
+fn steady_room(device: &DeviceModel, shape: Shape) -> EdfRoom {
+    let mut steady = device.with_window(shape.window);
+    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
+    steady.edf_room(device.max_piece_cost(shape.quantum))
+}
+
+/// Share of one server that all reservations must leave free for a promised task that makes one
+/// request at a time at a rate r; 0 for any other.
+///
+/// With L the loss of the [`steady_room`] and R the sum of all shares, its turn is
+/// `x = (c + L) / (k - R + r c)` ([`longest_turn`]), so that `r x <= 1` exactly if
+/// `R + r L <= k`. Of several tasks the largest `r L` decides.
+fn spare_for(task: &Task, device: &DeviceModel, shape: Shape) -> f64 {
+    let rate = task.rate.filter(|_| task.arrival == Arrival::Closed && !promised(task).is_empty());
+    rate.map_or(0.0, |rate| (rate.0 * steady_room(device, shape).lost).ceil() / 1e9)
 }
 
 /// Longest time of one request of a promised task that makes one at a time, where it is too long
@@ -190,9 +212,9 @@ fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, res
 /// shares.
 #[must_use]
 pub fn missed_turn(task: &Task, device: &DeviceModel, shape: Shape, reserved: f64) -> Option<Nanos> {
-    let rate = task.rate.filter(|_| task.arrival == Arrival::Closed && !promised(task).is_empty())?;
-    let turn = longest_turn(task, rate, device, shape, reserved);
-    (rate.0 * turn.as_secs_f64() > 1.0).then_some(turn)
+    let spare = spare_for(task, device, shape);
+    let is_missed = spare > 0.0 && reserved + spare > steady_room(device, shape).speed;
+    task.rate.filter(|_| is_missed).map(|rate| longest_turn(task, rate, device, shape, reserved))
 }
 
 /// Share of one server that the promised tasks with a rate need.

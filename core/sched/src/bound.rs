@@ -136,6 +136,19 @@ pub enum Refusal {
         /// Time of a piece of a discard or zeroing, a part of it; 0 where no VM may discard.
         discard: Nanos,
     },
+    /// A closed loop of one request at a time that would miss its rate behind a full window.
+    #[error(
+        "a task of VM {vm} makes one request at a time, and each may wait for a full window: beside all reservations that takes {needed:.1} % of the device, and it can give \
+         {available:.1} %; lower its rate, or let its requests overlap"
+    )]
+    OneAtATime {
+        /// Index of the VM.
+        vm: usize,
+        /// Reservations and what the loop needs free, in percent of one server.
+        needed: f64,
+        /// Percent of one server that the device can serve.
+        available: f64,
+    },
 }
 
 /// The clause of a refusal about the time behind a discard; empty without discards.
