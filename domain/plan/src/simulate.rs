@@ -7,7 +7,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::Serialize;
 
-use rtvirtio_capacity::promised;
+use rtvirtio_capacity::{longest_stall, promised};
 
 use crate::plan::DomainPlan;
 
@@ -90,7 +90,8 @@ impl Simulation {
             .map(|(vm, name, task)| match traffic {
                 Traffic::Declared => load(vm, name, task, plan.vms[vm].urgent_only, &mut random),
                 Traffic::Worst => {
-                    worst(load(vm, name, task, plan.vms[vm].urgent_only, &mut random), task, plan)
+                    let declared = load(vm, name, task, plan.vms[vm].urgent_only, &mut random);
+                    worst(declared, (&spec.vms[vm], task), plan)
                 }
             })
             .collect();
@@ -191,7 +192,7 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
 }
 
 /// Replaces a load's demand by the worst that the plan allows for.
-fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
+fn worst(load: Load, (vm, task): (&Vm, &Task), plan: &DomainPlan) -> Load {
     if promised(task).is_empty() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
     }
@@ -200,7 +201,8 @@ fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
     let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };
     let Some(rate) = task.rate else { return Load { writes, ..load } };
-    let count = task.at_once() + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
+    let stall = longest_stall(vm, plan.catch_up);
+    let count = task.at_once() + (rate.0 * stall.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
     Load { arrival: Arrival::Bursts { count, period }, writes, ..load }
 }
