@@ -217,8 +217,8 @@ fn mistakes_name_the_key() {
 #[test]
 fn openstack_counts_the_same_integers() {
     let dir = tempdir().unwrap();
-    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 50, 60)));
-    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 50, 60)));
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 1, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 1, 60)));
     let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\ncount = 3\n";
     let fleet = fleet(dir.path(), text).unwrap();
     let told = serde_json::to_value(rtvirtio_fleet::OpenStack::from_fleet(&fleet)).unwrap();

@@ -6,10 +6,12 @@
 //! work that the VM does alone. A host that guarantees no such budget gives the part no bound, and
 //! neither does a budget that the messages exceed.
 
+use rtvirtio_capacity::longest_stall;
 use rtvirtio_model::response_of_stream;
 use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
 use rtvirtio_units::{Iops, Nanos, Ratio};
 
+use crate::flow::FlowPromise;
 use crate::plan::DomainPlan;
 use crate::promise::{PartPromise, PathPromise};
 
@@ -41,8 +43,12 @@ fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan, of_host: (Nanos, &Guarante
     let parts: Vec<PartPromise> = path
         .parts
         .iter()
-        .map(|part| match part {
-            PathPart::Net(flow) => net(vm, *flow, plan),
+        .enumerate()
+        .map(|(i, part)| match part {
+            PathPart::Net(flow) => {
+                let after_cpu = path.parts[..i].iter().any(|part| matches!(part, PathPart::Cpu(_)));
+                net((vm, *flow), after_cpu, plan)
+            }
             PathPart::Cpu(work) => cpu(vm, (*work, messages(vm, path)), of_host),
             PathPart::Disk(task) => disk(vm, *task, plan),
         })
@@ -78,13 +84,30 @@ fn remedy(parts: &[PartPromise], bound: Option<Nanos>, target: Target) -> String
     )
 }
 
-fn net(vm: &Vm, flow: usize, plan: &DomainPlan) -> PartPromise {
+fn net((vm, flow): (&Vm, usize), after_cpu: bool, plan: &DomainPlan) -> PartPromise {
     let of = vm.flows[flow].name.clone();
-    let found = plan.networks.iter().flat_map(|n| &n.flows).find(|f| f.vm == vm.name && f.flow == of);
-    let bound = found.and_then(|flow| flow.bound);
-    let why = found.and_then(|flow| flow.unpromised.clone());
+    let of_flow = |f: &&FlowPromise| f.vm == vm.name && f.flow == of;
+    let found = plan.networks.iter().find_map(|n| Some((n.flows.iter().find(of_flow)?, n.config.stall)));
+    let bunched = found.filter(|_| after_cpu).and_then(|(flow, stall)| bunched(vm, flow, stall));
+    let found = found.map(|(flow, _)| flow);
+    let bound = found.and_then(|flow| flow.bound).filter(|_| bunched.is_none());
+    let why = found.and_then(|flow| flow.unpromised.clone()).or(bunched);
     let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the flow has no reservation".to_owned()));
     PartPromise { part: "net", of, bound, unpromised }
+}
+
+/// Reason for no bound of the frames that a VM sends when its contract gives it the CPU again, where
+/// they are more at once than the reservation counts. That of a disk counts them.
+fn bunched(vm: &Vm, flow: &FlowPromise, stall: Nanos) -> Option<String> {
+    let blackout = longest_stall(vm, Nanos(0));
+    let due = |time: Nanos| (flow.rate.0 * time.as_secs_f64()).ceil();
+    let (sent, counted) = (1.0 + due(blackout), f64::from(flow.burst) + due(stall));
+    (sent > counted).then(|| {
+        format!(
+            "without its CPU for {blackout} the VM may then send {sent} frames at once, and the reservation counts {counted}: give the flow a `burst` of {sent}, or `cpu` a \
+             shorter period"
+        )
+    })
 }
 
 fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
@@ -203,13 +226,25 @@ mod tests {
 
     #[test]
     fn a_contract_that_the_host_does_not_guarantee_bounds_no_part() {
-        let path = "path = [\"cpu\", \"net\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
+        let path = "path = [\"net\", \"cpu\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
         assert!(planned(CPU, path).paths[0].met);
         let plan = planned_on(CPU, path, &|vm| Err(format!("{} is split over threads", vm.name)));
         let found = &plan.paths[0];
         assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
         let remedy = found.remedy.as_deref().unwrap();
         assert_eq!(remedy, "cpu (work of 300us): relay is split over threads");
+    }
+
+    #[test]
+    fn frames_that_come_at_once_after_a_time_without_cpu_are_counted_or_have_no_bound() {
+        let path = "path = [\"cpu\", \"net\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
+        // 400 us without a CPU are no longer than the stall of the I/O domain's thread.
+        assert!(planned("cpu = { budget = \"19800us\", period = \"20ms\" }", path).paths[0].met);
+        let plan = planned(CPU, path);
+        let found = &plan.paths[0];
+        assert_eq!((found.bound, found.met), (None, false), "{found:?}");
+        let remedy = found.remedy.as_deref().unwrap();
+        assert!(remedy.contains("without its CPU for 32ms the VM may then send 5 frames at once"), "{remedy}");
     }
 
     #[test]

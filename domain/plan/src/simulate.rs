@@ -322,6 +322,60 @@ depth = 16
         assert_eq!(found, [("log", None, None), ("t", bound, Some(true)), ("flood", None, None)]);
     }
 
+    /// Behind stalls of its guest and of the device a task that makes one request at a time makes up
+    /// for what it missed, one by one.
+    #[test]
+    fn no_request_takes_longer_from_its_intended_start_than_bounded() {
+        let text = r#"
+[device]
+twin = "qlc-nvme"
+[[vm]]
+name = "a"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "read"
+block = "4KiB"
+rate = "500/s"
+target = { percentile = "p99.99", latency = "60ms" }
+[[vm]]
+name = "b"
+lab = "qemu"
+[[vm.task]]
+name = "flood"
+op = "write"
+block = "64KiB"
+depth = 32
+"#;
+        let device =
+            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let planned = |text: &str, catch_up: &[u64]| {
+            let catch_up = catch_up.iter().copied().map(Nanos::from_millis).collect();
+            let options = Options { catch_up, ..Options::default() };
+            plan(&rtvirtio_spec::parse("test", text).unwrap(), &device, &options)
+        };
+        let of_plan = planned(text, &[5]);
+        let promised = of_plan.tasks[0].from_intended.unwrap();
+        let ms = Nanos::from_millis;
+        assert!(promised.stall > ms(1) && promised.stall <= ms(5), "{promised:?}");
+        let paced = Arrival::Paced { period: ms(2), stall: promised.stall, every: ms(98) };
+        let flood = Load::reads(1, Arrival::Closed { depth: 32 });
+        let loads = [Load::reads(0, paced), Load { len: 65_536, writes: 1.0, ..flood }];
+        let config = of_plan.sched().unwrap();
+        let (twin, size) = (of_plan.device.twin.clone(), of_plan.device.size.0);
+        let mut sim = Sim::new(&config, twin, size, &loads, 3).unwrap();
+        sim.run(ms(20_000)).unwrap();
+        let longest = sim.result().loads[0].max;
+        assert!(longest > promised.stall && longest <= promised.bound, "{longest} {promised:?}");
+        // In an open loop only the guest's stall comes before the submission.
+        let open = planned(&text.replace("rate =", "loop = \"open\"\nrate ="), &[5]);
+        let (bound, found) = (open.tasks[0].bound.unwrap(), open.tasks[0].from_intended.unwrap());
+        assert_eq!((found.bound, found.stall), (Nanos(bound.0 + ms(5).0), ms(5)));
+        // A reservation that counts no stall covers none: what the device alone delays is too much.
+        let none = planned(&text.replace("500/s", "3000/s"), &[0]);
+        assert!(none.tasks[0].bound.is_some() && none.tasks[0].from_intended.is_none(), "{none:?}");
+    }
+
     #[test]
     fn worst_traffic_approaches_the_bound_from_below() {
         let declared = simulate(Policy::Edf, Traffic::Declared);
