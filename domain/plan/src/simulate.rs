@@ -53,7 +53,8 @@ pub struct TaskOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
-    /// Periodic tasks at their declared rates, with clocks that drift.
+    /// Periodic tasks at their declared rates, with clocks that drift. Each request is submitted when
+    /// it is due, also where the task would wait for the one before it.
     Declared,
     /// The worst demand that the plan allows for: all guests stall for the planned time and then
     /// submit the accumulated requests at once; tasks that are promised nothing submit the largest

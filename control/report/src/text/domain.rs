@@ -138,7 +138,9 @@ fn from_intended(plan: &DomainPlan, style: &Style) -> String {
                 "from the time at which a request is due {} at most, while the guest stalls for no longer than {}",
                 due.bound, due.stall
             ),
-            None => "bounded from the submission only: nothing bounds how late a request is submitted".to_owned(),
+            None => {
+                "bounded from the submission only, while its requests are within its reservation: nothing bounds how late they are submitted".to_owned()
+            }
         };
         out.push_str(&style.wrap(&format!("{}/{}: {says}", task.vm, task.task), 0));
     }
