@@ -78,8 +78,8 @@ impl Surroundings {
     /// ```
     ///
     /// (U. C. Devi and J. H. Anderson, "Tardiness Bounds under Global EDF Scheduling on a
-    /// Multiprocessor", Real-Time Systems 38 (2), 2008): 0 on one CPU, and more than the slack of 2P
-    /// on many. The runtimes of all other deadline threads are not known here.
+    /// Multiprocessor", Real-Time Systems 38 (2), 2008). On one CPU there is none; on many it may be
+    /// more than the slack of 2P. The runtimes of all other deadline threads are not known here.
     #[must_use]
     pub fn is_estimate(self) -> bool {
         self.backend == Backend::Deadline
