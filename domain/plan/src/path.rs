@@ -1,5 +1,7 @@
 //! One target for a message that passes a VM's network card, its CPU and its disk: the bounds of
-//! the parts add, because each bound holds from the moment at which the part before it is done.
+//! the parts add, because each bound holds from the moment at which the part before it is done. A
+//! task that makes one request at a time may then still have an earlier message at the disk: its part
+//! is the bound from the intended start, whose stall is no shorter than that of the VM's CPU.
 //!
 //! The part of the CPU is [`rtvirtio_model::response_of_stream`], with the debt of the host's tick:
 //! it holds for a guaranteed budget of all threads together, as a real-time cgroup has it, and for
@@ -8,12 +10,12 @@
 
 use rtvirtio_capacity::longest_stall;
 use rtvirtio_model::response_of_stream;
-use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
+use rtvirtio_spec::{Arrival, CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
 use rtvirtio_units::{Iops, Nanos, Ratio};
 
 use crate::flow::FlowPromise;
 use crate::plan::DomainPlan;
-use crate::promise::{PartPromise, PathPromise};
+use crate::promise::{PartPromise, PathPromise, TaskPromise};
 
 /// Whether a VM's threads together get the budget of its CPU contract; else the reason why not.
 pub type Guaranteed<'a> = dyn Fn(&Vm) -> Result<(), String> + 'a;
@@ -113,9 +115,15 @@ fn bunched(vm: &Vm, flow: &FlowPromise, stall: Nanos) -> Option<String> {
 fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
     let of = vm.tasks[task].name.clone();
     let found = plan.tasks.iter().find(|t| t.vm == vm.name && t.task == of);
-    let bound = found.and_then(|task| task.bound);
+    let waits = vm.tasks[task].rate.is_some() && vm.tasks[task].arrival == Arrival::Closed;
+    let covered = |stall: Nanos| stall >= longest_stall(vm, Nanos(0));
+    let from_intended = |t: &TaskPromise| Some(t.from_intended.filter(|due| covered(due.stall))?.bound);
+    let bound = found.and_then(|t| if waits { from_intended(t) } else { t.bound });
+    let behind = (waits && found.is_some_and(|t| t.bound.is_some())).then(|| {
+        "it makes one request at a time, and nothing bounds how long a message waits for those before it: write loop = \"open\"".to_owned()
+    });
     let refused = plan.vms.iter().find(|v| v.vm == vm.name).and_then(|v| v.refused.clone());
-    let why = found.and_then(|task| task.unpromised.clone()).or(refused);
+    let why = found.and_then(|task| task.unpromised.clone()).or(refused).or(behind);
     let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the task has no reservation".to_owned()));
     PartPromise { part: "disk", of, bound, unpromised }
 }
@@ -207,7 +215,10 @@ mod tests {
         let plan = planned(CPU, path);
         let found = &plan.paths[0];
         let parts: Vec<_> = found.parts.iter().map(|p| (p.part, p.of.as_str(), p.bound.unwrap())).collect();
-        let (flow, task) = (plan.networks[0].flows[0].bound.unwrap(), plan.tasks[0].bound.unwrap());
+        // Log entries after a time without CPU come at once, and are written one by one.
+        let due = plan.tasks[0].from_intended.unwrap();
+        assert!(due.stall == Nanos::from_millis(32) && due.bound > plan.tasks[0].bound.unwrap(), "{due:?}");
+        let (flow, task) = (plan.networks[0].flows[0].bound.unwrap(), due.bound);
         // A tick's debt and the work are more than one budget: 3 (P - Q) without the CPU.
         let cpu = Nanos::from_micros(52_300);
         assert_eq!(parts, [("net", "trip", flow), ("cpu", "work of 300us", cpu), ("disk", "log", task)]);
