@@ -255,7 +255,8 @@ mod tests {
         let found = &plan.paths[0];
         assert_eq!((found.bound, found.met), (None, false), "{found:?}");
         let remedy = found.remedy.as_deref().unwrap();
-        assert!(remedy.contains("without its CPU for 32ms the VM may then send 5 frames at once"), "{remedy}");
+        let says = "without its CPU for 32ms the VM may then send 5 frames at once";
+        assert!(remedy.contains(says), "{remedy}");
     }
 
     #[test]
