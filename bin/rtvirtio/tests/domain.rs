@@ -137,6 +137,7 @@ fn a_domain_is_planned_applied_and_stopped() {
     let out = planned(&[&a, &b]);
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
     assert!(text(&out.stdout).contains("guaranteed"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("guaranteed: from the submission"), "{}", text(&out.stdout));
 
     let elsewhere = site.dir.path().join("relative.toml");
     let text_of_file = std::fs::read_to_string(file).unwrap();

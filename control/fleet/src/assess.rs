@@ -1,9 +1,6 @@
 //! What fits where, what each loss does, what to buy.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use rtvirtio_capacity::{Contract, Node, Refused, Scalars, admit};
-use rtvirtio_spec::Vm;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Search};
@@ -128,7 +125,7 @@ pub fn assess(fleet: &Fleet, cancelled: &dyn Fn() -> bool) -> Assessment {
         broken: broken(fleet),
         losses,
         buy,
-        doubts: [fleet.doubts.clone(), missed_rates(fleet, &placed)].concat(),
+        doubts: fleet.doubts.clone(),
     }
 }
 
@@ -313,36 +310,6 @@ fn broken(fleet: &Fleet) -> Vec<(String, Refused)> {
         }
     }
     all
-}
-
-/// Tasks that the plan of their host may refuse although admission does not.
-fn missed_rates(fleet: &Fleet, placed: &Placed) -> Vec<String> {
-    let mut on: Vec<Vec<&Contract>> = vec![Vec::new(); fleet.hosts.len()];
-    for (contract, at) in fleet.contracts.iter().zip(&placed.at) {
-        if let Some(host) = at {
-            on[*host].push(&fleet.kinds[contract.kind]);
-        }
-    }
-    let mut missed: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
-    for (i, contracts) in on.iter().enumerate() {
-        let node = &fleet.classes[fleet.hosts[i].class];
-        for (d, disk) in node.disks.iter().enumerate() {
-            let parts = contracts.iter().flat_map(|c| &c.disks);
-            let here = parts.filter(|of| node.disk(of.device.as_deref()) == Ok(d));
-            let vms: Vec<&Vm> = here.map(|of| &of.vm).collect();
-            for task in disk.missed_rates(&vms) {
-                missed.entry(task).or_default().insert(i);
-            }
-        }
-    }
-    let words = |(task, hosts): (String, BTreeSet<usize>)| {
-        let first = hosts.first().map_or("", |host| fleet.hosts[*host].name.as_str());
-        let more = if hosts.len() > 1 { format!(" and {} more", hosts.len() - 1) } else { String::new() };
-        format!(
-            "{task} makes one request at a time, and in the worst case too few for its rate on {first}{more}: admission here does not count that, and the plan of the host may refuse it"
-        )
-    };
-    missed.into_iter().map(words).collect()
 }
 
 /// Refusal of one of these contracts alone, or of all together.

@@ -124,21 +124,22 @@ fn nothing_is_placed_beside_a_contract_in_force_that_is_refused_even_alone() {
 }
 
 #[test]
-fn a_rate_that_one_request_at_a_time_may_miss_is_doubted() {
+fn a_rate_that_one_request_at_a_time_may_miss_is_refused() {
     let dir = tempdir().unwrap();
     let text = "[[host]]\nname = \"h\"\ncount = 2\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"a.toml\"\ncount = 2\n";
-    let doubts = |vm: &str| -> Vec<String> {
+    let assessed = |vm: &str| {
         write(dir.path(), "a.toml", &(DEVICE.to_owned() + vm));
-        let answer = assess(&fleet(dir.path(), text).unwrap(), &|| false);
-        assert!(answer.contracts.iter().all(|c| c.host.is_some()), "{answer:?}");
-        answer.doubts.into_iter().filter(|d| d.starts_with("a/t makes one request at a time")).collect()
+        assess(&fleet(dir.path(), text).unwrap(), &|| false).contracts
     };
-    let of = doubts(&vm("a", 80, 9_000, 60));
-    assert!(matches!(of.as_slice(), [one] if one.contains("h-1 and 1 more")), "{of:?}");
+    for contract in assessed(&vm("a", 80, 9_000, 60)) {
+        let refused = contract.refused.as_ref().map(|(_, refused)| refused);
+        assert!(matches!(refused, Some(Refused::OneAtATime { vm, .. }) if vm == "a"), "{contract:?}");
+        assert_eq!(contract.host, None);
+    }
     // Smaller pieces keep the lower rate, and a task that does not wait misses none.
     for kept in [vm("a", 80, 3_000, 60), vm("a", 80, 9_000, 60).replace("op =", "loop = \"open\"\nop =")] {
-        let of = doubts(&kept);
-        assert!(of.is_empty(), "{of:?}");
+        let contracts = assessed(&kept);
+        assert!(contracts.iter().all(|c| c.host.is_some()), "{contracts:?}");
     }
 }
 
@@ -216,8 +217,8 @@ fn mistakes_name_the_key() {
 #[test]
 fn openstack_counts_the_same_integers() {
     let dir = tempdir().unwrap();
-    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 50, 60)));
-    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 50, 60)));
+    write(dir.path(), "here.toml", &(DEVICE.to_owned() + &vm("here", 19, 1, 60)));
+    write(dir.path(), "new.toml", &(DEVICE.to_owned() + &vm("new", 38, 1, 60)));
     let text = "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nspec = \"here.toml\"\n[[contracts]]\nspec = \"new.toml\"\ncount = 3\n";
     let fleet = fleet(dir.path(), text).unwrap();
     let told = serde_json::to_value(rtvirtio_fleet::OpenStack::from_fleet(&fleet)).unwrap();

@@ -4,7 +4,7 @@ use rtvirtio_sched::bound::{self, EdfRoom, Flow, Refusal};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
 
-use crate::{DeviceModel, Options, Reserve, Shape, missed_turn, reserve, tightest};
+use crate::{DeviceModel, Options, Reserve, Shape, reserve, tightest};
 
 /// Reservations and admission of a device under one shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,9 @@ pub struct DiskCapacity {
     piece: f64,
     room: EdfRoom,
     options: Options,
+    /// S: share of one server that the parts of all contracts leave free, see
+    /// [`DiskCapacity::part`].
+    kept: f64,
 }
 
 /// Latency within the guest uses up the whole target.
@@ -35,7 +38,8 @@ impl DiskCapacity {
         let device = shape.device(device);
         let bound = device.with_window(shape.window);
         let piece = device.max_piece_cost(shape.quantum);
-        Self { shape, room: bound.edf_room(piece), bound, piece, device, options: options.clone() }
+        let room = bound.edf_room(piece);
+        Self { shape, room, bound, piece, device, options: options.clone(), kept: 0.0 }
     }
 
     /// Reservation for a VM's targets; `None` for a VM without a target that can be promised.
@@ -55,6 +59,11 @@ impl DiskCapacity {
     #[must_use]
     pub(crate) fn device_name(&self) -> &str {
         &self.device.name
+    }
+
+    /// Lets the parts of all contracts leave this share of one server free.
+    pub(crate) fn keep(&mut self, kept: f64) {
+        self.kept = kept;
     }
 
     /// Service curve that is left for reservations.
@@ -77,25 +86,18 @@ impl DiskCapacity {
     /// so the demands sum to no more than `A(t)` times the sum of the shares. No smaller number has
     /// that property for every set: at `t = D_j` and for t without end, w_j is what the reservation
     /// takes of the room.
+    ///
+    /// Admission also asks that the rates and the largest spare s sum to k at most
+    /// ([`Reserve::spare`]). With S free of all rates, `r_j / k` above is
+    /// `(r_j + max(s_j - S, 0)) / (k - S)`, which is no less: where these sum to 1, the rates and
+    /// `s_j - S` of any one sum to `k - S`.
     #[must_use]
     pub fn part(&self, r: &Reserve) -> Option<f64> {
-        part_of(self.room, std::slice::from_ref(r))
+        part_of(self.room, self.kept, std::slice::from_ref(r))
     }
 
-    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in
-    /// the worst case where the VMs have all their reservations.
-    pub(crate) fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {
-        let reserves = vms.iter().filter_map(|vm| self.reserve(vm).ok().flatten());
-        let reserved: f64 = reserves.map(|r| r.share.0).sum();
-        let missed = |vm: &Vm| -> Vec<String> {
-            let tasks = vm.tasks.iter();
-            let tasks = tasks.filter(|t| missed_turn(t, &self.device, self.shape, reserved).is_some());
-            tasks.map(|task| format!("{}/{}", vm.name, task.name)).collect()
-        };
-        vms.iter().flat_map(|vm| missed(vm)).collect()
-    }
-
-    /// The scheduler's own admission of these reservations together.
+    /// The scheduler's own admission of these reservations together, and whether tasks that make
+    /// one request at a time keep their rates.
     ///
     /// # Errors
     /// The first that is refused, by its position.
@@ -110,20 +112,28 @@ impl DiskCapacity {
             weight: 100,
         };
         let flows: Vec<Flow> = all.iter().enumerate().map(flow).collect();
-        bound::admit(&self.bound, &flows)
+        bound::admit(&self.bound, &flows)?;
+        let reserved: f64 = all.iter().map(|r| r.share.0).sum();
+        let missed = all.iter().position(|r| reserved + r.spare.0 > self.room.speed && r.spare.0 > 0.0);
+        missed.map_or(Ok(()), |vm| {
+            let needed = 100.0 * (reserved + all[vm].spare.0);
+            Err(Refusal::OneAtATime { vm, needed, available: 100.0 * self.room.speed })
+        })
     }
 }
 
 /// Share of a room that the reservations of one VM take together: the least w with which their
 /// demand stays within `w A(t)` for every t. The demand is linear between two deadlines, so w is
 /// the largest ratio of demand to room at any deadline, or of the rates. For one reservation see
-/// [`DiskCapacity::part`].
-pub(crate) fn part_of(room: EdfRoom, all: &[Reserve]) -> Option<f64> {
+/// [`DiskCapacity::part`], also for `kept`.
+pub(crate) fn part_of(room: EdfRoom, kept: f64, all: &[Reserve]) -> Option<f64> {
     let demand = |t: Nanos| -> f64 {
         let earlier = all.iter().filter(|r| r.deadline <= t);
         earlier.map(|r| r.burst.0 as f64 + r.share.0 * (t.0 - r.deadline.0) as f64).sum()
     };
-    let mut part = all.iter().map(|r| r.share.0).sum::<f64>() / room.speed;
+    let spare = all.iter().map(|r| r.spare.0).fold(0.0, f64::max);
+    let rate = all.iter().map(|r| r.share.0).sum::<f64>();
+    let mut part = (rate + (spare - kept).max(0.0)) / (room.speed - kept);
     for r in all {
         let at = room.at(r.deadline.0 as f64);
         if at <= 0.0 {

@@ -22,11 +22,13 @@ struct Entry {
     deadline: f64,
     burst: f64,
     rate: f64,
+    spare: f64,
 }
 
 impl From<&Reserve> for Entry {
     fn from(r: &Reserve) -> Self {
-        Self { deadline: r.deadline.0 as f64, burst: r.burst.0 as f64, rate: r.share.0 }
+        let (deadline, burst) = (r.deadline.0 as f64, r.burst.0 as f64);
+        Self { deadline, burst, rate: r.share.0, spare: r.spare.0 }
     }
 }
 
@@ -94,7 +96,8 @@ impl Ledger {
                 return false;
             }
         }
-        demand.rate <= room.speed
+        let spare = self.all.iter().map(|e| e.spare).fold(new.spare, f64::max);
+        demand.rate + spare <= room.speed
     }
 
     /// Adds a reservation without a test.

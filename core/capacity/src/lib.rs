@@ -35,6 +35,7 @@ pub use network::{
 pub use node::{Admission, Disk, Node, Resource, admit};
 pub use refused::Refused;
 pub use reserve::{
-    Options, Reserve, Shape, has_closed_loop_target, missed_turn, promised, replenishment, reserve, tightest,
+    Options, Reserve, Shape, counted_delay, has_closed_loop_target, longest_from_intended, longest_stall,
+    missed_turn, promised, replenishment, reserve, tightest,
 };
 pub use scalar::{Permille, Scalars, WHOLE};

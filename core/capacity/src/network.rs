@@ -176,7 +176,8 @@ impl Network {
                 return Err(NoPromise::Burst { burst: Nanos(r.burst) });
             }
             let share = Ratio(r.rate as f64 / 1e9);
-            *reserve = Some(Reserve { share, burst: Nanos(r.burst), deadline: r.deadline });
+            let (burst, deadline) = (Nanos(r.burst), r.deadline);
+            *reserve = Some(Reserve { share, burst, deadline, spare: Ratio(0.0) });
         }
         Ok(reserves)
     }
@@ -186,7 +187,7 @@ impl Network {
     /// those that are refused even alone.
     #[must_use]
     pub fn part(&self, all: &[Reserve]) -> Option<f64> {
-        part_of(self.room, all)
+        part_of(self.room, 0.0, all)
     }
 
     /// The scheduler's own admission of these ports together, each with its reservations of marked

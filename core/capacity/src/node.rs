@@ -2,7 +2,6 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::bound::Refusal;
-use rtvirtio_spec::Vm;
 use rtvirtio_units::Ratio;
 use serde::Serialize;
 
@@ -80,23 +79,11 @@ impl Disk {
         &self.shapes[self.chosen]
     }
 
-    /// Tasks of these VMs, as `VM/TASK`, that make one request at a time and miss their rates in
-    /// the worst case: under the chosen shape, where no shape admits the VMs and keeps all rates.
-    /// [`admit`] does not ask that.
-    #[must_use]
-    pub fn missed_rates(&self, vms: &[&Vm]) -> Vec<String> {
-        let missed = self.capacity().missed_rates(vms);
-        let is_kept = |capacity: &DiskCapacity| {
-            let all: Result<Vec<Option<Reserve>>, _> = vms.iter().map(|vm| capacity.reserve(vm)).collect();
-            let all: Option<Vec<Reserve>> = all.ok().map(|all| all.into_iter().flatten().collect());
-            capacity.missed_rates(vms).is_empty() && all.is_some_and(|all| capacity.admit(&all).is_ok())
-        };
-        if missed.is_empty() || self.shapes.iter().any(is_kept) { Vec::new() } else { missed }
-    }
-
     /// Takes the shape under which the scalars of these contracts are smallest in sum: of the
     /// shapes that refuse fewest of them alone, the first of the smallest sum. A smaller window or
-    /// piece makes room for a short target, and costs throughput.
+    /// piece makes room for a short target, and costs throughput. What tasks that make one request
+    /// at a time need free counts once for all contracts where that makes the sum smaller, and in
+    /// each of theirs otherwise ([`DiskCapacity::part`]).
     pub fn choose(&mut self, contracts: &[&OnDisk]) {
         let cost = |capacity: &DiskCapacity| {
             let (mut refused, mut sum) = (0u32, 0.0);
@@ -112,13 +99,22 @@ impl Disk {
             }
             (refused, sum)
         };
-        let mut best = (u32::MAX, f64::INFINITY);
-        for (i, capacity) in self.shapes.iter().enumerate() {
-            let this = cost(capacity);
-            if this.0 < best.0 || (this.0 == best.0 && this.1 < best.1) {
-                (best, self.chosen) = (this, i);
+        let most_spare = |capacity: &DiskCapacity| {
+            let reserves = contracts.iter().filter_map(|of| capacity.reserve(&of.vm).ok().flatten());
+            let kept = reserves.filter(|r| r.share.0 + r.spare.0 <= capacity.room().speed);
+            kept.map(|r| r.spare.0).fold(0.0, f64::max)
+        };
+        let (mut best, mut best_kept) = ((u32::MAX, f64::INFINITY), 0.0);
+        for (i, capacity) in self.shapes.iter_mut().enumerate() {
+            for kept in [0.0, most_spare(capacity)] {
+                capacity.keep(kept);
+                let this = cost(capacity);
+                if this.0 < best.0 || (this.0 == best.0 && this.1 < best.1) {
+                    (best, best_kept, self.chosen) = (this, kept, i);
+                }
             }
         }
+        self.shapes[self.chosen].keep(best_kept);
     }
 }
 
@@ -261,6 +257,10 @@ fn admit_all(capacity: &DiskCapacity, vms: &[OnDisk], disk: &str) -> Result<(), 
         Refusal::Deadline { vm, deadline, needed, blocking, latency, discard } => {
             let vm = names.get(vm).map_or_else(String::new, |n| (*n).to_owned());
             Refused::Deadline { disk, vm, deadline, needed, blocking, latency, discard }
+        }
+        Refusal::OneAtATime { vm, needed, available } => {
+            let vm = names.get(vm).map_or_else(String::new, |n| (*n).to_owned());
+            Refused::OneAtATime { disk, vm, asked: needed, available }
         }
         other => Refused::Other { disk, why: other.to_string() },
     })

@@ -57,6 +57,21 @@ pub enum Refused {
         /// Behind a piece of a discard, a part of it.
         discard: Nanos,
     },
+    /// A task that makes one request at a time would miss its rate behind a full device.
+    #[error(
+        "{disk}: a task of {vm} makes one request at a time, and each may wait for what the device holds already: beside all reservations that takes {asked:.1} % of its \
+         time, and it can give {available:.1} %; lower its rate, or write loop = \"open\""
+    )]
+    OneAtATime {
+        /// Name of the disk.
+        disk: String,
+        /// The VM whose task would miss its rate: the candidate, or one in force.
+        vm: String,
+        /// Reservations and what its task needs free, in percent of one server.
+        asked: f64,
+        /// Capacity, in percent of one server.
+        available: f64,
+    },
     /// The host has no such network.
     #[error("the host has no network {network}: it has {known}")]
     NoNetwork {
@@ -145,7 +160,9 @@ impl Refused {
     /// Ratio of what is asked for to what is there: 1 is just admitted, infinity not comparable.
     pub(crate) fn distance(&self) -> f64 {
         match self {
-            Self::DeviceTime { asked, available, .. } => asked / available.max(1e-9),
+            Self::DeviceTime { asked, available, .. } | Self::OneAtATime { asked, available, .. } => {
+                asked / available.max(1e-9)
+            }
             Self::Deadline { deadline, needed, .. } => needed.0 as f64 / deadline.0.max(1) as f64,
             Self::Cpu { asked, available } => asked / available.max(1e-9),
             _ => f64::INFINITY,

@@ -2,7 +2,8 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_sched::Op;
-use rtvirtio_spec::{Arrival, Target, Task, Vm};
+use rtvirtio_sched::bound::EdfRoom;
+use rtvirtio_spec::{Arrival, CpuNeed, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::Serialize;
 
@@ -53,6 +54,10 @@ pub struct Reserve {
     pub burst: Nanos,
     /// Longest time from a request to its completion.
     pub deadline: Nanos,
+    /// Share of one server that all reservations together must leave free, so that the VM's tasks
+    /// that make one request at a time keep their rates; 0 without such tasks.
+    #[serde(skip)]
+    pub spare: Ratio,
 }
 
 /// Parameters that all VMs of a device share.
@@ -141,9 +146,7 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
     for task in vm.tasks.iter().filter(|t| !promised(t).is_empty()) {
         let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
-            Some(rate) => {
-                burst += (f64::from(task.at_once()) + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
-            }
+            Some(rate) => burst += at_once(vm, task, rate, device, shape) * most,
             None => burst += f64::from(task.depth) * most,
         }
     }
@@ -155,7 +158,63 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
     };
     // Whole ns per second, rounded up: the scheduler's unit.
     let share = (share * 1e9).ceil() / 1e9;
-    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
+    let spare = vm.tasks.iter().map(|task| spare_for(task, device, shape)).fold(0.0, f64::max);
+    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline, spare: Ratio(spare) }
+}
+
+/// Longest time for which the tasks of a VM stand still and then submit what was due: `catch_up`, or
+/// the time `2 (P - Q)` without a CPU under its contract, where that is longer. A budget that is
+/// found for a demand answers within the deadline, which is no shorter than that time.
+#[must_use]
+pub fn longest_stall(vm: &Vm, catch_up: Nanos) -> Nanos {
+    let blackout = match vm.cpu.need {
+        None => Nanos(0),
+        Some(CpuNeed::Contract { budget, period }) => Nanos(2 * period.0.saturating_sub(budget.0)),
+        Some(CpuNeed::Demand { deadline, .. }) => deadline,
+    };
+    blackout.max(catch_up)
+}
+
+/// Longest delay of a task's requests before their submission that the reservation counts: the
+/// stall, and of a task that makes one request at a time also that of the device, behind which it
+/// falls.
+#[must_use]
+pub fn counted_delay(vm: &Vm, task: &Task, device: &DeviceModel, shape: Shape) -> Nanos {
+    let stall = longest_stall(vm, shape.catch_up);
+    let device = if task.arrival == Arrival::Closed { device.latency } else { Nanos(0) };
+    Nanos(stall.0.saturating_add(device.0))
+}
+
+/// Requests of a task with a rate that the reservation counts at once.
+fn at_once(vm: &Vm, task: &Task, rate: Iops, device: &DeviceModel, shape: Shape) -> f64 {
+    let delay = counted_delay(vm, task, device, shape);
+    f64::from(task.at_once()) + (rate.0 * delay.as_secs_f64()).ceil()
+}
+
+/// Longest time from the intended start of a request to its completion, for a task that makes one
+/// at a time at a rate r while its guest never stalls and the reservation covers all its requests.
+/// `all` has the reservations of all VMs.
+///
+/// In a busy period that begins with an intended start, the n-th request completes by
+/// `t_n = (k T + n (W C + c) + sum b_j) / (k - R) + n l`, with R and b_j the rate and the bursts of
+/// all other demand, and l the last piece's time beyond its share of the servers. Each step is at
+/// most `1 / r` where the task keeps its rate ([`missed_turn`]), so that `t_n - (n - 1) / r` is
+/// largest at n = 1.
+#[must_use]
+pub fn longest_from_intended(
+    (vm, task): (&Vm, &Task),
+    device: &DeviceModel,
+    shape: Shape,
+    all: &[Reserve],
+) -> Option<Nanos> {
+    let rate = task.rate?;
+    let cost = max_request_cost(task, device, shape.quantum);
+    let room = device.with_window(shape.window).edf_room(device.max_piece_cost(shape.quantum));
+    let reserved: f64 = all.iter().map(|r| r.share.0).sum();
+    let bursts: f64 = all.iter().map(|r| r.burst.0 as f64).sum();
+    let others = (bursts - at_once(vm, task, rate, device, shape) * cost).max(0.0);
+    let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
+    (left > 0.0).then(|| Nanos(((cost + room.lost + others) / left).ceil() as u64))
 }
 
 /// Longest time for which a request of a VM with a closed loop waits for the reservation that
@@ -178,11 +237,27 @@ pub fn replenishment(vm: &Vm, device: &DeviceModel, shape: Shape, reserve: &Rese
 /// `k x = W C + c + (reserved - own) x`.
 fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, reserved: f64) -> Nanos {
     let cost = max_request_cost(task, device, shape.quantum);
-    let mut steady = device.with_window(shape.window);
-    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
-    let room = steady.edf_room(device.max_piece_cost(shape.quantum));
+    let room = steady_room(device, shape);
     let left = room.speed - (reserved - rate.0 * cost / 1e9).max(0.0);
     Nanos(((cost + room.lost) / left.max(1e-9)).ceil() as u64)
+}
+
+/// Room of a device between its stalls: a loss at every request, not once.
+fn steady_room(device: &DeviceModel, shape: Shape) -> EdfRoom {
+    let mut steady = device.with_window(shape.window);
+    (steady.latency, steady.deallocations.piece) = (Nanos(0), Nanos(0));
+    steady.edf_room(device.max_piece_cost(shape.quantum))
+}
+
+/// Share of one server that all reservations must leave free for a promised task that makes one
+/// request at a time at a rate r; 0 for any other.
+///
+/// With L the loss of the [`steady_room`] and R the sum of all shares, its turn is
+/// `x = (c + L) / (k - R + r c)` ([`longest_turn`]), so that `r x <= 1` exactly if
+/// `R + r L <= k`. Of several tasks the largest `r L` decides.
+fn spare_for(task: &Task, device: &DeviceModel, shape: Shape) -> f64 {
+    let rate = task.rate.filter(|_| task.arrival == Arrival::Closed && !promised(task).is_empty());
+    rate.map_or(0.0, |rate| (rate.0 * steady_room(device, shape).lost).ceil() / 1e9)
 }
 
 /// Longest time of one request of a promised task that makes one at a time, where it is too long
@@ -190,9 +265,9 @@ fn longest_turn(task: &Task, rate: Iops, device: &DeviceModel, shape: Shape, res
 /// shares.
 #[must_use]
 pub fn missed_turn(task: &Task, device: &DeviceModel, shape: Shape, reserved: f64) -> Option<Nanos> {
-    let rate = task.rate.filter(|_| task.arrival == Arrival::Closed && !promised(task).is_empty())?;
-    let turn = longest_turn(task, rate, device, shape, reserved);
-    (rate.0 * turn.as_secs_f64() > 1.0).then_some(turn)
+    let spare = spare_for(task, device, shape);
+    let is_missed = spare > 0.0 && reserved + spare > steady_room(device, shape).speed;
+    task.rate.filter(|_| is_missed).map(|rate| longest_turn(task, rate, device, shape, reserved))
 }
 
 /// Share of one server that the promised tasks with a rate need.
@@ -241,6 +316,39 @@ mod tests {
             }
         }
         longest
+    }
+
+    /// The requests that were due without a CPU come at once.
+    #[test]
+    fn a_burst_has_what_is_due_while_a_contract_gives_no_cpu() {
+        let twin = TwinProfile::built_in("qlc-nvme").unwrap();
+        let device = DeviceModel { latency: Nanos(0), ..DeviceModel::declared("q", &twin, Bytes(1 << 30)) };
+        let options = Options::default();
+        let shape = Shape::all(&device, &options)[0];
+        let cost = device.request(Op::Read, Bytes::from_kib(4), shape.quantum) as u64;
+        let requests = |cpu: &str| {
+            let text = format!(
+                "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n{cpu}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
+                 block = \"4KiB\"\nrate = \"100/s\"\ntarget = {{ latency = \"20ms\" }}\n"
+            );
+            let spec = rtvirtio_spec::parse("test", &text).unwrap_or_else(|e| panic!("{e:?}"));
+            reserve(&spec.vms[0], &device, &options, shape, Nanos::from_millis(20)).burst.0 / cost
+        };
+        assert_eq!(requests(""), 2);
+        // 32 ms without a CPU.
+        assert_eq!(requests("cpu = { budget = \"4ms\", period = \"20ms\" }"), 5);
+        // No longer than the stall that every guest may have.
+        assert_eq!(requests("cpu = { budget = \"18ms\", period = \"20ms\" }"), 2);
+        // A task that makes one request at a time falls behind a stall of the device too.
+        let stalls = DeviceModel { latency: Nanos::from_millis(14), ..device.clone() };
+        let text = "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
+                    block = \"4KiB\"\nrate = \"100/s\"\ntarget = { latency = \"60ms\" }\n";
+        for (loops, requests) in [("closed", 3), ("open", 2)] {
+            let text = text.replace("rate =", &format!("loop = \"{loops}\"\nrate ="));
+            let spec = rtvirtio_spec::parse("test", &text).unwrap_or_else(|e| panic!("{e:?}"));
+            let of = reserve(&spec.vms[0], &stalls, &options, shape, Nanos::from_millis(60));
+            assert_eq!(of.burst.0 / cost, requests, "{loops}");
+        }
     }
 
     /// A closed loop takes all that a task with a rate leaves of the reservation.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use rtvirtio_capacity::{
     Contract, DeviceModel, Disk, DiskCapacity, Ledger, Network, Node, OnDisk, OnNetwork, Options, Reserve,
-    Scalars, Shape, admit,
+    Scalars, Shape, admit, missed_turn,
 };
 use rtvirtio_spec::{Direction, Flow, LabKind, Mark, Op, TWIN_PROFILES, Target, Task, Traffic, Vm};
 use rtvirtio_twin::TwinProfile;
@@ -183,7 +183,7 @@ proptest! {
         let shapes = Shape::all(&device, &Options::default());
         let disk = DiskCapacity::new(&device, &Options::default(), shapes[shape % shapes.len()]);
         let mut ledger = Ledger::default();
-        let mut placed: Vec<Reserve> = Vec::new();
+        let (mut placed, mut tasks): (Vec<Reserve>, Vec<Task>) = (Vec::new(), Vec::new());
         for (i, a) in many.iter().enumerate() {
             let r = disk.reserve(&contract(i, a).disks[0].vm).unwrap().unwrap();
             let mut with = placed.clone();
@@ -199,9 +199,13 @@ proptest! {
             if fits {
                 ledger.insert(&r);
                 placed = with;
+                tasks.extend(contract(i, a).disks.remove(0).vm.tasks);
             }
         }
         prop_assert_eq!(ledger.len(), placed.len());
+        let reserved: f64 = placed.iter().map(|r| r.share.0).sum();
+        let limited = disk.shape.device(&device);
+        prop_assert!(tasks.iter().all(|t| missed_turn(t, &limited, disk.shape, reserved).is_none()));
         for r in &placed {
             prop_assert!(ledger.remove(r));
         }

@@ -37,7 +37,9 @@
 //! and as long as the device is no slower than [`Device`] declares. Those of a round robin take
 //! every VM of the scheduler to have a flow, the largest piece of all flows to be as large as the
 //! quantum allows, and no lower limit on pieces without a deadline; `round-robin` by pieces also
-//! takes those of a flow to be of one size.
+//! takes those of a flow to be of one size. Those of flows without a reservation, under any policy,
+//! do not cover discards of the flow's own VM, which are paced only for the sake of other VMs and of
+//! reservations.
 
 use rtvirtio_units::Nanos;
 
@@ -135,6 +137,19 @@ pub enum Refusal {
         latency: Nanos,
         /// Time of a piece of a discard or zeroing, a part of it; 0 where no VM may discard.
         discard: Nanos,
+    },
+    /// A closed loop of one request at a time that would miss its rate behind a full window.
+    #[error(
+        "a task of VM {vm} makes one request at a time, and each may wait for a full window: beside all reservations that takes {needed:.1} % of the device, and it can give \
+         {available:.1} %; lower its rate, or let its requests overlap"
+    )]
+    OneAtATime {
+        /// Index of the VM.
+        vm: usize,
+        /// Reservations and what the loop needs free, in percent of one server.
+        needed: f64,
+        /// Percent of one server that the device can serve.
+        available: f64,
     },
 }
 

@@ -31,6 +31,17 @@ pub enum Arrival {
         /// Requests outstanding all the time.
         depth: u32,
     },
+    /// One request at a time, due every `period`: a request that is due while the one before it is
+    /// outstanding, or while the guest stands still, follows as soon as it may. Its latency counts
+    /// from when it was due.
+    Paced {
+        /// Time between two requests.
+        period: Nanos,
+        /// Length of the guest's stalls; 0 for none.
+        stall: Nanos,
+        /// Time from the start of one stall to the next; the first is after as long.
+        every: Nanos,
+    },
     /// A closed loop for `on`, idle for `off`, in turn.
     OnOff {
         /// Requests outstanding while active.
@@ -109,7 +120,7 @@ impl Source {
     /// Time of the next request of an open loop; `None` for a closed loop.
     pub fn next_arrival(&self) -> Option<Nanos> {
         match self.load.arrival {
-            Arrival::Closed { .. } | Arrival::OnOff { .. } => None,
+            Arrival::Closed { .. } | Arrival::OnOff { .. } | Arrival::Paced { .. } => None,
             _ => Some(self.next),
         }
     }
@@ -125,7 +136,7 @@ impl Source {
                     self.next.0 += period.0.max(1);
                 }
             }
-            Arrival::Closed { .. } | Arrival::OnOff { .. } => {}
+            Arrival::Closed { .. } | Arrival::OnOff { .. } | Arrival::Paced { .. } => {}
         }
     }
 
@@ -133,11 +144,20 @@ impl Source {
     pub fn outstanding(&self) -> u32 {
         match self.load.arrival {
             Arrival::Closed { depth } | Arrival::OnOff { depth, .. } => depth,
+            Arrival::Paced { .. } => 1,
             _ => 0,
         }
     }
 
-    /// Due time of the next request after a completion at `now`; `None` for an open loop.
+    /// Time at which the request that is submitted now was due.
+    pub fn due(&mut self, now: Nanos) -> Nanos {
+        let Arrival::Paced { period, .. } = self.load.arrival else { return now };
+        let due = self.next;
+        self.next.0 += period.0.max(1);
+        due
+    }
+
+    /// Submission time of the next request after a completion at `now`; `None` for an open loop.
     pub fn resubmit_at(&self, now: Nanos) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } => Some(now),
@@ -145,6 +165,12 @@ impl Source {
                 let cycle = (on.0 + off.0).max(1);
                 let within = now.0 % cycle;
                 Some(if within < on.0 { now } else { Nanos(now.0 - within + cycle) })
+            }
+            Arrival::Paced { stall, every, .. } => {
+                let at = now.max(self.next);
+                let within = at.0 % every.0.max(1);
+                let is_stalled = at >= every && within < stall.0;
+                Some(if is_stalled { Nanos(at.0 - within + stall.0) } else { at })
             }
             _ => None,
         }
@@ -166,5 +192,24 @@ impl Source {
             self.random.below(places as usize) as u64
         };
         (op, place * len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paced_loop_makes_up_for_what_was_due_in_a_stall() {
+        let ms = Nanos::from_millis;
+        let arrival = Arrival::Paced { period: ms(2), stall: ms(5), every: ms(10) };
+        let mut source = Source::new(Load::reads(0, arrival), 1);
+        assert_eq!((source.outstanding(), source.next_arrival()), (1, None));
+        assert_eq!(source.due(ms(0)), ms(0));
+        assert_eq!(source.resubmit_at(ms(1)), Some(ms(2)), "it is not due yet");
+        // Late behind its predecessor, and then behind the stall from 10 to 15 ms.
+        assert_eq!((source.due(ms(9)), source.resubmit_at(ms(9))), (ms(2), Some(ms(9))));
+        assert_eq!((source.due(ms(9)), source.resubmit_at(ms(12))), (ms(4), Some(ms(15))));
+        assert_eq!(source.due(ms(15)), ms(6));
     }
 }

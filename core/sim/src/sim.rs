@@ -73,7 +73,7 @@ impl Observer for NoObserver {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A request of this load is due.
+    /// A request of this load is submitted.
     Arrival(u32),
     /// The piece in this slot completes.
     Completion(u32),
@@ -260,7 +260,8 @@ impl<O: Observer> Sim<O> {
                         self.schedule(at, Event::Arrival(load));
                     }
                 }
-                self.submit_due(load, self.now);
+                let due = self.sources[load as usize].due(self.now);
+                self.submit_due(load, due);
             }
             Event::Completion(slot) => self.complete_piece(slot)?,
             Event::Wakeup => {

@@ -8,6 +8,7 @@
 mod caps;
 mod disk_refusal;
 mod flow;
+mod intended;
 mod network;
 mod network_refusal;
 mod network_simulate;
@@ -26,7 +27,7 @@ pub use network_simulate::{FlowOutcome, NetworkSimulation};
 pub use network_tc::tc_script;
 pub use path::Guaranteed;
 pub use plan::{DomainPlan, VmPlan, plan};
-pub use promise::{PartPromise, PathPromise, TaskPromise};
+pub use promise::{IntendedBound, PartPromise, PathPromise, TaskPromise};
 pub use rtvirtio_capacity::{DeviceError, DeviceModel, LinkReserve, Options};
 pub use simulate::{Simulation, TaskOutcome, Traffic};
 pub use text::DiskPlace;

@@ -1,17 +1,21 @@
 //! One target for a message that passes a VM's network card, its CPU and its disk: the bounds of
-//! the parts add, because each bound holds from the moment at which the part before it is done.
+//! the parts add, because each bound holds from the moment at which the part before it is done. A
+//! task that makes one request at a time may then still have an earlier message at the disk: its part
+//! is the bound from the intended start, whose stall is no shorter than that of the VM's CPU.
 //!
 //! The part of the CPU is [`rtvirtio_model::response_of_stream`], with the debt of the host's tick:
 //! it holds for a guaranteed budget of all threads together, as a real-time cgroup has it, and for
 //! work that the VM does alone. A host that guarantees no such budget gives the part no bound, and
 //! neither does a budget that the messages exceed.
 
+use rtvirtio_capacity::longest_stall;
 use rtvirtio_model::response_of_stream;
-use rtvirtio_spec::{CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
+use rtvirtio_spec::{Arrival, CpuNeed, HostSpec, PathPart, Target, Vm, VmPath};
 use rtvirtio_units::{Iops, Nanos, Ratio};
 
+use crate::flow::FlowPromise;
 use crate::plan::DomainPlan;
-use crate::promise::{PartPromise, PathPromise};
+use crate::promise::{PartPromise, PathPromise, TaskPromise};
 
 /// Whether a VM's threads together get the budget of its CPU contract; else the reason why not.
 pub type Guaranteed<'a> = dyn Fn(&Vm) -> Result<(), String> + 'a;
@@ -41,8 +45,12 @@ fn promise(vm: &Vm, path: &VmPath, plan: &DomainPlan, of_host: (Nanos, &Guarante
     let parts: Vec<PartPromise> = path
         .parts
         .iter()
-        .map(|part| match part {
-            PathPart::Net(flow) => net(vm, *flow, plan),
+        .enumerate()
+        .map(|(i, part)| match part {
+            PathPart::Net(flow) => {
+                let after_cpu = path.parts[..i].iter().any(|part| matches!(part, PathPart::Cpu(_)));
+                net((vm, *flow), after_cpu, plan)
+            }
             PathPart::Cpu(work) => cpu(vm, (*work, messages(vm, path)), of_host),
             PathPart::Disk(task) => disk(vm, *task, plan),
         })
@@ -78,21 +86,44 @@ fn remedy(parts: &[PartPromise], bound: Option<Nanos>, target: Target) -> String
     )
 }
 
-fn net(vm: &Vm, flow: usize, plan: &DomainPlan) -> PartPromise {
+fn net((vm, flow): (&Vm, usize), after_cpu: bool, plan: &DomainPlan) -> PartPromise {
     let of = vm.flows[flow].name.clone();
-    let found = plan.networks.iter().flat_map(|n| &n.flows).find(|f| f.vm == vm.name && f.flow == of);
-    let bound = found.and_then(|flow| flow.bound);
-    let why = found.and_then(|flow| flow.unpromised.clone());
+    let of_flow = |f: &&FlowPromise| f.vm == vm.name && f.flow == of;
+    let found = plan.networks.iter().find_map(|n| Some((n.flows.iter().find(of_flow)?, n.config.stall)));
+    let bunched = found.filter(|_| after_cpu).and_then(|(flow, stall)| bunched(vm, flow, stall));
+    let found = found.map(|(flow, _)| flow);
+    let bound = found.and_then(|flow| flow.bound).filter(|_| bunched.is_none());
+    let why = found.and_then(|flow| flow.unpromised.clone()).or(bunched);
     let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the flow has no reservation".to_owned()));
     PartPromise { part: "net", of, bound, unpromised }
+}
+
+/// Reason for no bound of the frames that a VM sends when its contract gives it the CPU again, where
+/// they are more at once than the reservation counts. That of a disk counts them.
+fn bunched(vm: &Vm, flow: &FlowPromise, stall: Nanos) -> Option<String> {
+    let blackout = longest_stall(vm, Nanos(0));
+    let due = |time: Nanos| (flow.rate.0 * time.as_secs_f64()).ceil();
+    let (sent, counted) = (1.0 + due(blackout), f64::from(flow.burst) + due(stall));
+    (sent > counted).then(|| {
+        format!(
+            "without its CPU for {blackout} the VM may then send {sent} frames at once, and the reservation counts {counted}: give the flow a `burst` of {sent}, or `cpu` a \
+             shorter period"
+        )
+    })
 }
 
 fn disk(vm: &Vm, task: usize, plan: &DomainPlan) -> PartPromise {
     let of = vm.tasks[task].name.clone();
     let found = plan.tasks.iter().find(|t| t.vm == vm.name && t.task == of);
-    let bound = found.and_then(|task| task.bound);
+    let waits = vm.tasks[task].rate.is_some() && vm.tasks[task].arrival == Arrival::Closed;
+    let covered = |stall: Nanos| stall >= longest_stall(vm, Nanos(0));
+    let from_intended = |t: &TaskPromise| Some(t.from_intended.filter(|due| covered(due.stall))?.bound);
+    let bound = found.and_then(|t| if waits { from_intended(t) } else { t.bound });
+    let behind = (waits && found.is_some_and(|t| t.bound.is_some())).then(|| {
+        "it makes one request at a time, and nothing bounds how long a message waits for those before it: write loop = \"open\"".to_owned()
+    });
     let refused = plan.vms.iter().find(|v| v.vm == vm.name).and_then(|v| v.refused.clone());
-    let why = found.and_then(|task| task.unpromised.clone()).or(refused);
+    let why = found.and_then(|task| task.unpromised.clone()).or(refused).or(behind);
     let unpromised = bound.is_none().then(|| why.unwrap_or_else(|| "the task has no reservation".to_owned()));
     PartPromise { part: "disk", of, bound, unpromised }
 }
@@ -184,7 +215,10 @@ mod tests {
         let plan = planned(CPU, path);
         let found = &plan.paths[0];
         let parts: Vec<_> = found.parts.iter().map(|p| (p.part, p.of.as_str(), p.bound.unwrap())).collect();
-        let (flow, task) = (plan.networks[0].flows[0].bound.unwrap(), plan.tasks[0].bound.unwrap());
+        // Log entries after a time without CPU come at once, and are written one by one.
+        let due = plan.tasks[0].from_intended.unwrap();
+        assert!(due.stall == Nanos::from_millis(32) && due.bound > plan.tasks[0].bound.unwrap(), "{due:?}");
+        let (flow, task) = (plan.networks[0].flows[0].bound.unwrap(), due.bound);
         // A tick's debt and the work are more than one budget: 3 (P - Q) without the CPU.
         let cpu = Nanos::from_micros(52_300);
         assert_eq!(parts, [("net", "trip", flow), ("cpu", "work of 300us", cpu), ("disk", "log", task)]);
@@ -203,13 +237,26 @@ mod tests {
 
     #[test]
     fn a_contract_that_the_host_does_not_guarantee_bounds_no_part() {
-        let path = "path = [\"cpu\", \"net\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
+        let path = "path = [\"net\", \"cpu\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
         assert!(planned(CPU, path).paths[0].met);
         let plan = planned_on(CPU, path, &|vm| Err(format!("{} is split over threads", vm.name)));
         let found = &plan.paths[0];
         assert_eq!((found.bound, found.met, plan.feasible), (None, false, false), "{found:?}");
         let remedy = found.remedy.as_deref().unwrap();
         assert_eq!(remedy, "cpu (work of 300us): relay is split over threads");
+    }
+
+    #[test]
+    fn frames_that_come_at_once_after_a_time_without_cpu_are_counted_or_have_no_bound() {
+        let path = "path = [\"cpu\", \"net\"]\nwork = \"300us\"\ntarget = { latency = \"10s\" }";
+        // 400 us without a CPU are no longer than the stall of the I/O domain's thread.
+        assert!(planned("cpu = { budget = \"19800us\", period = \"20ms\" }", path).paths[0].met);
+        let plan = planned(CPU, path);
+        let found = &plan.paths[0];
+        assert_eq!((found.bound, found.met), (None, false), "{found:?}");
+        let remedy = found.remedy.as_deref().unwrap();
+        let says = "without its CPU for 32ms the VM may then send 5 frames at once";
+        assert!(remedy.contains(says), "{remedy}");
     }
 
     #[test]

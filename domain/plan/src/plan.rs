@@ -1,7 +1,8 @@
 //! Reservations with which a spec's targets hold in the worst case.
 
 use rtvirtio_capacity::{
-    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, promised, replenishment, reserve, tightest,
+    DeviceModel, Options, Reserve, Shape, has_closed_loop_target, longest_stall, promised, replenishment,
+    reserve, tightest,
 };
 use rtvirtio_sched::Policy;
 use rtvirtio_sched::bound::{Flow, admit, bounds};
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use crate::caps::{Caps, caps, held_back};
 use crate::disk_refusal::{keep_rates, reason};
+use crate::intended::Reserved;
 use crate::network::NetworkPlan;
 use crate::promise::{PathPromise, TaskPromise};
 
@@ -53,7 +55,7 @@ pub struct DomainPlan {
     pub window: u32,
     /// Smallest window at full throughput; a smaller window costs throughput.
     pub full_window: u32,
-    /// The vCPU stall that bursts are sized for.
+    /// The vCPU stall that bursts are sized for, where no CPU contract makes it longer.
     pub catch_up: Nanos,
     /// Reserved share of the device.
     pub reserved: Ratio,
@@ -196,8 +198,12 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         };
         of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
     };
+    let all: Vec<Reserve> = best.vms.iter().filter_map(|vm| vm.reserve).collect();
+    let reserved: f64 = all.iter().map(|r| r.share.0).fold(0.0, |a, b| a + b);
+    let counted = Reserved { device, shape: best.shape, all, guest: options.guest };
+    let counted = &counted;
     let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
-        let held = held_back(vm, best.shape.catch_up);
+        let held = held_back(vm, longest_stall(vm, best.shape.catch_up));
         let bound = bound_of(i).zip(held).map(|(bound, held)| Nanos(bound.0.saturating_add(held.0)));
         let goals = vm.tasks.iter().flat_map(|task| task.goals().map(move |target| (task, target)));
         goals.map(move |(task, target)| {
@@ -206,12 +212,13 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
                 flush.or_else(|| (target.is_some() && held.is_none()).then(|| HELD_BACK.to_owned()));
             let bound = target.and(bound).filter(|_| unpromised.is_none());
             let met = target.map(|t| bound.is_some_and(|b| b <= t.latency));
-            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target, bound, met, unpromised }
+            let from_intended =
+                bound.and_then(|bound| counted.from_intended((vm, task), bound, held.unwrap_or_default()));
+            let (vm, task) = (vm.name.clone(), task.name.clone());
+            TaskPromise { vm, task, target, bound, met, from_intended, unpromised }
         })
     });
     let tasks: Vec<TaskPromise> = tasks.collect();
-    let reserved: f64 =
-        best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).fold(0.0, |a, b| a + b);
     DomainPlan {
         quantum: best.shape.quantum,
         window: best.shape.window,

@@ -7,7 +7,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::Serialize;
 
-use rtvirtio_capacity::promised;
+use rtvirtio_capacity::{longest_stall, promised};
 
 use crate::plan::DomainPlan;
 
@@ -53,7 +53,8 @@ pub struct TaskOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
-    /// Periodic tasks at their declared rates, with clocks that drift.
+    /// Periodic tasks at their declared rates, with clocks that drift. Each request is submitted when
+    /// it is due, also where the task would wait for the one before it.
     Declared,
     /// The worst demand that the plan allows for: all guests stall for the planned time and then
     /// submit the accumulated requests at once; tasks that are promised nothing submit the largest
@@ -90,7 +91,8 @@ impl Simulation {
             .map(|(vm, name, task)| match traffic {
                 Traffic::Declared => load(vm, name, task, plan.vms[vm].urgent_only, &mut random),
                 Traffic::Worst => {
-                    worst(load(vm, name, task, plan.vms[vm].urgent_only, &mut random), task, plan)
+                    let declared = load(vm, name, task, plan.vms[vm].urgent_only, &mut random);
+                    worst(declared, (&spec.vms[vm], task), plan)
                 }
             })
             .collect();
@@ -191,7 +193,7 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
 }
 
 /// Replaces a load's demand by the worst that the plan allows for.
-fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
+fn worst(load: Load, (vm, task): (&Vm, &Task), plan: &DomainPlan) -> Load {
     if promised(task).is_empty() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
     }
@@ -200,7 +202,8 @@ fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
     let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };
     let Some(rate) = task.rate else { return Load { writes, ..load } };
-    let count = task.at_once() + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
+    let stall = longest_stall(vm, plan.catch_up);
+    let count = task.at_once() + (rate.0 * stall.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
     Load { arrival: Arrival::Bursts { count, period }, writes, ..load }
 }
@@ -318,6 +321,60 @@ depth = 16
         let outcomes = s.outcomes();
         let found: Vec<_> = outcomes.iter().map(|t| (t.task.as_str(), t.bound, t.met)).collect();
         assert_eq!(found, [("log", None, None), ("t", bound, Some(true)), ("flood", None, None)]);
+    }
+
+    /// Behind stalls of its guest and of the device a task that makes one request at a time makes up
+    /// for what it missed, one by one.
+    #[test]
+    fn no_request_takes_longer_from_its_intended_start_than_bounded() {
+        let text = r#"
+[device]
+twin = "qlc-nvme"
+[[vm]]
+name = "a"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "read"
+block = "4KiB"
+rate = "500/s"
+target = { percentile = "p99.99", latency = "60ms" }
+[[vm]]
+name = "b"
+lab = "qemu"
+[[vm.task]]
+name = "flood"
+op = "write"
+block = "64KiB"
+depth = 32
+"#;
+        let device =
+            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let planned = |text: &str, catch_up: &[u64]| {
+            let catch_up = catch_up.iter().copied().map(Nanos::from_millis).collect();
+            let options = Options { catch_up, ..Options::default() };
+            plan(&rtvirtio_spec::parse("test", text).unwrap(), &device, &options)
+        };
+        let of_plan = planned(text, &[5]);
+        let promised = of_plan.tasks[0].from_intended.unwrap();
+        let ms = Nanos::from_millis;
+        assert!(promised.stall > ms(1) && promised.stall <= ms(5), "{promised:?}");
+        let paced = Arrival::Paced { period: ms(2), stall: promised.stall, every: ms(98) };
+        let flood = Load::reads(1, Arrival::Closed { depth: 32 });
+        let loads = [Load::reads(0, paced), Load { len: 65_536, writes: 1.0, ..flood }];
+        let config = of_plan.sched().unwrap();
+        let (twin, size) = (of_plan.device.twin.clone(), of_plan.device.size.0);
+        let mut sim = Sim::new(&config, twin, size, &loads, 3).unwrap();
+        sim.run(ms(20_000)).unwrap();
+        let longest = sim.result().loads[0].max;
+        assert!(longest > promised.stall && longest <= promised.bound, "{longest} {promised:?}");
+        // In an open loop only the guest's stall comes before the submission.
+        let open = planned(&text.replace("rate =", "loop = \"open\"\nrate ="), &[5]);
+        let (bound, found) = (open.tasks[0].bound.unwrap(), open.tasks[0].from_intended.unwrap());
+        assert_eq!((found.bound, found.stall), (Nanos(bound.0 + ms(5).0), ms(5)));
+        // A reservation that counts no stall covers none: what the device alone delays is too much.
+        let none = planned(&text.replace("500/s", "3000/s"), &[0]);
+        assert!(none.tasks[0].bound.is_some() && none.tasks[0].from_intended.is_none(), "{none:?}");
     }
 
     #[test]

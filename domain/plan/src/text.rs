@@ -113,7 +113,7 @@ impl DomainPlan {
                     if let (Some(target), Some(bound)) = (t.target, t.bound) {
                         let _ = writeln!(
                             s,
-                            "# {}: no request takes longer than {bound}; the target is {} at {}.",
+                            "# {}: no request takes longer than {bound} from its submission; the target is {} at {}.",
                             t.task, target.latency, target.percentile
                         );
                     }

@@ -121,6 +121,8 @@ pub struct Choice {
     /// Whether a single CPU's share does not suffice, so that `latest` holds for a request whose
     /// vCPU has no other request to answer.
     pub parallel: bool,
+    /// Whether `latest` is an estimate and no bound ([`Surroundings::is_estimate`]).
+    pub estimate: bool,
 }
 
 impl Choice {
@@ -129,7 +131,7 @@ impl Choice {
     pub fn description(&self, demand: &Demand) -> String {
         let mut text = format!(
             "{} for {} within {}: the smallest measured budget that carries {} is {} %, which answered {} ({} or more with 95 % confidence, n = {}; {}); \
-             a request of {} of CPU time is answered within {}",
+             a request of {} of CPU time is {} within {}",
             self.contract,
             demand.requests,
             demand.deadline,
@@ -140,6 +142,7 @@ impl Choice {
             self.point.n,
             self.curve.description(),
             self.work,
+            if self.estimate { "estimated to be answered" } else { "answered" },
             self.latest,
         );
         if self.parallel {
@@ -235,8 +238,8 @@ fn curve_for(points: &[Point], neighbours: &Neighbours) -> CurveChoice {
 }
 
 /// Finds the smallest measured budget that carries the demand: enough throughput with 95 %
-/// confidence, and the deadline met in the worst case ([`Surroundings::latest`]). Admission is the
-/// caller's.
+/// confidence, and the deadline met in the worst case, or by an estimate of it
+/// ([`Surroundings::latest`]). Admission is the caller's.
 ///
 /// # Errors
 /// [`DemandError`], with the numbers.
@@ -305,6 +308,7 @@ pub fn find(
                 work,
                 latest,
                 parallel: demand.requests.0 * point.cpu_per_request.unwrap_or(0.0) > contract.share().0,
+                estimate: surroundings.is_estimate(),
             });
         }
         if best.is_none_or(|b| latest < b.0) {

@@ -51,7 +51,8 @@ impl Surroundings {
     ///
     /// Under SCHED_DEADLINE the split gives each thread the part of seven eighths of the budget
     /// that it has of the work ([`crate::split`]), so that both the device's thread and the vCPU
-    /// take `8/7 C P/Q`; how much of 2P each of the three waits is not known and counts in full.
+    /// take `8/7 C P/Q`; how much of 2P each of the three waits is not known and counts in full. It
+    /// remains an estimate ([`Surroundings::is_estimate`]).
     #[must_use]
     pub fn latest(self, contract: Contract, work: Nanos) -> Nanos {
         let (budget, period) = (contract.budget_us() as f64 * 1e3, contract.period_us() as f64 * 1e3);
@@ -66,6 +67,22 @@ impl Surroundings {
         };
         // Rounded up; a float of this size converts without loss of more than a microsecond.
         Nanos(latest.ceil() as u64)
+    }
+
+    /// Whether [`Surroundings::latest`] is no bound. The kernel admits deadline threads by the sum of
+    /// their shares, and on m CPUs of a root domain global EDF then meets deadlines only up to a
+    /// tardiness. With n the sum of the shares rounded up, less one, it is at most
+    ///
+    /// ```text
+    /// C_k + (sum of the n largest C_i - least C_i) / (m - sum of the n - 1 largest C_i/P_i)
+    /// ```
+    ///
+    /// (U. C. Devi and J. H. Anderson, "Tardiness Bounds under Global EDF Scheduling on a
+    /// Multiprocessor", Real-Time Systems 38 (2), 2008). On one CPU there is none; on many it may be
+    /// more than the slack of 2P. The runtimes of all other deadline threads are not known here.
+    #[must_use]
+    pub fn is_estimate(self) -> bool {
+        self.backend == Backend::Deadline
     }
 
     /// Period for a deadline: the longest one whose wait takes no more than half of it, whatever

@@ -156,6 +156,20 @@ fn requests_that_take_several_cpus_at_once_are_reported() {
     assert!(at(&p).description(&demand(70.0, 200)).contains("several CPUs"));
 }
 
+/// Global EDF on several CPUs has a tardiness that depends on threads of others.
+#[test]
+fn a_latest_answer_under_sched_deadline_is_an_estimate() {
+    let mut p = profile(10);
+    let group = find(&p, &demand(70.0, 200), &Neighbours::default(), here(0)).unwrap();
+    assert!(!group.estimate && !group.description(&demand(70.0, 200)).contains("estimated"));
+    p.setup.backend = Backend::Deadline;
+    let threads = Surroundings { backend: Backend::Deadline, ..here(0) };
+    let split = find(&p, &demand(70.0, 200), &Neighbours::default(), threads).unwrap();
+    assert!(split.estimate, "{split:?}");
+    let words = split.description(&demand(70.0, 200));
+    assert!(words.contains("of CPU time is estimated to be answered within"), "{words}");
+}
+
 #[test]
 fn neighbours_are_looked_up_in_the_curve_with_them() {
     let p = profile(10);

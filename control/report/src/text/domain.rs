@@ -125,6 +125,28 @@ fn path_plans(plan: &DomainPlan, style: &Style) -> String {
     out
 }
 
+/// Bounds from the times at which requests are due, as measurements count them, once for each task
+/// with a bound.
+fn from_intended(plan: &DomainPlan, style: &Style) -> String {
+    let mut out = String::new();
+    for (i, task) in plan.tasks.iter().enumerate().filter(|(_, task)| task.bound.is_some()) {
+        if plan.tasks[..i].iter().any(|t| (&t.vm, &t.task) == (&task.vm, &task.task)) {
+            continue;
+        }
+        let says = match task.from_intended {
+            Some(due) => format!(
+                "from the time at which a request is due {} at most, while the guest stalls for no longer than {}",
+                due.bound, due.stall
+            ),
+            None => {
+                "bounded from the submission only, while its requests are within its reservation: nothing bounds how late they are submitted".to_owned()
+            }
+        };
+        out.push_str(&style.wrap(&format!("{}/{}: {says}", task.vm, task.task), 0));
+    }
+    out
+}
+
 /// The plan of an I/O domain, task by task.
 #[must_use]
 pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
@@ -159,8 +181,12 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
     }
     out.push_str(&t.draw(style));
     if plan.tasks.iter().any(|task| task.met == Some(true)) {
-        out.push_str("guaranteed: if device and host are never slower than the profile says\n");
+        out.push_str(&style.wrap(
+            "guaranteed: from the submission of a request, if device and host are never slower than the profile says",
+            0,
+        ));
     }
+    out.push_str(&from_intended(plan, style));
     out.push_str(&domain_refusals(plan, style));
     plan.networks.iter().for_each(|network| out.push_str(&network_plan(network, style)));
     out.push_str(&path_plans(plan, style));

@@ -43,7 +43,8 @@ fn notes(all: &mut [Contracted]) {
         }
         if one.backend == Backend::Deadline {
             one.notes.push(
-                "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
+                "each thread has a part of the budget: the latest answer is an estimate while the split follows the work, because the kernel lets deadlines pass where several CPUs share \
+                 their threads".to_owned(),
             );
         }
     }
