@@ -322,7 +322,8 @@ mod tests {
     #[test]
     fn a_burst_has_what_is_due_while_a_contract_gives_no_cpu() {
         let twin = TwinProfile::built_in("qlc-nvme").unwrap();
-        let device = DeviceModel { latency: Nanos(0), ..DeviceModel::declared("q", &twin, Bytes(1 << 30)) };
+        let mut device = DeviceModel::declared("q", &twin, Bytes(1 << 30));
+        device.latency = Nanos(0);
         let options = Options::default();
         let shape = Shape::all(&device, &options)[0];
         let cost = device.request(Op::Read, Bytes::from_kib(4), shape.quantum) as u64;
@@ -340,7 +341,8 @@ mod tests {
         // No longer than the stall that every guest may have.
         assert_eq!(requests("cpu = { budget = \"18ms\", period = \"20ms\" }"), 2);
         // A task that makes one request at a time falls behind a stall of the device too.
-        let stalls = DeviceModel { latency: Nanos::from_millis(14), ..device.clone() };
+        let mut stalls = device.clone();
+        stalls.latency = Nanos::from_millis(14);
         let text = "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
                     block = \"4KiB\"\nrate = \"100/s\"\ntarget = { latency = \"60ms\" }\n";
         for (loops, requests) in [("closed", 3), ("open", 2)] {

@@ -6,8 +6,8 @@ use rtvirtio_cores::Use;
 use rtvirtio_cpu::{Cores, Partition, Probe, probe};
 use rtvirtio_kernel::Root;
 use rtvirtio_spec::Vm;
-use rtvirtio_vmm::{Thread, VmHandle};
 use rtvirtio_vmm::threads::discover_among;
+use rtvirtio_vmm::{Thread, VmHandle};
 
 use super::cores::{self, CoresAsk};
 use super::ranks::rank;

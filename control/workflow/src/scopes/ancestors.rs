@@ -66,7 +66,10 @@ fn refuse_next_to_applied(dirs: &Dirs) -> Result<()> {
     let state = &dirs.state;
     let is_applied = is_there(&state.join(JOURNAL_FILE))? && is_there(&state.join(contracts::IN_FORCE_FILE))?;
     if is_applied && contracts::in_force(state)?.iter().any(|of| of.partition.is_some()) {
-        bail!(InForce, "`rtvirtio apply` has made partitions: `rtvirtio revert` before rtvirtiod makes others");
+        bail!(
+            InForce,
+            "`rtvirtio apply` has made partitions: `rtvirtio revert` before rtvirtiod makes others"
+        );
     }
     Ok(())
 }
