@@ -20,8 +20,8 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// File of the messages of an I/O domain.
 const LOG: &str = "iod.log";
 
-/// Last messages of the I/O domain that [`Backend::start_logged`] started, each in a line of its own
-/// below a heading; why not where they cannot be read.
+/// Last messages of the I/O domain that [`Backend::start_logged`] started, each in an indented
+/// line; the reason where they cannot be read.
 pub(crate) fn log_end(dir: &Path) -> String {
     match std::fs::read(dir.join(LOG)) {
         Ok(log) => tail(&String::from_utf8_lossy(&log)).lines().map(|line| format!("\n    {line}")).collect(),
@@ -53,12 +53,7 @@ impl Backend {
         Self::start(dir, config, log.into(), || format!("its last messages:{}", log_end(dir)))
     }
 
-    fn start(
-        dir: &Path,
-        config: &str,
-        log: Stdio,
-        reason: impl FnOnce() -> String,
-    ) -> anyhow::Result<Self> {
+    fn start(dir: &Path, config: &str, log: Stdio, reason: impl FnOnce() -> String) -> anyhow::Result<Self> {
         let file = dir.join("iod.toml");
         std::fs::write(&file, config)?;
         let program = iod::program();

@@ -100,6 +100,14 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 1);
     let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);
+    // A second call makes only what is missing, as a piece of its own.
+    let more = ["--migrations", "2", "--pairs", "2", "--kills", "1", "--out", out];
+    let result = json(&site, &[&["bench", "iod-migrate"], &more[..]].concat());
+    assert_eq!(claim(&result, "migrate.lost")["n"], 2, "{result}");
+    assert_eq!(claim(&result, "migrate.log_cost")["n"], 2);
+    let pieces = result["data"][0]["pieces"].as_array().unwrap();
+    assert_eq!((&pieces[1]["moves"], &pieces[1]["rounds"]), (&4.into(), &1.into()), "{pieces:?}");
+    assert!(pieces.iter().all(|p| p["host"]["vmm"].as_str().unwrap().starts_with("QEMU ")), "{pieces:?}");
     assert_clean(&site);
 }
 

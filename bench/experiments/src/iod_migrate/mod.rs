@@ -12,20 +12,25 @@
 //! in use, with `migrate = true` alone, and without it, in turn.
 
 mod contract;
+mod evidence;
 mod guest_load;
 mod kills;
 mod log_cost;
 mod measure;
 mod page;
+mod pieces;
 #[cfg(test)]
 mod tests;
 
 pub use contract::Contract;
+pub use evidence::{Evidence, Part};
 pub use kills::{Kill, Outcome, Phase, Victim};
 pub use measure::{MigrateOptions, measure};
+pub use pieces::Piece;
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
+use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
@@ -94,15 +99,19 @@ pub struct Findings {
     pub sums: u64,
     /// Checksums that were not those of the part.
     pub wrong_sums: u64,
-    /// I/O errors of fio and the guest's kernel; 1 for a guest that did not answer.
+    /// I/O errors of fio and the guest's kernel.
     pub errors: u64,
+    /// Whether the guest did not answer, or not to all questions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unanswered: bool,
 }
 
 impl Findings {
     /// Whether the guest has written and verified, and found nothing wrong.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.fio_runs > 0 && self.sums > 0 && self.bad_blocks + self.wrong_sums + self.errors == 0
+        let has_checked = self.fio_runs > 0 && self.sums > 0;
+        has_checked && !self.unanswered && self.bad_blocks + self.wrong_sums + self.errors == 0
     }
 }
 
@@ -130,15 +139,36 @@ pub struct MigrateData {
     pub command: String,
     /// Date of the measurement, and version of the program.
     pub generated: String,
+    /// Runs of the program that made it; empty for a single one without this record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<Piece>,
     /// Migrations in the order made.
     pub moves: Vec<Move>,
-    /// Findings of the guests; empty where the measurement was stopped before.
+    /// Findings of the guests of each piece; none of a piece that was stopped before.
     pub findings: Vec<Findings>,
     /// Migrations that were killed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kills: Vec<Kill>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
+    /// State of all parts at each failure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl MigrateData {
+    /// Migrations of guests with this kind of disk, failed ones included.
+    fn moves_with(&self, disk: DiskKind) -> usize {
+        self.moves.iter().filter(|m| m.disk == disk).count()
+    }
+
+    /// Shows and keeps the evidence of a failure.
+    fn keep(&mut self, evidence: Option<Evidence>, progress: &dyn Progress) {
+        if let Some(evidence) = evidence {
+            progress.warn(&evidence.to_string());
+            self.evidence.push(evidence);
+        }
+    }
 }
 
 impl Saved for MigrateData {
@@ -174,22 +204,51 @@ impl Summary {
     }
 }
 
-/// Findings of the guest with this kind of disk; `None` where it was not asked.
-fn findings_of(data: &MigrateData, disk: DiskKind) -> Option<&Findings> {
-    data.findings.iter().find(|f| f.disk == disk)
+/// Findings of all guests with one kind of disk.
+#[derive(Default)]
+struct Checks {
+    /// Migrations, failed ones included, of guests that were asked afterwards.
+    asked: usize,
+    /// Those of them whose guest had verified by fio and by sums.
+    checked: usize,
+    /// Failed migrations, errors, and guests that did not answer: one that is lost counts once.
+    lost: u64,
+    wrong: u64,
+    sums: u64,
+}
+
+impl Checks {
+    fn of_disk(data: &MigrateData, disk: DiskKind) -> Self {
+        let mut all = Self::default();
+        for (moves, findings) in pieces::of(data) {
+            let moves: Vec<&Move> = moves.iter().filter(|m| m.disk == disk).collect();
+            let failed = moves.iter().filter(|m| m.failed.is_some()).count();
+            all.lost += failed as u64;
+            let Some(found) = findings.iter().find(|f| f.disk == disk) else { continue };
+            all.asked += moves.len();
+            all.lost += found.errors + u64::from(found.unanswered && failed == 0);
+            all.wrong += found.bad_blocks + found.wrong_sums;
+            // Sums without a run of fio, or the other way round, are half a check.
+            if found.sums > 0 && found.fio_runs + found.bad_blocks > 0 {
+                all.checked += moves.len();
+                all.sums += found.sums;
+            }
+        }
+        all
+    }
 }
 
 /// The claims of a result.
 #[must_use]
 pub fn claims(data: &MigrateData) -> Vec<Claim> {
     let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of_disk(&data.moves, disk));
-    let mut claims = integrity(data, &ours);
+    let mut claims = integrity(&Checks::of_disk(data, DiskKind::Domain), ours.n + ours.failed);
     claims.extend(contracts(data));
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(
         "migrate.lost.qemu",
         "the same on QEMU's own disk",
-        (peer.failed as u64 + findings_of(data, DiskKind::Qemu).map_or(0, |f| f.errors)) as f64,
+        Checks::of_disk(data, DiskKind::Qemu).lost as f64,
         "errors",
         peer.n + peer.failed,
     ));
@@ -197,31 +256,26 @@ pub fn claims(data: &MigrateData) -> Vec<Claim> {
     claims
 }
 
-/// Claims of integrity, which are not met without the guest's findings.
-fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
-    let found = findings_of(data, DiskKind::Domain);
-    let made = ours.n + ours.failed;
-    // Sums without a run of fio, or the other way round, are half a check.
-    let checked = found.filter(|f| f.sums > 0 && f.fio_runs + f.bad_blocks > 0);
-    let sums = checked.map_or(0, |f| f.sums);
+/// Claims of integrity, which are not met without the guests' findings.
+fn integrity(checks: &Checks, made: usize) -> Vec<Claim> {
     vec![
         Claim::new(
             "migrate.lost",
             "failed moves, errors of the guest",
-            (ours.failed as u64 + found.map_or(0, |f| f.errors)) as f64,
+            checks.lost as f64,
             "errors",
-            found.map_or(0, |_| made),
+            checks.asked,
         )
         .at_most(0.0),
         Claim::new(
             "migrate.corrupt",
             "wrong blocks and sums in it",
-            found.map_or(0, |f| f.bad_blocks + f.wrong_sums) as f64,
+            checks.wrong as f64,
             "blocks",
-            checked.map_or(0, |_| made),
+            checks.checked,
         )
         .at_most(0.0),
-        Claim::new("migrate.sums", "sums of 4 MiB that it made", sums as f64, "sums", made),
+        Claim::new("migrate.sums", "sums of 4 MiB that it made", checks.sums as f64, "sums", made),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! The migrations as a page.
 
-use super::{Contract, DiskKind, Kill, MigrateData, Outcome, Summary, claims, kills};
+use super::{Contract, DiskKind, Evidence, Kill, MigrateData, Outcome, Part, Piece, Summary, claims, kills};
 use crate::experiment::Experiment;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
@@ -72,7 +72,36 @@ fn section(data: &MigrateData) -> Section {
             rows: data.kills.iter().map(kill_row).collect(),
         });
     }
+    if !data.pieces.is_empty() {
+        let head = head(&["command", "date", "commit", "VMM", "host", "from migration", "kill", "round"]);
+        let rows = data.pieces.iter().map(piece_row).collect();
+        tables.push(Table { label: "pieces".to_owned(), head, rows });
+    }
+    let evidence: Vec<Vec<String>> = data.evidence.iter().flat_map(evidence_rows).collect();
+    if !evidence.is_empty() {
+        let head = head(&["failure", "part", "state", "console or messages"]);
+        tables.push(Table { label: "evidence of failures".to_owned(), head, rows: evidence });
+    }
     Section { title: "Live migration".to_owned(), tables, ..Section::default() }
+}
+
+fn piece_row(piece: &Piece) -> Vec<String> {
+    let host = &piece.host;
+    vec![
+        piece.command.clone(),
+        piece.generated.clone(),
+        piece.commit.clone().unwrap_or_else(|| "not known".to_owned()),
+        format!("{} ({})", host.vmm, host.accelerator),
+        format!("Linux {}, {} CPUs", host.kernel, host.cpus),
+        (piece.moves + 1).to_string(),
+        (piece.kills + 1).to_string(),
+        (piece.rounds + 1).to_string(),
+    ]
+}
+
+fn evidence_rows(evidence: &Evidence) -> impl Iterator<Item = Vec<String>> + '_ {
+    let cells = |part: &Part| [&part.name, &part.state, &part.log].map(String::clone);
+    evidence.parts.iter().map(move |part| [vec![evidence.what.clone()], cells(part).to_vec()].concat())
 }
 
 fn kill_row(kill: &Kill) -> Vec<String> {

@@ -31,6 +31,7 @@ fn data() -> MigrateData {
         host: HostFacts { cpus: 1, ..HostFacts::default() },
         command: String::new(),
         generated: String::new(),
+        pieces: Vec::new(),
         moves: times.into_iter().flat_map(|(disk, ms)| ms.map(|ms| moved(disk, ms))).collect(),
         findings: vec![found(DiskKind::Domain), found(DiskKind::Qemu)],
         kills: vec![killed(Victim::TargetQemu, Phase::Active, Outcome::Source)],
@@ -38,6 +39,7 @@ fn data() -> MigrateData {
             LogRound { fixed: 1_000.0, ready: 1_000.0, logging: 950.0 },
             LogRound { fixed: 1_000.0, ready: 990.0, logging: 891.0 },
         ],
+        evidence: Vec::new(),
     }
 }
 
@@ -81,6 +83,77 @@ fn a_failed_migration_and_what_guests_found_are_not_met() {
     peer.moves.push(Move { failed: Some("no".to_owned()), ..moved(DiskKind::Qemu, 0) });
     assert_eq!(claim(&peer, "migrate.lost").value, 0.0);
     assert_eq!(claim(&peer, "migrate.lost.qemu").value, 2.0);
+}
+
+#[test]
+fn a_lost_guest_counts_once() {
+    let mut lost = data();
+    lost.findings[0] = Findings { unanswered: true, ..Findings::default() };
+    let claim_of = |data: &MigrateData| claim(data, "migrate.lost");
+    assert_eq!((claim_of(&lost).value, claim_of(&lost).met), (1.0, false), "silent after its migrations");
+    lost.moves.push(Move { failed: Some("no answer".to_owned()), ..moved(DiskKind::Domain, 0) });
+    assert_eq!((claim_of(&lost).value, claim_of(&lost).n), (1.0, 4), "silent since its last migration");
+    // Silence shows nothing of its data.
+    let corrupt = claim(&lost, "migrate.corrupt");
+    assert_eq!((corrupt.n, corrupt.met), (0, false));
+    let half = Findings { unanswered: true, ..found(DiskKind::Domain) };
+    assert!(!half.is_clean() && found(DiskKind::Domain).is_clean());
+}
+
+#[test]
+fn a_piece_adds_to_what_is_there() {
+    let first = data();
+    let begun = |before: Option<MigrateData>, host: &HostFacts| {
+        pieces::begin(before, host.clone(), "again".to_owned())
+    };
+    let mut both = begun(Some(first.clone()), &first.host).unwrap();
+    assert_eq!(both.pieces.len(), 2, "the file without pieces is one");
+    let second = both.pieces.last().unwrap();
+    assert_eq!((second.moves, second.findings, second.kills, second.rounds), (6, 2, 1, 2));
+    // A piece that was stopped before its guests were asked shows nothing.
+    both.moves.push(moved(DiskKind::Domain, 35));
+    let (lost, corrupt) = (claim(&both, "migrate.lost"), claim(&both, "migrate.corrupt"));
+    assert_eq!((lost.n, lost.met, corrupt.n), (3, true, 3));
+    both.findings.push(Findings { wrong_sums: 1, ..found(DiskKind::Domain) });
+    let corrupt = claim(&both, "migrate.corrupt");
+    assert_eq!((corrupt.value, corrupt.n, corrupt.met), (1.0, 4, false));
+    assert_eq!(claim(&both, "migrate.lost").n, 4);
+    assert_eq!(claim(&both, "migrate.sums").value, 320.0);
+    // The guest that is lost in one piece is not excused by another.
+    both.moves.push(Move { failed: Some("no".to_owned()), ..moved(DiskKind::Domain, 0) });
+    both.findings[0].unanswered = true;
+    assert_eq!(claim(&both, "migrate.lost").value, 2.0);
+    let saved = serde_json::to_string(&both).unwrap();
+    assert_eq!(from_json::<MigrateData>(&saved).unwrap(), both);
+    let other = HostFacts { cpus: 2, ..first.host.clone() };
+    let refused = begun(Some(first), &other).unwrap_err().to_string();
+    assert!(refused.contains("another host (1 CPUs"), "{refused}");
+    assert_eq!(begun(None, &other).unwrap().pieces.len(), 1);
+    assert_eq!(pieces::version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright"), Some("7.2.22"));
+    assert_eq!(pieces::version("no"), None);
+}
+
+#[test]
+fn evidence_says_the_state_of_each_part() {
+    let seen = serde_json::json!({
+        "device": "file", "name": "vm", "socket": "/x", "connected": true, "peer": 7, "attached": false,
+        "errors": 0, "broken": 1, "read": {}, "write": {}, "promises": [],
+        "refused": { "why": "a bad message", "seconds_ago": 3, "count": 2 },
+        "refused_requests": { "range": 4 },
+    });
+    let said = evidence::describe(&serde_json::from_value(seen).unwrap());
+    for part in ["to process 7", "attached: false", "errors 0", "broken 1", "malformed unknown", "range: 4"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.ends_with("messages refused: 2, the last 3 s ago: a bad message"), "{said}");
+    let part = Part { name: "QEMU domain3".to_owned(), state: "hangs".to_owned(), log: "\n    x".to_owned() };
+    let evidence = Evidence { what: "migration 3".to_owned(), parts: vec![part] };
+    assert_eq!(evidence.to_string(), "migration 3\n  QEMU domain3: hangs\n    x");
+    let data = MigrateData { evidence: vec![evidence], ..data() };
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert_eq!(tables.last().unwrap().rows[0][2], "hangs");
 }
 
 #[test]

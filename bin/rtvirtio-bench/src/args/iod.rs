@@ -112,7 +112,7 @@ impl BenchIodCrashArgs {
 /// `rtvirtio-bench iod-migrate`.
 #[derive(Args, Debug)]
 pub struct BenchIodMigrateArgs {
-    /// Migrations of each guest, there and back in turn
+    /// Migrations of each guest, there and back in turn; those in the file count
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub migrations: u32,
     /// Rounds of requests/s with the log and without it
