@@ -251,8 +251,7 @@ EXAMPLES
   sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --kills 1 --out /tmp/migrate
   rtvirtio-bench iod-migrate --report-only --json | jq .claims
 
-The result is written after each migration. A second call with the same --out makes what the file lacks;
-without the file everything. Exit code 2 when a claim is not met.")]
+The result is written after each migration. A second call with the same --out makes what the file lacks. Exit code 2 when a claim is not met.")]
     IodMigrate(BenchIodMigrateArgs),
     /// Start-up time of an application in a real guest, under load in the guest and from another VM
     #[command(after_help = "\
