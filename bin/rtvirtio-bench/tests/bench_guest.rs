@@ -86,7 +86,7 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     let Some(site) = site("a_guest_migrates_and_finds_what_it_wrote") else { return };
     let out = site.dir.path().join("out");
     let out = out.to_str().unwrap();
-    let short = ["--migrations", "2", "--pairs", "1", "--kills", "1", "--out", out];
+    let short = ["--migrations", "2", "--pairs", "1", "--kills", "1", "--refusals", "1", "--out", out];
     let result = json(&site, &[&["bench", "iod-migrate"], &short[..]].concat());
     for id in ["migrate.lost", "migrate.corrupt", "migrate.unverified", "migrate.lost.qemu"] {
         let claim = claim(&result, id);
@@ -97,11 +97,18 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     }
     let kills = claim(&result, "migrate.kills.unexpected");
     assert_eq!((&kills["value"], &kills["n"]), (&0.0.into(), &1.into()), "{kills}");
+    let refused = claim(&result, "migrate.refused_without_stop");
+    assert_eq!(
+        (&refused["value"], &refused["n"]),
+        (&1.0.into(), &1.into()),
+        "{}",
+        result["data"][0]["refusals"]
+    );
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 1);
     let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);
     // A second call makes only what is missing, as a piece of its own.
-    let more = ["--migrations", "2", "--pairs", "2", "--kills", "1", "--out", out];
+    let more = ["--migrations", "2", "--pairs", "2", "--kills", "1", "--refusals", "1", "--out", out];
     let result = json(&site, &[&["bench", "iod-migrate"], &more[..]].concat());
     assert_eq!(claim(&result, "migrate.lost")["n"], 2, "{result}");
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 2);

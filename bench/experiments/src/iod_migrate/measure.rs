@@ -14,14 +14,20 @@ use rtvirtio_vmm::agent::Process;
 use rtvirtio_workflow::Progress;
 
 use super::evidence::{Evidence, Part};
-use super::{Contract, DiskKind, Findings, MigrateData, Move, contract, guest_load, kills, log_cost, pieces};
+use super::{
+    Contract, DiskKind, Findings, MigrateData, Move, contract, guest_load, kills, log_cost, pieces, refusals,
+};
 use crate::backend::Backend;
 use crate::guest;
 use crate::interleave::Counter;
 use crate::report::{read, save, write};
 
 /// Size of each guest's disk.
-const DISK: Bytes = Bytes(64 << 20);
+pub(super) const DISK: Bytes = Bytes(64 << 20);
+/// Name of the disk in the I/O domains.
+pub(super) const DISK_NAME: &str = "vm";
+/// Table of the device of an I/O domain.
+pub(super) const DEVICE: &str = "[[device]]\nname = \"file\"\nwindow = 8\n";
 /// Longest migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of a script that writes or reads half of the disk.
@@ -38,13 +44,20 @@ pub struct MigrateOptions {
     pub pairs: usize,
     /// Migrations that are killed, each with a guest of its own.
     pub kills: usize,
+    /// Moves that are asked for at a target without room.
+    pub refusals: usize,
 }
 
 impl MigrateOptions {
+    /// Whether migrations or refused moves are missing.
+    fn needs_guests(&self, data: &MigrateData) -> bool {
+        data.moves_with(DiskKind::Domain) < self.migrations || data.refusals.len() < self.refusals
+    }
+
     fn command(&self) -> String {
         format!(
-            "rtvirtio-bench iod-migrate --migrations {} --pairs {} --kills {}",
-            self.migrations, self.pairs, self.kills
+            "rtvirtio-bench iod-migrate --migrations {} --pairs {} --kills {} --refusals {}",
+            self.migrations, self.pairs, self.kills, self.refusals
         )
     }
 }
@@ -63,12 +76,14 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
     let before = path.exists().then(|| read::<MigrateData>(path)).transpose()?;
-    let moved = before.as_ref().map_or(0, |data| data.moves_with(DiskKind::Domain));
     if let Some(data) = &before {
-        let (kills, rounds) = (data.kills.len(), data.rounds.len());
-        let path = path.display();
-        progress.step(&format!("{moved} migrations, {kills} kills and {rounds} rounds are in {path}"));
-        if moved >= options.migrations && kills >= options.kills && rounds >= options.pairs {
+        let moves = data.moves_with(DiskKind::Domain);
+        let (refusals, kills, rounds) = (data.refusals.len(), data.kills.len(), data.rounds.len());
+        progress.step(&format!(
+            "{moves} migrations, {refusals} refused moves, {kills} kills and {rounds} rounds are in {}",
+            path.display()
+        ));
+        if !options.needs_guests(data) && kills >= options.kills && rounds >= options.pairs {
             return Ok(());
         }
     }
@@ -78,8 +93,8 @@ pub fn measure(
     let place = Place { image, accel };
     let host = pieces::facts(accel, format!("file of {DISK}"))?;
     let mut data = pieces::begin(before, host, options.command())?;
-    if moved < options.migrations {
-        migrate(moved..options.migrations, &place, dir.path(), (path, &mut data), progress)?;
+    if options.needs_guests(&data) {
+        migrate(options, &place, dir.path(), (path, &mut data), progress)?;
     }
     kill(options.kills, &place, dir.path(), (path, &mut data), progress)?;
     let left = data.rounds.len()..options.pairs;
@@ -117,9 +132,10 @@ fn kill(
     Ok(())
 }
 
-/// Boots both guests, makes these migrations of both in turn, and asks what they found.
+/// Boots both guests, migrates them in turn, asks for moves that are refused, and asks the guests
+/// what they found.
 fn migrate(
-    numbers: Range<usize>,
+    options: &MigrateOptions,
     place: &Place,
     dir: &Path,
     (path, data): (&Path, &mut MigrateData),
@@ -133,7 +149,14 @@ fn migrate(
     let region = DiskRegion { path: own, offset: Bytes(0), size: DISK };
     let peer = sides(dir).map(|side| place.qemu(GuestDisk::Region(region.clone()), &side));
     let mut guests = [ours, MovingGuest::boot(DiskKind::Qemu, peer)?];
-    move_in_turn(&mut guests, numbers, (path, &mut *data), progress)?;
+    let moves = data.moves_with(DiskKind::Domain)..options.migrations;
+    if move_in_turn(&mut guests, moves, (path, &mut *data), progress)? {
+        let numbers = data.refusals.len()..options.refusals;
+        if let Err(e) = refusals::measure(numbers, &guests[0], dir, (path, &mut *data), progress) {
+            progress.check_cancelled()?;
+            progress.warn(&format!("no more refused moves: {e:#}"));
+        }
+    }
     progress.step("asking the guests what they found");
     for guest in guests {
         let (findings, evidence) = guest.into_findings(progress)?;
@@ -195,10 +218,14 @@ fn socket(side: &Path) -> PathBuf {
 
 /// Configuration of the I/O domain of a side.
 pub(super) fn config(side: &Path, disk: &Path) -> String {
+    format!("control = {:?}\n{DEVICE}{}", control(side).display().to_string(), disk_table(side, disk))
+}
+
+/// Table of the disk that moves.
+pub(super) fn disk_table(side: &Path, disk: &Path) -> String {
     format!(
-        "control = {:?}\n[[device]]\nname = \"file\"\nwindow = 8\n[[device.disk]]\nname = \"vm\"\n\
-         serial = \"moves\"\nsocket = {:?}\npath = {:?}\nmigrate = true\nreserve = {}\n",
-        control(side).display().to_string(),
+        "[[device.disk]]\nname = {DISK_NAME:?}\nserial = \"moves\"\nsocket = {:?}\npath = {:?}\n\
+         migrate = true\nreserve = {}\n",
         socket(side).display().to_string(),
         disk.display().to_string(),
         contract::RESERVE,
@@ -206,13 +233,13 @@ pub(super) fn config(side: &Path, disk: &Path) -> String {
 }
 
 /// Migrates the guests in turn, and writes the data after each migration. The one on QEMU's own
-/// disk is left out once it has failed.
+/// disk is left out once it has failed. Returns whether the other one has not.
 fn move_in_turn(
     guests: &mut [MovingGuest; 2],
     numbers: Range<usize>,
     (path, data): (&Path, &mut MigrateData),
     progress: &dyn Progress,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let (n, mut has_failed) = (numbers.end, [false; 2]);
     for i in numbers {
         let mut said = Vec::new();
@@ -239,11 +266,11 @@ fn move_in_turn(
             [false, true] => progress.warn("the guest on QEMU's own disk migrates no more"),
             [true, _] => {
                 progress.warn("a migration has failed: no more are made");
-                return Ok(());
+                return Ok(false);
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// A guest with its load, and the QEMU that it runs in.
@@ -303,11 +330,16 @@ impl MovingGuest {
     }
 
     /// Reservation of the disk where the guest has arrived, for a guest on the I/O domain.
-    fn contract(&self) -> Option<Contract> {
+    pub(super) fn contract(&self) -> Option<Contract> {
         let sides = [self.begun % 2, (self.begun + 1) % 2];
         let [here, other] = sides.map(|side| self.domain_of(side).map(control));
         let qemu = self.here.handle().process.pid;
         Some(contract::verify(&here?, &other?, qemu))
+    }
+
+    /// Directory of the I/O domain where a guest is that has not failed to move.
+    pub(super) fn domain(&self) -> Option<&Path> {
+        self.domain_of(self.begun % 2)
     }
 
     /// Directory of the I/O domain on a side; `None` with QEMU's own disk.

@@ -19,6 +19,7 @@ mod log_cost;
 mod measure;
 mod page;
 mod pieces;
+mod refusals;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use evidence::{Evidence, Part};
 pub use kills::{Kill, Outcome, Phase, Victim};
 pub use measure::{MigrateOptions, measure};
 pub use pieces::Piece;
+pub use refusals::{Answer, Refusal, Window};
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
@@ -149,6 +151,9 @@ pub struct MigrateData {
     /// Migrations that were killed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kills: Vec<Kill>,
+    /// Moves that were asked for at a target without room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusal>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
     /// State of all parts at each failure.
@@ -244,6 +249,7 @@ pub fn claims(data: &MigrateData) -> Vec<Claim> {
     let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of_disk(&data.moves, disk));
     let mut claims = integrity(&Checks::of_disk(data, DiskKind::Domain), ours.n + ours.failed);
     claims.extend(contracts(data));
+    claims.extend(refused(&data.refusals));
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(
         "migrate.lost.qemu",
@@ -300,6 +306,26 @@ fn contracts(data: &MigrateData) -> [Claim; 2] {
             "kills",
             data.kills.len(),
         ),
+    ]
+}
+
+/// Claims of moves that a target without room refuses.
+fn refused(refusals: &[Refusal]) -> [Claim; 3] {
+    let without_stop = refusals.iter().filter(|refusal| refusal.is_without_stop()).count();
+    let longest = |of: fn(&Refusal) -> Window| {
+        refusals.iter().map(of).map(|window| window.longest_ns).max().unwrap_or(0) as f64 / 1e6
+    };
+    let n = refusals.len();
+    let claim = |id: &str, what: &str, value, unit| Claim::new(id, what, value, unit, n);
+    [
+        claim(
+            "migrate.refused_without_stop",
+            "moves to a target without room that it refused, while the guest went on",
+            without_stop as f64,
+            "moves",
+        ),
+        claim("migrate.refused.longest_ms", "longest request around a refusal", longest(|r| r.during), "ms"),
+        claim("migrate.refused.longest_ms.before", "longest before one", longest(|r| r.before), "ms"),
     ]
 }
 

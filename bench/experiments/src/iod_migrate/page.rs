@@ -41,6 +41,7 @@ fn section(data: &MigrateData) -> Section {
         let mut row = vec![f.disk.as_str().to_owned()];
         let numbers = [f.fio_runs, f.bad_blocks, f.sums, f.wrong_sums, f.errors];
         row.extend(numbers.map(|n| n.to_string()));
+        row.push(if f.unanswered { "no" } else { "yes" }.to_owned());
         row
     });
     let rounds = data.rounds.iter().enumerate().map(|(i, r)| {
@@ -56,7 +57,7 @@ fn section(data: &MigrateData) -> Section {
         },
         Table {
             label: "findings of the guests".to_owned(),
-            head: head(&["disk", "runs of fio", "bad blocks", "sums", "wrong sums", "errors"]),
+            head: head(&["disk", "runs of fio", "bad blocks", "sums", "wrong sums", "errors", "answered"]),
             rows: findings.collect(),
         },
         Table {
@@ -65,24 +66,40 @@ fn section(data: &MigrateData) -> Section {
             rows: rounds.collect(),
         },
     ];
-    if !data.kills.is_empty() {
-        tables.push(Table {
-            label: "killed migrations".to_owned(),
-            head: head(&["killed", "phase", "guest may run", "ran", "contract", "data", "not seen"]),
-            rows: data.kills.iter().map(kill_row).collect(),
-        });
-    }
-    if !data.pieces.is_empty() {
-        let head = head(&["command", "date", "commit", "VMM", "host", "from migration", "kill", "round"]);
-        let rows = data.pieces.iter().map(piece_row).collect();
-        tables.push(Table { label: "pieces".to_owned(), head, rows });
-    }
-    let evidence: Vec<Vec<String>> = data.evidence.iter().flat_map(evidence_rows).collect();
-    if !evidence.is_empty() {
-        let head = head(&["failure", "part", "state", "console or messages"]);
-        tables.push(Table { label: "evidence of failures".to_owned(), head, rows: evidence });
-    }
+    tables.extend(of_failures(data));
     Section { title: "Live migration".to_owned(), tables, ..Section::default() }
+}
+
+/// Tables of what is not in every file, without empty ones.
+fn of_failures(data: &MigrateData) -> impl Iterator<Item = Table> {
+    let table = |label: &str, head: &[&str], rows: Vec<Vec<String>>| Table {
+        label: label.to_owned(),
+        head: head.iter().map(|name| (*name).to_owned()).collect(),
+        rows,
+    };
+    let all = [
+        table(
+            "killed migrations",
+            &["killed", "phase", "guest may run", "ran", "contract", "data", "not seen"],
+            data.kills.iter().map(kill_row).collect(),
+        ),
+        table(
+            "moves to a target without room",
+            &["answer of the target", "requests", "longest ms", "before", "longest ms", "contract"],
+            data.refusals.iter().map(refusal_row).collect(),
+        ),
+        table(
+            "pieces",
+            &["command", "date", "commit", "VMM", "host", "from move", "refusal", "kill", "round"],
+            data.pieces.iter().map(piece_row).collect(),
+        ),
+        table(
+            "evidence of failures",
+            &["failure", "part", "state", "console or messages"],
+            data.evidence.iter().flat_map(evidence_rows).collect(),
+        ),
+    ];
+    all.into_iter().filter(|table| !table.rows.is_empty())
 }
 
 fn piece_row(piece: &Piece) -> Vec<String> {
@@ -94,6 +111,7 @@ fn piece_row(piece: &Piece) -> Vec<String> {
         format!("{} ({})", host.vmm, host.accelerator),
         format!("Linux {}, {} CPUs", host.kernel, host.cpus),
         (piece.moves + 1).to_string(),
+        (piece.refusals + 1).to_string(),
         (piece.kills + 1).to_string(),
         (piece.rounds + 1).to_string(),
     ]
@@ -104,13 +122,30 @@ fn evidence_rows(evidence: &Evidence) -> impl Iterator<Item = Vec<String>> + '_ 
     evidence.parts.iter().map(move |part| [vec![evidence.what.clone()], cells(part).to_vec()].concat())
 }
 
-fn kill_row(kill: &Kill) -> Vec<String> {
-    let may_run = kills::expected(kill.victim, kill.phase).iter().map(|outcome| outcome.as_str());
-    let contract = match &kill.contract {
+fn contract_text(contract: Option<&Contract>) -> &str {
+    match contract {
         None => "-",
         Some(Contract::InForce) => "in force",
         Some(Contract::Unverified(why)) => why.as_str(),
+    }
+}
+
+fn refusal_row(refusal: &Refusal) -> Vec<String> {
+    let answer = match &refusal.answer {
+        Answer::Refused(why) => format!("refused: {why}"),
+        Answer::Admitted => "admitted".to_owned(),
+        Answer::Failed(why) => format!("failed: {why}"),
     };
+    let cells =
+        |window: Window| [window.requests.to_string(), format!("{:.1}", window.longest_ns as f64 / 1e6)];
+    let [during, before] = [refusal.during, refusal.before].map(cells);
+    let contract = contract_text(Some(&refusal.contract)).to_owned();
+    [vec![answer], during.to_vec(), before.to_vec(), vec![contract]].concat()
+}
+
+fn kill_row(kill: &Kill) -> Vec<String> {
+    let may_run = kills::expected(kill.victim, kill.phase).iter().map(|outcome| outcome.as_str());
+    let contract = contract_text(kill.contract.as_ref());
     let data = match &kill.findings {
         None => "-",
         Some(findings) if findings.is_clean() => "right",

@@ -32,6 +32,8 @@ pub struct Piece {
     pub findings: usize,
     /// Index of its first kill.
     pub kills: usize,
+    /// Index of its first refused move.
+    pub refusals: usize,
     /// Index of its first round.
     pub rounds: usize,
 }
@@ -87,6 +89,7 @@ pub(super) fn begin(
         moves: Vec::new(),
         findings: Vec::new(),
         kills: Vec::new(),
+        refusals: Vec::new(),
         rounds: Vec::new(),
         evidence: Vec::new(),
     });
@@ -98,7 +101,7 @@ pub(super) fn begin(
         data.host.accelerator
     );
     let (moves, findings) = (data.moves.len(), data.findings.len());
-    let (kills, rounds) = (data.kills.len(), data.rounds.len());
+    let (kills, refusals, rounds) = (data.kills.len(), data.refusals.len(), data.rounds.len());
     if data.pieces.is_empty() && moves + findings + kills + rounds > 0 {
         // A file without pieces is one.
         data.pieces.push(Piece {
@@ -109,7 +112,7 @@ pub(super) fn begin(
         });
     }
     let (generated, commit) = (generated(), commit());
-    data.pieces.push(Piece { host, command, generated, commit, moves, findings, kills, rounds });
+    data.pieces.push(Piece { host, command, generated, commit, moves, findings, kills, refusals, rounds });
     Ok(data)
 }
 

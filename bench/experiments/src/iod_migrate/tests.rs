@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use rtvirtio_domain_protocol::histograms::DirectionHistogram;
 use rtvirtio_vmm::agent::ExecOutput;
 
 use super::*;
@@ -35,6 +36,7 @@ fn data() -> MigrateData {
         moves: times.into_iter().flat_map(|(disk, ms)| ms.map(|ms| moved(disk, ms))).collect(),
         findings: vec![found(DiskKind::Domain), found(DiskKind::Qemu)],
         kills: vec![killed(Victim::TargetQemu, Phase::Active, Outcome::Source)],
+        refusals: Vec::new(),
         rounds: vec![
             LogRound { fixed: 1_000.0, ready: 1_000.0, logging: 950.0 },
             LogRound { fixed: 1_000.0, ready: 990.0, logging: 891.0 },
@@ -131,6 +133,61 @@ fn a_piece_adds_to_what_is_there() {
     assert_eq!(begun(None, &other).unwrap().pieces.len(), 1);
     assert_eq!(pieces::version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright"), Some("7.2.22"));
     assert_eq!(pieces::version("no"), None);
+}
+
+#[test]
+fn a_refused_move_leaves_the_guest_as_it_was() {
+    let of = |ms: u64| Window { requests: 150, longest_ns: ms * 1_000_000 };
+    let good = Refusal {
+        answer: Answer::Refused("110.0 % of the device are reserved".to_owned()),
+        during: of(30),
+        before: of(40),
+        contract: Contract::InForce,
+    };
+    let bad = [
+        Refusal { answer: Answer::Admitted, ..good.clone() },
+        Refusal { answer: Answer::Failed("no I/O domain answers there".to_owned()), ..good.clone() },
+        Refusal { contract: Contract::Unverified(String::new()), ..good.clone() },
+        Refusal { during: Window::default(), ..good.clone() },
+        Refusal { during: of(1_001), ..good.clone() },
+    ];
+    assert!(good.is_without_stop() && bad.iter().all(|refusal| !refusal.is_without_stop()));
+    let data = MigrateData { refusals: [vec![good], bad.to_vec()].concat(), ..data() };
+    let counted = claim(&data, "migrate.refused_without_stop");
+    assert_eq!((counted.value, counted.n), (1.0, 6));
+    assert_eq!(claim(&data, "migrate.refused.longest_ms").value, 1_001.0);
+    assert_eq!(claim(&data, "migrate.refused.longest_ms.before").value, 40.0);
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert_eq!(tables.last().unwrap().rows[0][1..3], ["150", "30.0"]);
+}
+
+#[test]
+fn requests_of_a_window_are_those_that_came_in_it() {
+    let seen = |requests: u64, latencies: &[(u64, u64)]| DirectionHistogram {
+        requests,
+        latencies: latencies.to_vec(),
+        ..DirectionHistogram::default()
+    };
+    let begin = seen(12, &[(100, 10), (200, 1), (900, 1)]);
+    let end = seen(15, &[(100, 11), (200, 2), (300, 1), (900, 1)]);
+    assert_eq!(refusals::between(&begin, &end), Window { requests: 3, longest_ns: 300 });
+    assert_eq!(refusals::between(&end, &end), Window::default());
+}
+
+#[test]
+fn a_full_target_has_no_room_for_the_disk() {
+    let parse = |text: &str| rtvirtio_domain_config::File::parse(Path::new("x"), text);
+    let (side, disk) = (Path::new("/run/x"), Path::new("/x/disk"));
+    let full = refusals::config(side);
+    assert_eq!(parse(&full).unwrap().devices[0].disks[0].name, "other");
+    // Each fits alone; admission refuses the sum.
+    parse(&measure::config(side, disk)).unwrap();
+    let both = full + &measure::disk_table(side, disk);
+    let refused = parse(&both).unwrap_err().to_string();
+    assert!(refused.contains("110.0 % of the device are reserved, and it can give 100.0 %"), "{refused}");
+    assert!(refusals::arrival(side, disk).starts_with("[[device]]\nname = \"file\"\n[[device.disk]]\n"));
 }
 
 #[test]

@@ -122,6 +122,9 @@ pub struct BenchIodMigrateArgs {
     /// phases
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub kills: u32,
+    /// Moves to a target without room, which its I/O domain refuses before they begin
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub refusals: u32,
     /// Output options
     #[command(flatten)]
     pub result: BenchResult,
@@ -129,8 +132,9 @@ pub struct BenchIodMigrateArgs {
 
 impl BenchIodMigrateArgs {
     pub fn options(&self) -> MigrateOptions {
-        let [migrations, pairs, kills] = [self.migrations, self.pairs, self.kills].map(|n| n as usize);
-        MigrateOptions { migrations, pairs, kills }
+        let numbers = [self.migrations, self.pairs, self.kills, self.refusals];
+        let [migrations, pairs, kills, refusals] = numbers.map(|n| n as usize);
+        MigrateOptions { migrations, pairs, kills, refusals }
     }
 }
 
