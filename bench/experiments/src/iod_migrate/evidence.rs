@@ -3,13 +3,13 @@
 use std::fmt;
 use std::path::Path;
 
-use rtvirtio_domain_protocol::status::DiskStatus;
+use rtvirtio_domain_protocol::status::{DiskStatus, PortStatus};
 use rtvirtio_testbed::qemu::QemuGuest;
+use rtvirtio_workflow::domain::client as iod;
 use serde::{Deserialize, Serialize};
 
 use super::measure::control;
 use crate::backend::log_end;
-use crate::guest;
 
 /// State of all parts at a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,18 +51,34 @@ impl Part {
     /// Looks at the I/O domain in a directory.
     pub(super) fn of_domain(side: &Path) -> Self {
         let name = side.file_name().unwrap_or_default().to_string_lossy();
-        let state = guest::vm_status(&control(side));
-        Self {
-            name: format!("I/O domain {name}"),
-            state: state.map_or_else(|e| format!("not known: {e:#}"), |status| describe(&status)),
-            log: log_end(side),
-        }
+        let state = match iod::ask(&control(side)) {
+            Ok(status) => {
+                let disks = status.vms.iter().map(describe);
+                disks.chain(status.ports.iter().map(describe_port)).collect::<Vec<_>>().join("; ")
+            }
+            Err(e) => format!("not known: {e:#}"),
+        };
+        Self { name: format!("I/O domain {name}"), state, log: log_end(side) }
     }
+}
+
+fn number(n: Option<u64>) -> String {
+    n.map_or_else(|| "unknown".to_owned(), |n| n.to_string())
+}
+
+/// Connection and faults of a port.
+fn describe_port(port: &PortStatus) -> String {
+    format!(
+        "port connected: {}, attached: {}, broken {}, frames dropped: {:?}",
+        port.connected,
+        port.attached,
+        number(port.broken),
+        port.drops
+    )
 }
 
 /// Connection and faults of a disk.
 pub(super) fn describe(disk: &DiskStatus) -> String {
-    let number = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
     let mut text = format!(
         "connected: {}, to process {}, attached: {}; outstanding {}, errors {}, malformed {}, broken {}",
         disk.connected,

@@ -173,7 +173,7 @@ pub(super) fn kill_one(
 ) -> anyhow::Result<(Kill, Option<Evidence>)> {
     progress.check_cancelled()?;
     // The guest is dropped before its I/O domains.
-    let (mut domains, mut guest) = place.boot(dir)?;
+    let (mut domains, mut guest) = place.boot(dir, false)?;
     let mut kill = Kill { victim, phase, outcome: None, contract: None, findings: None, failed: None };
     if let Err(e) = run(&mut kill, &mut guest, &mut domains, dir, progress) {
         progress.check_cancelled()?;

@@ -15,7 +15,8 @@ use rtvirtio_workflow::Progress;
 
 use super::evidence::{Evidence, Part};
 use super::{
-    Contract, DiskKind, Findings, MigrateData, Move, contract, guest_load, kills, log_cost, pieces, refusals,
+    Contract, DiskKind, Findings, MigrateData, Move, cards, contract, guest_load, kills, log_cost, pieces,
+    refusals,
 };
 use crate::backend::Backend;
 use crate::guest;
@@ -46,6 +47,8 @@ pub struct MigrateOptions {
     pub kills: usize,
     /// Moves that are asked for at a target without room.
     pub refusals: usize,
+    /// Migrations of a guest with a network card, with a flow to it.
+    pub cards: usize,
 }
 
 impl MigrateOptions {
@@ -56,8 +59,8 @@ impl MigrateOptions {
 
     fn command(&self) -> String {
         format!(
-            "rtvirtio-bench iod-migrate --migrations {} --pairs {} --kills {} --refusals {}",
-            self.migrations, self.pairs, self.kills, self.refusals
+            "rtvirtio-bench iod-migrate --migrations {} --pairs {} --kills {} --refusals {} --cards {}",
+            self.migrations, self.pairs, self.kills, self.refusals, self.cards
         )
     }
 }
@@ -78,12 +81,15 @@ pub fn measure(
     let before = path.exists().then(|| read::<MigrateData>(path)).transpose()?;
     if let Some(data) = &before {
         let moves = data.moves_with(DiskKind::Domain);
-        let (refusals, kills, rounds) = (data.refusals.len(), data.kills.len(), data.rounds.len());
+        let (refusals, cards) = (data.refusals.len(), data.cards.len());
+        let (kills, rounds) = (data.kills.len(), data.rounds.len());
         progress.step(&format!(
-            "{moves} migrations, {refusals} refused moves, {kills} kills and {rounds} rounds are in {}",
+            "{moves} migrations, {refusals} refused ones, {cards} with a network card, {kills} kills and \
+             {rounds} rounds are in {}",
             path.display()
         ));
-        if !options.needs_guests(data) && kills >= options.kills && rounds >= options.pairs {
+        let has_rest = cards >= options.cards && kills >= options.kills && rounds >= options.pairs;
+        if has_rest && !options.needs_guests(data) {
             return Ok(());
         }
     }
@@ -108,6 +114,8 @@ pub fn measure(
             write(path, &data)?;
         }
     }
+    // Last: this thread moves into a network namespace.
+    cards::measure(options.cards, &place, dir.path(), (path, &mut data), progress)?;
     save(path, &data, progress)
 }
 
@@ -145,7 +153,7 @@ fn migrate(
     std::fs::File::create(&own)?.set_len(DISK.0)?;
     progress.step("booting two guests, on the I/O domain and on QEMU's own disk");
     // The guest is dropped before the I/O domains.
-    let (domains, ours) = place.boot(dir)?;
+    let (domains, ours) = place.boot(dir, false)?;
     let region = DiskRegion { path: own, offset: Bytes(0), size: DISK };
     let peer = sides(dir).map(|side| place.qemu(GuestDisk::Region(region.clone()), &side));
     let mut guests = [ours, MovingGuest::boot(DiskKind::Qemu, peer)?];
@@ -175,17 +183,25 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Starts an I/O domain on each side of a directory, and a guest with its load on the first.
-    pub(super) fn boot(&self, dir: &Path) -> anyhow::Result<([Option<Backend>; 2], MovingGuest)> {
+    /// Starts an I/O domain on each side of a directory, and a guest with its load on the first,
+    /// with or without a network card.
+    pub(super) fn boot(
+        &self,
+        dir: &Path,
+        with_card: bool,
+    ) -> anyhow::Result<([Option<Backend>; 2], MovingGuest)> {
         std::fs::File::create(served(dir))?.set_len(DISK.0)?;
         let mut domains = [None, None];
         let sides = sides(dir);
-        for (side, domain) in sides.iter().zip(&mut domains) {
+        for (i, (side, domain)) in sides.iter().zip(&mut domains).enumerate() {
             std::fs::create_dir(side)?;
-            *domain = Some(Backend::start_logged(side, &config(side, &served(dir)))?);
+            let network = if with_card { cards::network(side, i) } else { String::new() };
+            *domain = Some(Backend::start_logged(side, &(config(side, &served(dir)) + &network))?);
         }
-        let on = sides
-            .map(|side| self.qemu(GuestDisk::VhostUser { socket: socket(&side), queues: Some(1) }, &side));
+        let on = sides.map(|side| QemuConfig {
+            nic: with_card.then(|| cards::card(&side)),
+            ..self.qemu(GuestDisk::VhostUser { socket: socket(&side), queues: Some(1) }, &side)
+        });
         let guest = MovingGuest::boot(DiskKind::Domain, on)?;
         Ok((domains, guest))
     }
@@ -304,7 +320,7 @@ impl MovingGuest {
     }
 
     /// Migrates the guest to the other side. The QEMU that it left is ended.
-    fn move_on(&mut self) -> (Move, Option<Evidence>) {
+    pub(super) fn move_on(&mut self) -> (Move, Option<Evidence>) {
         let moved = Move { disk: self.disk, ..Move::default() };
         match self.try_to_move() {
             Ok(Migration { downtime_ms, total_ms, syncs }) => {

@@ -11,6 +11,7 @@
 //! The log of written pages is measured without a VM: requests per second of one disk with the log
 //! in use, with `migrate = true` alone, and without it, in turn.
 
+mod cards;
 mod contract;
 mod evidence;
 mod guest_load;
@@ -23,6 +24,7 @@ mod refusals;
 #[cfg(test)]
 mod tests;
 
+pub use cards::CardMove;
 pub use contract::Contract;
 pub use evidence::{Evidence, Part};
 pub use kills::{Kill, Outcome, Phase, Victim};
@@ -154,6 +156,9 @@ pub struct MigrateData {
     /// Moves that were asked for at a target without room.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<Refusal>,
+    /// Migrations of a guest with a network card.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<CardMove>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
     /// State of all parts at each failure.
@@ -250,6 +255,7 @@ pub fn claims(data: &MigrateData) -> Vec<Claim> {
     let mut claims = integrity(&Checks::of_disk(data, DiskKind::Domain), ours.n + ours.failed);
     claims.extend(contracts(data));
     claims.extend(refused(&data.refusals));
+    claims.extend(flows(&data.cards));
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(
         "migrate.lost.qemu",
@@ -326,6 +332,19 @@ fn refused(refusals: &[Refusal]) -> [Claim; 3] {
         ),
         claim("migrate.refused.longest_ms", "longest request around a refusal", longest(|r| r.during), "ms"),
         claim("migrate.refused.longest_ms.before", "longest before one", longest(|r| r.before), "ms"),
+    ]
+}
+
+/// Claims of flows to a guest that moves.
+fn flows(cards: &[CardMove]) -> [Claim; 3] {
+    let seen: Vec<&CardMove> = cards.iter().filter(|card| card.is_seen()).collect();
+    let lost: u64 = seen.iter().map(|card| card.lost).sum();
+    let gaps: Vec<f64> = seen.iter().map(|card| card.gap_ns as f64 / 1e6).collect();
+    let (most, n) = (gaps.iter().copied().fold(0.0, f64::max), gaps.len());
+    [
+        Claim::new("migrate.frames_lost", "frames lost in moves, one each 5 ms", lost as f64, "frames", n),
+        Claim::new("migrate.frame_gap_ms", "longest gap of a move, median", median(gaps), "ms", n),
+        Claim::new("migrate.frame_gap_ms.most", "longest gap of all moves", most, "ms", n),
     ]
 }
 

@@ -1,6 +1,9 @@
 //! The migrations as a page.
 
-use super::{Contract, DiskKind, Evidence, Kill, MigrateData, Outcome, Part, Piece, Summary, claims, kills};
+use super::{
+    Answer, CardMove, Contract, DiskKind, Evidence, Kill, MigrateData, Outcome, Part, Piece, Refusal,
+    Summary, Window, claims, kills,
+};
 use crate::experiment::Experiment;
 use crate::page::{Section, Table};
 use crate::report::ExperimentReport;
@@ -89,8 +92,13 @@ fn of_failures(data: &MigrateData) -> impl Iterator<Item = Table> {
             data.refusals.iter().map(refusal_row).collect(),
         ),
         table(
+            "moves with a network card, and a frame each 5 ms",
+            &["downtime ms", "duration ms", "frames", "lost", "longest gap ms", "not seen"],
+            data.cards.iter().map(card_row).collect(),
+        ),
+        table(
             "pieces",
-            &["command", "date", "commit", "VMM", "host", "from move", "refusal", "kill", "round"],
+            &["command", "date", "commit", "VMM", "host", "from move", "refusal", "card", "kill", "round"],
             data.pieces.iter().map(piece_row).collect(),
         ),
         table(
@@ -112,6 +120,7 @@ fn piece_row(piece: &Piece) -> Vec<String> {
         format!("Linux {}, {} CPUs", host.kernel, host.cpus),
         (piece.moves + 1).to_string(),
         (piece.refusals + 1).to_string(),
+        (piece.cards + 1).to_string(),
         (piece.kills + 1).to_string(),
         (piece.rounds + 1).to_string(),
     ]
@@ -141,6 +150,18 @@ fn refusal_row(refusal: &Refusal) -> Vec<String> {
     let [during, before] = [refusal.during, refusal.before].map(cells);
     let contract = contract_text(Some(&refusal.contract)).to_owned();
     [vec![answer], during.to_vec(), before.to_vec(), vec![contract]].concat()
+}
+
+fn card_row(card: &CardMove) -> Vec<String> {
+    let unseen = card.moved.failed.as_deref().or((!card.covered).then_some("the flow ended before"));
+    vec![
+        card.moved.downtime_ms.to_string(),
+        card.moved.total_ms.to_string(),
+        card.sent.to_string(),
+        card.lost.to_string(),
+        format!("{:.0}", card.gap_ns as f64 / 1e6),
+        unseen.unwrap_or_default().to_owned(),
+    ]
 }
 
 fn kill_row(kill: &Kill) -> Vec<String> {

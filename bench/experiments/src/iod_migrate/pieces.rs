@@ -34,6 +34,8 @@ pub struct Piece {
     pub kills: usize,
     /// Index of its first refused move.
     pub refusals: usize,
+    /// Index of its first migration with a network card.
+    pub cards: usize,
     /// Index of its first round.
     pub rounds: usize,
 }
@@ -90,6 +92,7 @@ pub(super) fn begin(
         findings: Vec::new(),
         kills: Vec::new(),
         refusals: Vec::new(),
+        cards: Vec::new(),
         rounds: Vec::new(),
         evidence: Vec::new(),
     });
@@ -101,7 +104,8 @@ pub(super) fn begin(
         data.host.accelerator
     );
     let (moves, findings) = (data.moves.len(), data.findings.len());
-    let (kills, refusals, rounds) = (data.kills.len(), data.refusals.len(), data.rounds.len());
+    let (kills, refusals) = (data.kills.len(), data.refusals.len());
+    let (cards, rounds) = (data.cards.len(), data.rounds.len());
     if data.pieces.is_empty() && moves + findings + kills + rounds > 0 {
         // A file without pieces is one.
         data.pieces.push(Piece {
@@ -111,8 +115,18 @@ pub(super) fn begin(
             ..Piece::default()
         });
     }
-    let (generated, commit) = (generated(), commit());
-    data.pieces.push(Piece { host, command, generated, commit, moves, findings, kills, refusals, rounds });
+    data.pieces.push(Piece {
+        host,
+        command,
+        generated: generated(),
+        commit: commit(),
+        moves,
+        findings,
+        kills,
+        refusals,
+        cards,
+        rounds,
+    });
     Ok(data)
 }
 

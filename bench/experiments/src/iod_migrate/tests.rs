@@ -5,6 +5,7 @@ use rtvirtio_vmm::agent::ExecOutput;
 
 use super::*;
 use crate::experiment::Experiment as _;
+use crate::net::probe::RoundTrips;
 use crate::saved::from_json;
 
 fn moved(disk: DiskKind, downtime_ms: u64) -> Move {
@@ -37,6 +38,7 @@ fn data() -> MigrateData {
         findings: vec![found(DiskKind::Domain), found(DiskKind::Qemu)],
         kills: vec![killed(Victim::TargetQemu, Phase::Active, Outcome::Source)],
         refusals: Vec::new(),
+        cards: Vec::new(),
         rounds: vec![
             LogRound { fixed: 1_000.0, ready: 1_000.0, logging: 950.0 },
             LogRound { fixed: 1_000.0, ready: 990.0, logging: 891.0 },
@@ -181,6 +183,8 @@ fn a_full_target_has_no_room_for_the_disk() {
     let parse = |text: &str| rtvirtio_domain_config::File::parse(Path::new("x"), text);
     let (side, disk) = (Path::new("/run/x"), Path::new("/x/disk"));
     let full = refusals::config(side);
+    let with_card = measure::config(side, disk) + &cards::network(side, 1);
+    assert_eq!(parse(&with_card).unwrap().networks[0].ports.len(), 1);
     assert_eq!(parse(&full).unwrap().devices[0].disks[0].name, "other");
     // Each fits alone; admission refuses the sum.
     parse(&measure::config(side, disk)).unwrap();
@@ -188,6 +192,30 @@ fn a_full_target_has_no_room_for_the_disk() {
     let refused = parse(&both).unwrap_err().to_string();
     assert!(refused.contains("110.0 % of the device are reserved, and it can give 100.0 %"), "{refused}");
     assert!(refusals::arrival(side, disk).starts_with("[[device]]\nname = \"file\"\n[[device.disk]]\n"));
+}
+
+#[test]
+fn flows_are_of_moves_that_they_outlast() {
+    let of = |lost: u64, gap_ms: u64, covered: bool| {
+        let moved = moved(DiskKind::Domain, 40);
+        CardMove { moved, covered, sent: 2_400, lost, gap_ns: gap_ms * 1_000_000 }
+    };
+    let mut data =
+        MigrateData { cards: vec![of(10, 70, true), of(30, 90, true), of(7, 900, false)], ..data() };
+    data.cards.push(of(2_000, 9_000, true));
+    data.cards[3].moved.failed = Some("no".to_owned());
+    let value = |id: &str| (claim(&data, id).value, claim(&data, id).n);
+    assert_eq!(value("migrate.frames_lost"), (40.0, 2));
+    assert_eq!([value("migrate.frame_gap_ms"), value("migrate.frame_gap_ms.most")], [(80.0, 2), (90.0, 2)]);
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert!(tables.last().unwrap().rows[2][5].contains("ended before"), "{:?}", tables.last());
+    // Answers at 5, 11 and 30, and none until the end.
+    let trips = RoundTrips { ns: vec![5, 20, 1], sent: vec![0, 10, 10], lost: 4 };
+    assert_eq!(cards::longest_gap(&trips, 60), 30);
+    assert_eq!(cards::longest_gap(&trips, 35), 19);
+    assert_eq!(cards::longest_gap(&RoundTrips::default(), 60), 60);
 }
 
 #[test]

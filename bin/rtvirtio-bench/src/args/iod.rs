@@ -113,10 +113,10 @@ impl BenchIodCrashArgs {
 #[derive(Args, Debug)]
 pub struct BenchIodMigrateArgs {
     /// Migrations of each guest, there and back in turn; those in the file count
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100)]
     pub migrations: u32,
     /// Rounds of requests/s with the log and without it
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 9)]
     pub pairs: u32,
     /// Migrations of which source, target or an I/O domain is killed; 16 are all parts in all
     /// phases
@@ -125,6 +125,9 @@ pub struct BenchIodMigrateArgs {
     /// Moves to a target without room, which its I/O domain refuses before they begin
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub refusals: u32,
+    /// Migrations of a guest with a network card, and a frame to it each 5 ms
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub cards: u32,
     /// Output options
     #[command(flatten)]
     pub result: BenchResult,
@@ -132,9 +135,9 @@ pub struct BenchIodMigrateArgs {
 
 impl BenchIodMigrateArgs {
     pub fn options(&self) -> MigrateOptions {
-        let numbers = [self.migrations, self.pairs, self.kills, self.refusals];
-        let [migrations, pairs, kills, refusals] = numbers.map(|n| n as usize);
-        MigrateOptions { migrations, pairs, kills, refusals }
+        let numbers = [self.migrations, self.pairs, self.kills, self.refusals, self.cards];
+        let [migrations, pairs, kills, refusals, cards] = numbers.map(|n| n as usize);
+        MigrateOptions { migrations, pairs, kills, refusals, cards }
     }
 }
 
