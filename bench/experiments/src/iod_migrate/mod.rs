@@ -336,12 +336,19 @@ fn refused(refusals: &[Refusal]) -> [Claim; 3] {
 }
 
 /// Claims of flows to a guest that moves.
-fn flows(cards: &[CardMove]) -> [Claim; 3] {
+fn flows(cards: &[CardMove]) -> [Claim; 4] {
     let seen: Vec<&CardMove> = cards.iter().filter(|card| card.is_seen()).collect();
     let lost: u64 = seen.iter().map(|card| card.lost).sum();
     let gaps: Vec<f64> = seen.iter().map(|card| card.gap_ns as f64 / 1e6).collect();
     let (most, n) = (gaps.iter().copied().fold(0.0, f64::max), gaps.len());
     [
+        Claim::new(
+            "migrate.frames_unseen",
+            "moves with a network card that failed, or that the flow did not outlast",
+            (cards.len() - n) as f64,
+            "moves",
+            cards.len(),
+        ),
         Claim::new("migrate.frames_lost", "frames lost in moves, one each 5 ms", lost as f64, "frames", n),
         Claim::new("migrate.frame_gap_ms", "longest gap of a move, median", median(gaps), "ms", n),
         Claim::new("migrate.frame_gap_ms.most", "longest gap of all moves", most, "ms", n),

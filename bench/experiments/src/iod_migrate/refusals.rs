@@ -87,7 +87,7 @@ pub(super) fn measure(
     let target = dir.join("full");
     std::fs::create_dir(&target)?;
     std::fs::File::create(other(&target))?.set_len(DISK.0)?;
-    let _domain = Backend::start_domain(&target, &config(&target))?;
+    let _domain = Backend::start_logged(&target, &config(&target))?;
     let n = numbers.end;
     for i in numbers {
         progress.check_cancelled()?;

@@ -205,7 +205,7 @@ fn flows_are_of_moves_that_they_outlast() {
     data.cards.push(of(2_000, 9_000, true));
     data.cards[3].moved.failed = Some("no".to_owned());
     let value = |id: &str| (claim(&data, id).value, claim(&data, id).n);
-    assert_eq!(value("migrate.frames_lost"), (40.0, 2));
+    assert_eq!([value("migrate.frames_lost"), value("migrate.frames_unseen")], [(40.0, 2), (2.0, 4)]);
     assert_eq!([value("migrate.frame_gap_ms"), value("migrate.frame_gap_ms.most")], [(80.0, 2), (90.0, 2)]);
     let text = serde_json::to_string(&data).unwrap();
     assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
