@@ -21,7 +21,7 @@ use crate::report::write;
 const TAKEN: &str = r#"{ share = "90%", burst = "100ms", deadline = "1s" }"#;
 /// Words by which admission says that a device has no room.
 const NO_ROOM: &str = "of the device are reserved, and it can give";
-/// Time in which the guest's requests are counted.
+/// Time in which the guest's requests are counted, at least.
 const WINDOW: Duration = Duration::from_secs(2);
 
 /// Answer of the target's I/O domain to the disk that is to come.
@@ -52,7 +52,7 @@ pub struct Window {
 pub struct Refusal {
     /// Answer of the target.
     pub answer: Answer,
-    /// Window that begins with the request for the move.
+    /// Window from the request for the move until the reservation is seen in force after it.
     pub during: Window,
     /// Window before it.
     pub before: Window,
@@ -107,9 +107,14 @@ fn refuse(
     progress: &dyn Progress,
 ) -> anyhow::Result<Refusal> {
     let source = control(guest.domain().context("the guest is on no I/O domain")?);
-    let before = window(&source, || (), progress)?.1;
-    let (answer, during) = window(&source, || ask(target, disk), progress)?;
-    let contract = guest.contract().context("the guest is on no I/O domain")?;
+    let ((), before) = window(&source, || Ok(progress.pause(WINDOW)?))?;
+    let ((answer, contract), during) = window(&source, || {
+        let answer = ask(target, disk);
+        progress.pause(WINDOW)?;
+        // A request completes meanwhile: one that a stop has delayed is in the window.
+        let contract = guest.contract().context("the guest is on no I/O domain")?;
+        Ok((answer, contract))
+    })?;
     Ok(Refusal { answer, during, before, contract })
 }
 
@@ -128,15 +133,10 @@ fn ask(target: &Path, disk: &Path) -> Answer {
     }
 }
 
-/// Counts the requests of the first disk while something is done and for a while after.
-fn window<T>(
-    control: &Path,
-    act: impl FnOnce() -> T,
-    progress: &dyn Progress,
-) -> anyhow::Result<(T, Window)> {
+/// Counts the requests of the first disk while something is done.
+fn window<T>(control: &Path, act: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, Window)> {
     let begin = histograms(control)?;
-    let done = act();
-    progress.pause(WINDOW)?;
+    let done = act()?;
     let end = histograms(control)?;
     let [read, write] = [between(&begin.read, &end.read), between(&begin.write, &end.write)];
     let requests = read.requests + write.requests;
