@@ -219,7 +219,7 @@ impl Summary {
 struct Checks {
     /// Migrations, failed ones included, of guests that were asked afterwards.
     asked: usize,
-    /// Those of them whose guest had verified by fio and by sums.
+    /// Migrations of these whose guest had verified by fio and by sums.
     checked: usize,
     /// Failed migrations, errors, and guests that did not answer: one that is lost counts once.
     lost: u64,

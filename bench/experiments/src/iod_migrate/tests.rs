@@ -154,7 +154,7 @@ fn a_refused_move_leaves_the_guest_as_it_was() {
         Refusal { during: of(1_001), ..good.clone() },
     ];
     assert!(good.is_without_stop() && bad.iter().all(|refusal| !refusal.is_without_stop()));
-    let data = MigrateData { refusals: [vec![good], bad.to_vec()].concat(), ..data() };
+    let data = MigrateData { refusals: [vec![good], Vec::from(bad)].concat(), ..data() };
     let counted = claim(&data, "migrate.refused_without_stop");
     assert_eq!((counted.value, counted.n), (1.0, 6));
     assert_eq!(claim(&data, "migrate.refused.longest_ms").value, 1_001.0);
