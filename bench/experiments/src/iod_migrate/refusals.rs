@@ -28,11 +28,11 @@ const WINDOW: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Its admission refused the reservation, in these words, and it does not have the disk.
+    /// Admission refused the reservation, in these words, and the disk is not there.
     Refused(String),
-    /// It has the disk.
+    /// The disk was taken.
     Admitted,
-    /// Another error, or a status that could not be read.
+    /// Errors of other kinds, and a status that could not be read.
     Failed(String),
 }
 
