@@ -1,11 +1,13 @@
 //! Disk backends as processes of an experiment: the I/O domain, and `qemu-storage-daemon`.
 
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::iod::socket;
 use anyhow::{Context, bail};
+use rtvirtio_testbed::boxed::tail;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_workflow::domain::start::is_ready;
 
@@ -15,6 +17,17 @@ use rtvirtio_workflow::domain::client as iod;
 pub const PEER: &str = "qemu-storage-daemon";
 /// Time limit until a backend listens.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// File of the messages of an I/O domain.
+const LOG: &str = "iod.log";
+
+/// Last messages of the I/O domain that [`Backend::start_logged`] started, each in an indented
+/// line; the reason where they cannot be read.
+pub(crate) fn log_end(dir: &Path) -> String {
+    match std::fs::read(dir.join(LOG)) {
+        Ok(log) => tail(&String::from_utf8_lossy(&log)).lines().map(|line| format!("\n    {line}")).collect(),
+        Err(e) => format!("\n    its messages are not known: {e}"),
+    }
+}
 
 /// A backend's process. Dropping it ends the process; the kernel ends it with this process.
 pub struct Backend {
@@ -27,16 +40,30 @@ impl Backend {
     /// # Errors
     /// When it does not start.
     pub fn start_domain(dir: &Path, config: &str) -> anyhow::Result<Self> {
+        Self::start(dir, config, Stdio::inherit(), || "its reason is above".to_owned())
+    }
+
+    /// Starts the I/O domain as [`Self::start_domain`] does, and appends its messages to a file in
+    /// `dir`, for [`log_end`].
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub(crate) fn start_logged(dir: &Path, config: &str) -> anyhow::Result<Self> {
+        let log = OpenOptions::new().create(true).append(true).open(dir.join(LOG))?;
+        Self::start(dir, config, log.into(), || format!("its last messages:{}", log_end(dir)))
+    }
+
+    fn start(dir: &Path, config: &str, log: Stdio, reason: impl FnOnce() -> String) -> anyhow::Result<Self> {
         let file = dir.join("iod.toml");
         std::fs::write(&file, config)?;
         let program = iod::program();
         let mut command = Command::new(&program);
-        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.arg("--config").arg(&file).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let child = spawn(command, Vec::new(), Lifetime::WithParent)
             .with_context(|| format!("cannot start {}", program.display()))?;
         let mut backend = Self { child };
         if !is_ready(&mut backend.child) {
-            bail!("{} did not start: its reason is above", program.display());
+            bail!("{} did not start: {}", program.display(), reason());
         }
         Ok(backend)
     }

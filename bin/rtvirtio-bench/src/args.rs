@@ -246,10 +246,10 @@ A guest writes and verifies with fio while the domain that serves its disk is ki
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench iod-migrate                                  100 migrations of each guest, under an hour with 16 kills
-  sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --kills 1 --out /tmp/migrate
+  sudo rtvirtio-bench iod-migrate --migrations 4 --pairs 1 --kills 1 --refusals 2 --cards 1 --out /tmp/migrate
   rtvirtio-bench iod-migrate --report-only --json | jq .claims
 
-The result is written after each migration. Exit code 2 when a claim is not met.")]
+The result is written after each migration. A second call with the same --out makes what the file lacks. Exit code 2 when a claim is not met.")]
     IodMigrate(Bench<MigrateOptions>),
     /// Start-up time of an application in a real guest, under load in the guest and from another VM
     #[command(after_help = "\

@@ -86,7 +86,20 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     let Some(site) = site("a_guest_migrates_and_finds_what_it_wrote") else { return };
     let out = site.dir.path().join("out");
     let out = out.to_str().unwrap();
-    let short = ["--migrations", "2", "--pairs", "1", "--kills", "1", "--out", out];
+    let short = [
+        "--migrations",
+        "2",
+        "--pairs",
+        "1",
+        "--kills",
+        "1",
+        "--refusals",
+        "1",
+        "--cards",
+        "0",
+        "--out",
+        out,
+    ];
     let result = json(&site, &[&["bench", "iod-migrate"], &short[..]].concat());
     for id in ["migrate.lost", "migrate.corrupt", "migrate.unverified", "migrate.lost.qemu"] {
         let claim = claim(&result, id);
@@ -97,9 +110,54 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     }
     let kills = claim(&result, "migrate.kills.unexpected");
     assert_eq!((&kills["value"], &kills["n"]), (&0.0.into(), &1.into()), "{kills}");
+    let refused = claim(&result, "migrate.refused_without_stop");
+    assert_eq!(
+        (&refused["value"], &refused["n"]),
+        (&1.0.into(), &1.into()),
+        "{}",
+        result["data"][0]["refusals"]
+    );
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 1);
     let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);
+    // A second call makes only what is missing, as a piece of its own.
+    let more = [
+        "--migrations",
+        "2",
+        "--pairs",
+        "2",
+        "--kills",
+        "1",
+        "--refusals",
+        "1",
+        "--cards",
+        "0",
+        "--out",
+        out,
+    ];
+    let result = json(&site, &[&["bench", "iod-migrate"], &more[..]].concat());
+    assert_eq!(claim(&result, "migrate.lost")["n"], 2, "{result}");
+    assert_eq!(claim(&result, "migrate.log_cost")["n"], 2);
+    let pieces = result["data"][0]["pieces"].as_array().unwrap();
+    assert_eq!((&pieces[1]["moves"], &pieces[1]["rounds"]), (&4.into(), &1.into()), "{pieces:?}");
+    assert!(pieces.iter().all(|p| p["host"]["vmm"].as_str().unwrap().starts_with("QEMU ")), "{pieces:?}");
+    assert_clean(&site);
+}
+
+#[test]
+fn a_network_card_moves_with_its_guest() {
+    let Some(site) = site("a_network_card_moves_with_its_guest") else { return };
+    let out = site.dir.path().join("out");
+    let only = ["--migrations", "0", "--pairs", "0", "--kills", "0", "--refusals", "0", "--cards", "2"];
+    let result =
+        json(&site, &[&["bench", "iod-migrate", "--out", out.to_str().unwrap()], &only[..]].concat());
+    let cards = result["data"][0]["cards"].as_array().unwrap_or_else(|| panic!("{result}"));
+    assert!(cards.len() == 2 && cards.iter().all(|card| card["moved"].get("failed").is_none()), "{result}");
+    // There and back again: frames reach the guest before the move, and after it.
+    for card in cards {
+        let (sent, lost) = (card["sent"].as_u64().unwrap(), card["lost"].as_u64().unwrap());
+        assert!(lost < sent && card["gap_ns"].as_u64().unwrap() > 0, "{card}");
+    }
     assert_clean(&site);
 }
 

@@ -22,11 +22,13 @@ mod files;
 mod migrate;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use config::{Accel, DiskRegion, GuestDisk, GuestNic, NicBackend, QemuConfig, UrgencyDevice};
 pub use error::QemuError;
 use files::Files;
 pub use migrate::Migration;
+pub use view::GuestState;
 
 /// Path of the guest's only disk, in the guest.
 pub const GUEST_DISK: &str = "/dev/vda";

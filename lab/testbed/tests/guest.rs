@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_testbed::image::{self, GuestImage, Kernel};
-use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
+use rtvirtio_testbed::qemu::{
+    DiskRegion, GUEST_DISK, GuestDisk, GuestState, QemuConfig, QemuError, QemuGuest,
+};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{HANG, Need, has, skip};
 use rtvirtio_units::Bytes;
@@ -219,6 +221,37 @@ fn guest_that_dies_mid_run_is_told_with_the_cause() {
     assert!(text.contains("rtvirtio-guest: ready after"), "{text}");
     drop(guest);
     assert!(!fixture.run_dir().exists());
+}
+
+/// The disk's first block says when the guest is to hang, and when to panic.
+#[test]
+fn a_guest_that_hangs_is_told_from_one_that_panicked() {
+    let Some(fixture) = fixture("a_guest_that_hangs_is_told_from_one_that_panicked") else { return };
+    let config = fixture.config("vm1");
+    let GuestDisk::Region(disk) = config.disk.clone() else { panic!("{:?}", config.disk) };
+    let say = |word: &str| {
+        let file = fs::OpenOptions::new().write(true).open(&disk.path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, word.as_bytes(), disk.offset.0).unwrap();
+        file.sync_all().unwrap();
+    };
+    let until = |word: &str| {
+        let block = format!("dd if={GUEST_DISK} bs=4096 count=1 iflag=direct 2>/dev/null");
+        format!("until {block} | grep -q {word}; do sleep 0.2; done")
+    };
+    let mut guest = QemuGuest::start(&config).unwrap();
+    assert_eq!(guest.examine().0, GuestState::Answers);
+    guest.qmp().unwrap().execute("stop", None).unwrap();
+    assert_eq!(guest.examine().0, GuestState::Paused("paused".to_owned()));
+    guest.qmp().unwrap().execute("cont", None).unwrap();
+    let (hang, panic) = (until("hang"), until("panic"));
+    let script = format!("{hang}; kill -STOP $PPID; {panic}; echo c > /proc/sysrq-trigger");
+    guest.spawn(&["sh", "-c", &script]).unwrap();
+    say("hang");
+    wait_for("silence of the agent", || guest.examine().0 == GuestState::Hangs);
+    say("panic");
+    wait_for("the end of QEMU", || !guest.is_alive());
+    let (state, words) = guest.examine();
+    assert!(state == GuestState::Panicked && words.contains("Kernel panic"), "{state}{words}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(super) const RESERVE: &str = r#"{ share = "20%", burst = "100ms", deadline =
 /// Numbers of [`RESERVE`].
 const SHARE: f64 = 0.2;
 const BURST_NS: u64 = 100_000_000;
-const DEADLINE_NS: u64 = 1_000_000_000;
+pub(super) const DEADLINE_NS: u64 = 1_000_000_000;
 /// Longest time until a request has completed within the reservation.
 const TIME_LIMIT: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);

@@ -10,6 +10,7 @@ use rtvirtio_workflow::Progress;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use super::evidence::Evidence;
 use super::measure::{MovingGuest, Place, answer, config, control, served, sides};
 use super::{Contract, Findings, contract};
 use crate::backend::Backend;
@@ -159,7 +160,8 @@ pub(super) fn order(n: usize) -> impl Iterator<Item = (Victim, Phase)> {
     all.collect::<Vec<_>>().into_iter().cycle().take(n)
 }
 
-/// Migrates a guest of its own, and kills a part. What fails is in the result.
+/// Migrates a guest of its own, and kills a part. What fails is in the result; the state of all
+/// parts goes with an outcome that is not as expected.
 ///
 /// # Errors
 /// Cancellation, and a guest or I/O domains that do not start.
@@ -168,16 +170,18 @@ pub(super) fn kill_one(
     dir: &Path,
     (victim, phase): (Victim, Phase),
     progress: &dyn Progress,
-) -> anyhow::Result<Kill> {
+) -> anyhow::Result<(Kill, Option<Evidence>)> {
     progress.check_cancelled()?;
     // The guest is dropped before its I/O domains.
-    let (mut domains, mut guest) = place.boot(dir)?;
+    let (mut domains, mut guest) = place.boot(dir, false)?;
     let mut kill = Kill { victim, phase, outcome: None, contract: None, findings: None, failed: None };
     if let Err(e) = run(&mut kill, &mut guest, &mut domains, dir, progress) {
         progress.check_cancelled()?;
         kill.failed = Some(format!("{e:#}"));
     }
-    Ok(kill)
+    let what = format!("kill of the {}, {}, in migration", victim.as_str(), phase.as_str());
+    let evidence = (!kill.is_as_expected()).then(|| guest.evidence(&what));
+    Ok((kill, evidence))
 }
 
 fn run(
@@ -187,19 +191,20 @@ fn run(
     dir: &Path,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let mut there = guest.target()?;
-    begin(kill.phase, &mut guest.here, &there)?;
-    strike(kill.victim, &guest.here, &there, domains, dir)?;
+    let target = guest.target()?;
+    let there = guest.other.insert(target);
+    begin(kill.phase, &mut guest.here, there)?;
+    strike(kill.victim, &guest.here, there, domains, dir)?;
     let is_stopped = kill.phase == Phase::Stopped && guest.here.is_alive();
     if is_stopped && guest.here.query_migration()?["status"] == "pre-switchover" {
         guest.here.continue_migration().context("the migration goes on")?;
     }
-    let outcome = settle(&mut guest.here, &mut there, progress)?;
+    let outcome = settle(&mut guest.here, there, progress)?;
     kill.outcome = Some(outcome);
     let side = match outcome {
         Outcome::Source => 0,
         Outcome::Target => {
-            std::mem::replace(&mut guest.here, there).stop().context("the source")?;
+            guest.arrive()?;
             1
         }
         Outcome::Nowhere | Outcome::Both => return Ok(()),
@@ -208,8 +213,9 @@ fn run(
     let sides = sides(dir).map(|side| control(&side));
     let qemu = guest.here.handle().process.pid;
     kill.contract = Some(contract::verify(&sides[side], &sides[1 - side], qemu));
-    kill.findings = Some(guest.ask(progress)?);
-    Ok(())
+    let (findings, asked) = guest.ask(progress);
+    kill.findings = Some(findings);
+    asked
 }
 
 /// Begins a migration, and waits for the phase.
@@ -251,7 +257,7 @@ fn strike(
     };
     domains[side].take().context("an I/O domain")?.kill()?;
     let side_dir = &sides(dir)[side];
-    domains[side] = Some(Backend::start_domain(side_dir, &config(side_dir, &served(dir)))?);
+    domains[side] = Some(Backend::start_logged(side_dir, &config(side_dir, &served(dir)))?);
     Ok(())
 }
 

@@ -11,21 +11,30 @@
 //! The log of written pages is measured without a VM: requests per second of one disk with the log
 //! in use, with `migrate = true` alone, and without it, in turn.
 
+mod cards;
 mod contract;
+mod evidence;
 mod guest_load;
 mod kills;
 mod log_cost;
 mod measure;
 mod page;
+mod pieces;
+mod refusals;
 #[cfg(test)]
 mod tests;
 
+pub use cards::CardMove;
 pub use contract::Contract;
+pub use evidence::{Evidence, Part};
 pub use kills::{Kill, Outcome, Phase, Victim};
 pub use measure::{MigrateOptions, measure};
+pub use pieces::Piece;
+pub use refusals::{Answer, Refusal, Window};
 
 use rtvirtio_learn::statistic::median;
 use rtvirtio_measure::HostFacts;
+use rtvirtio_workflow::Progress;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
@@ -93,15 +102,19 @@ pub struct Findings {
     pub sums: u64,
     /// Checksums that were not those of the part.
     pub wrong_sums: u64,
-    /// I/O errors of fio and the guest's kernel; 1 for a guest that did not answer.
+    /// I/O errors of fio and the guest's kernel.
     pub errors: u64,
+    /// Whether the guest did not answer, or not to all questions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unanswered: bool,
 }
 
 impl Findings {
     /// Whether the guest has written and verified, and found nothing wrong.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.fio_runs > 0 && self.sums > 0 && self.bad_blocks + self.wrong_sums + self.errors == 0
+        let has_checked = self.fio_runs > 0 && self.sums > 0;
+        has_checked && !self.unanswered && self.bad_blocks + self.wrong_sums + self.errors == 0
     }
 }
 
@@ -129,15 +142,42 @@ pub struct MigrateData {
     pub command: String,
     /// Date of the measurement, and version of the program.
     pub generated: String,
+    /// Runs of the program that made it; empty for a single one without this record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<Piece>,
     /// Migrations in the order made.
     pub moves: Vec<Move>,
-    /// Findings of the guests; empty where the measurement was stopped before.
+    /// Findings of the guests of each piece; none of a piece that was stopped before.
     pub findings: Vec<Findings>,
     /// Migrations that were killed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kills: Vec<Kill>,
+    /// Moves that were asked for at a target without room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusal>,
+    /// Migrations of a guest with a network card.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<CardMove>,
     /// Requests per second with and without the log.
     pub rounds: Vec<LogRound>,
+    /// State of all parts at each failure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl MigrateData {
+    /// Migrations of guests with this kind of disk, failed ones included.
+    fn moves_with(&self, disk: DiskKind) -> usize {
+        self.moves.iter().filter(|m| m.disk == disk).count()
+    }
+
+    /// Shows and keeps the evidence of a failure.
+    fn keep(&mut self, evidence: Option<Evidence>, progress: &dyn Progress) {
+        if let Some(evidence) = evidence {
+            progress.warn(&evidence.to_string());
+            self.evidence.push(evidence);
+        }
+    }
 }
 
 /// Numbers of the migrations with one kind of disk.
@@ -169,22 +209,53 @@ impl Summary {
     }
 }
 
-/// Findings of the guest with this kind of disk; `None` where it was not asked.
-fn findings_of(data: &MigrateData, disk: DiskKind) -> Option<&Findings> {
-    data.findings.iter().find(|f| f.disk == disk)
+/// Findings of all guests with one kind of disk.
+#[derive(Default)]
+struct Checks {
+    /// Migrations, failed ones included, of guests that were asked afterwards.
+    asked: usize,
+    /// Migrations of these whose guest had verified by fio and by sums.
+    checked: usize,
+    /// Failed migrations, errors, and guests that did not answer: one that is lost counts once.
+    lost: u64,
+    wrong: u64,
+    sums: u64,
+}
+
+impl Checks {
+    fn of_disk(data: &MigrateData, disk: DiskKind) -> Self {
+        let mut all = Self::default();
+        for (moves, findings) in pieces::of(data) {
+            let moves: Vec<&Move> = moves.iter().filter(|m| m.disk == disk).collect();
+            let failed = moves.iter().filter(|m| m.failed.is_some()).count();
+            all.lost += failed as u64;
+            let Some(found) = findings.iter().find(|f| f.disk == disk) else { continue };
+            all.asked += moves.len();
+            all.lost += found.errors + u64::from(found.unanswered && failed == 0);
+            all.wrong += found.bad_blocks + found.wrong_sums;
+            // Sums without a run of fio, or the other way round, are half a check.
+            if found.sums > 0 && found.fio_runs + found.bad_blocks > 0 {
+                all.checked += moves.len();
+                all.sums += found.sums;
+            }
+        }
+        all
+    }
 }
 
 /// The claims of a result.
 #[must_use]
 pub fn claims(data: &MigrateData) -> Vec<Claim> {
     let [ours, peer] = [DiskKind::Domain, DiskKind::Qemu].map(|disk| Summary::of_disk(&data.moves, disk));
-    let mut claims = integrity(data, &ours);
+    let mut claims = integrity(&Checks::of_disk(data, DiskKind::Domain), ours.n + ours.failed);
     claims.extend(contracts(data));
+    claims.extend(refused(&data.refusals));
+    claims.extend(flows(&data.cards));
     claims.extend(downtimes(&ours, &peer));
     claims.push(Claim::new(
         "migrate.lost.qemu",
         "the same on QEMU's own disk",
-        (peer.failed as u64 + findings_of(data, DiskKind::Qemu).map_or(0, |f| f.errors)) as f64,
+        Checks::of_disk(data, DiskKind::Qemu).lost as f64,
         "errors",
         peer.n + peer.failed,
     ));
@@ -192,31 +263,26 @@ pub fn claims(data: &MigrateData) -> Vec<Claim> {
     claims
 }
 
-/// Claims of integrity, which are not met without the guest's findings.
-fn integrity(data: &MigrateData, ours: &Summary) -> Vec<Claim> {
-    let found = findings_of(data, DiskKind::Domain);
-    let made = ours.n + ours.failed;
-    // Sums without a run of fio, or the other way round, are half a check.
-    let checked = found.filter(|f| f.sums > 0 && f.fio_runs + f.bad_blocks > 0);
-    let sums = checked.map_or(0, |f| f.sums);
+/// Claims of integrity, which are not met without the guests' findings.
+fn integrity(checks: &Checks, made: usize) -> Vec<Claim> {
     vec![
         Claim::new(
             "migrate.lost",
             "failed moves, errors of the guest",
-            (ours.failed as u64 + found.map_or(0, |f| f.errors)) as f64,
+            checks.lost as f64,
             "errors",
-            found.map_or(0, |_| made),
+            checks.asked,
         )
         .at_most(0.0),
         Claim::new(
             "migrate.corrupt",
             "wrong blocks and sums in it",
-            found.map_or(0, |f| f.bad_blocks + f.wrong_sums) as f64,
+            checks.wrong as f64,
             "blocks",
-            checked.map_or(0, |_| made),
+            checks.checked,
         )
         .at_most(0.0),
-        Claim::new("migrate.sums", "sums of 4 MiB that it made", sums as f64, "sums", made),
+        Claim::new("migrate.sums", "sums of 4 MiB that it made", checks.sums as f64, "sums", made),
     ]
 }
 
@@ -241,6 +307,46 @@ fn contracts(data: &MigrateData) -> [Claim; 2] {
             "kills",
             data.kills.len(),
         ),
+    ]
+}
+
+/// Claims of moves that a target without room refuses.
+fn refused(refusals: &[Refusal]) -> [Claim; 3] {
+    let without_stop = refusals.iter().filter(|refusal| refusal.is_without_stop()).count();
+    let longest = |of: fn(&Refusal) -> Window| {
+        refusals.iter().map(of).map(|window| window.longest_ns).max().unwrap_or(0) as f64 / 1e6
+    };
+    let n = refusals.len();
+    let claim = |id: &str, what: &str, value, unit| Claim::new(id, what, value, unit, n);
+    [
+        claim(
+            "migrate.refused_without_stop",
+            "moves to a target without room that it refused, while the guest went on",
+            without_stop as f64,
+            "moves",
+        ),
+        claim("migrate.refused.longest_ms", "longest request around a refusal", longest(|r| r.during), "ms"),
+        claim("migrate.refused.longest_ms.before", "longest before one", longest(|r| r.before), "ms"),
+    ]
+}
+
+/// Claims of flows to a guest that moves.
+fn flows(cards: &[CardMove]) -> [Claim; 4] {
+    let seen: Vec<&CardMove> = cards.iter().filter(|card| card.is_seen()).collect();
+    let lost: u64 = seen.iter().map(|card| card.lost).sum();
+    let gaps: Vec<f64> = seen.iter().map(|card| card.gap_ns as f64 / 1e6).collect();
+    let (most, n) = (gaps.iter().copied().fold(0.0, f64::max), gaps.len());
+    [
+        Claim::new(
+            "migrate.frames_unseen",
+            "moves with a network card that failed, or that the flow did not outlast",
+            (cards.len() - n) as f64,
+            "moves",
+            cards.len(),
+        ),
+        Claim::new("migrate.frames_lost", "frames lost in moves, one each 5 ms", lost as f64, "frames", n),
+        Claim::new("migrate.frame_gap_ms", "longest gap of a move, median", median(gaps), "ms", n),
+        Claim::new("migrate.frame_gap_ms.most", "longest gap of all moves", most, "ms", n),
     ]
 }
 

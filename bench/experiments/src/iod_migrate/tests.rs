@@ -1,9 +1,11 @@
 use std::path::Path;
 
+use rtvirtio_domain_protocol::histograms::DirectionHistogram;
 use rtvirtio_vmm::agent::ExecOutput;
 
 use super::*;
 use crate::experiment::Experiment as _;
+use crate::net::probe::RoundTrips;
 use crate::saved::{Saved as _, from_json};
 
 fn moved(disk: DiskKind, downtime_ms: u64) -> Move {
@@ -31,13 +33,17 @@ fn data() -> MigrateData {
         host: HostFacts { cpus: 1, ..HostFacts::default() },
         command: String::new(),
         generated: String::new(),
+        pieces: Vec::new(),
         moves: times.into_iter().flat_map(|(disk, ms)| ms.map(|ms| moved(disk, ms))).collect(),
         findings: vec![found(DiskKind::Domain), found(DiskKind::Qemu)],
         kills: vec![killed(Victim::TargetQemu, Phase::Active, Outcome::Source)],
+        refusals: Vec::new(),
+        cards: Vec::new(),
         rounds: vec![
             LogRound { fixed: 1_000.0, ready: 1_000.0, logging: 950.0 },
             LogRound { fixed: 1_000.0, ready: 990.0, logging: 891.0 },
         ],
+        evidence: Vec::new(),
     }
 }
 
@@ -81,6 +87,158 @@ fn a_failed_migration_and_what_guests_found_are_not_met() {
     peer.moves.push(Move { failed: Some("no".to_owned()), ..moved(DiskKind::Qemu, 0) });
     assert_eq!(claim(&peer, "migrate.lost").value, 0.0);
     assert_eq!(claim(&peer, "migrate.lost.qemu").value, 2.0);
+}
+
+#[test]
+fn a_lost_guest_counts_once() {
+    let mut lost = data();
+    lost.findings[0] = Findings { unanswered: true, ..Findings::default() };
+    let claim_of = |data: &MigrateData| claim(data, "migrate.lost");
+    assert_eq!((claim_of(&lost).value, claim_of(&lost).met), (1.0, false), "silent after its migrations");
+    lost.moves.push(Move { failed: Some("no answer".to_owned()), ..moved(DiskKind::Domain, 0) });
+    assert_eq!((claim_of(&lost).value, claim_of(&lost).n), (1.0, 4), "silent since its last migration");
+    // Silence shows nothing of its data.
+    let corrupt = claim(&lost, "migrate.corrupt");
+    assert_eq!((corrupt.n, corrupt.met), (0, false));
+    let half = Findings { unanswered: true, ..found(DiskKind::Domain) };
+    assert!(!half.is_clean() && found(DiskKind::Domain).is_clean());
+}
+
+#[test]
+fn a_piece_adds_to_what_is_there() {
+    let first = data();
+    let begun = |before: Option<MigrateData>, host: &HostFacts| {
+        pieces::begin(before, host.clone(), "again".to_owned())
+    };
+    let mut both = begun(Some(first.clone()), &first.host).unwrap();
+    assert_eq!(both.pieces.len(), 2, "the file without pieces is one");
+    let second = both.pieces.last().unwrap();
+    assert_eq!((second.moves, second.findings, second.kills, second.rounds), (6, 2, 1, 2));
+    // A piece that was stopped before its guests were asked shows nothing.
+    both.moves.push(moved(DiskKind::Domain, 35));
+    let (lost, corrupt) = (claim(&both, "migrate.lost"), claim(&both, "migrate.corrupt"));
+    assert_eq!((lost.n, lost.met, corrupt.n), (3, true, 3));
+    both.findings.push(Findings { wrong_sums: 1, ..found(DiskKind::Domain) });
+    let corrupt = claim(&both, "migrate.corrupt");
+    assert_eq!((corrupt.value, corrupt.n, corrupt.met), (1.0, 4, false));
+    assert_eq!(claim(&both, "migrate.lost").n, 4);
+    assert_eq!(claim(&both, "migrate.sums").value, 320.0);
+    // The guest that is lost in one piece is not excused by another.
+    both.moves.push(Move { failed: Some("no".to_owned()), ..moved(DiskKind::Domain, 0) });
+    both.findings[0].unanswered = true;
+    assert_eq!(claim(&both, "migrate.lost").value, 2.0);
+    let saved = serde_json::to_string(&both).unwrap();
+    assert_eq!(from_json::<MigrateData>(&saved).unwrap(), both);
+    let other = HostFacts { cpus: 2, ..first.host.clone() };
+    let refused = begun(Some(first), &other).unwrap_err().to_string();
+    assert!(refused.contains("another host (1 CPUs"), "{refused}");
+    assert_eq!(begun(None, &other).unwrap().pieces.len(), 1);
+    assert_eq!(pieces::version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright"), Some("7.2.22"));
+    assert_eq!(pieces::version("no"), None);
+}
+
+#[test]
+fn a_refused_move_leaves_the_guest_as_it_was() {
+    let of = |ms: u64| Window { requests: 150, longest_ns: ms * 1_000_000 };
+    let good = Refusal {
+        answer: Answer::Refused("110.0 % of the device are reserved".to_owned()),
+        during: of(30),
+        before: of(40),
+        contract: Contract::InForce,
+    };
+    let bad = [
+        Refusal { answer: Answer::Admitted, ..good.clone() },
+        Refusal { answer: Answer::Failed("no I/O domain answers there".to_owned()), ..good.clone() },
+        Refusal { contract: Contract::Unverified(String::new()), ..good.clone() },
+        Refusal { during: Window::default(), ..good.clone() },
+        Refusal { during: of(1_001), ..good.clone() },
+    ];
+    assert!(good.is_without_stop() && bad.iter().all(|refusal| !refusal.is_without_stop()));
+    let data = MigrateData { refusals: [vec![good], Vec::from(bad)].concat(), ..data() };
+    let counted = claim(&data, "migrate.refused_without_stop");
+    assert_eq!((counted.value, counted.n), (1.0, 6));
+    assert_eq!(claim(&data, "migrate.refused.longest_ms").value, 1_001.0);
+    assert_eq!(claim(&data, "migrate.refused.longest_ms.before").value, 40.0);
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert_eq!(tables.last().unwrap().rows[0][1..3], ["150", "30.0"]);
+}
+
+#[test]
+fn requests_of_a_window_are_those_that_came_in_it() {
+    let seen = |requests: u64, latencies: &[(u64, u64)]| DirectionHistogram {
+        requests,
+        latencies: latencies.to_vec(),
+        ..DirectionHistogram::default()
+    };
+    let begin = seen(12, &[(100, 10), (200, 1), (900, 1)]);
+    let end = seen(15, &[(100, 11), (200, 2), (300, 1), (900, 1)]);
+    assert_eq!(refusals::between(&begin, &end), Window { requests: 3, longest_ns: 300 });
+    assert_eq!(refusals::between(&end, &end), Window::default());
+}
+
+#[test]
+fn a_full_target_has_no_room_for_the_disk() {
+    let parse = |text: &str| rtvirtio_domain_config::File::parse(Path::new("x"), text);
+    let (side, disk) = (Path::new("/run/x"), Path::new("/x/disk"));
+    let full = refusals::config(side);
+    let with_card = measure::config(side, disk) + &cards::network(side, 1);
+    assert_eq!(parse(&with_card).unwrap().networks[0].ports.len(), 1);
+    assert_eq!(parse(&full).unwrap().devices[0].disks[0].name, "other");
+    // Each fits alone; admission refuses the sum.
+    parse(&measure::config(side, disk)).unwrap();
+    let both = full + &measure::disk_table(side, disk);
+    let refused = parse(&both).unwrap_err().to_string();
+    assert!(refused.contains("110.0 % of the device are reserved, and it can give"), "{refused}");
+    assert!(refusals::arrival(side, disk).starts_with("[[device]]\nname = \"file\"\n[[device.disk]]\n"));
+}
+
+#[test]
+fn flows_are_of_moves_that_they_outlast() {
+    let of = |lost: u64, gap_ms: u64, covered: bool| {
+        let moved = moved(DiskKind::Domain, 40);
+        CardMove { moved, covered, sent: 2_400, lost, gap_ns: gap_ms * 1_000_000 }
+    };
+    let mut data =
+        MigrateData { cards: vec![of(10, 70, true), of(30, 90, true), of(7, 900, false)], ..data() };
+    data.cards.push(of(2_000, 9_000, true));
+    data.cards[3].moved.failed = Some("no".to_owned());
+    let value = |id: &str| (claim(&data, id).value, claim(&data, id).n);
+    assert_eq!([value("migrate.frames_lost"), value("migrate.frames_unseen")], [(40.0, 2), (2.0, 4)]);
+    assert_eq!([value("migrate.frame_gap_ms"), value("migrate.frame_gap_ms.most")], [(80.0, 2), (90.0, 2)]);
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert!(tables.last().unwrap().rows[2][5].contains("ended before"), "{:?}", tables.last());
+    // Answers at 5, 11 and 30, and none until the end.
+    let trips = RoundTrips { ns: vec![5, 20, 1], sent: vec![0, 10, 10], lost: 4 };
+    assert_eq!(cards::longest_gap(&trips, 60), 30);
+    assert_eq!(cards::longest_gap(&trips, 35), 19);
+    assert_eq!(cards::longest_gap(&RoundTrips::default(), 60), 60);
+}
+
+#[test]
+fn evidence_says_the_state_of_each_part() {
+    let seen = serde_json::json!({
+        "device": "file", "name": "vm", "socket": "/x", "connected": true, "peer": 7, "attached": false,
+        "errors": 0, "broken": 1, "read": {}, "write": {}, "promises": [],
+        "refused": { "why": "a bad message", "seconds_ago": 3, "count": 2 },
+        "refused_requests": { "range": 4 },
+    });
+    let said = evidence::describe(&serde_json::from_value(seen).unwrap());
+    for part in ["to process 7", "attached: false", "errors 0", "broken 1", "malformed unknown", "range: 4"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(said.ends_with("messages refused: 2, the last 3 s ago: a bad message"), "{said}");
+    let part = Part { name: "QEMU domain3".to_owned(), state: "hangs".to_owned(), log: "\n    x".to_owned() };
+    let evidence = Evidence { what: "migration 3".to_owned(), parts: vec![part] };
+    assert_eq!(evidence.to_string(), "migration 3\n  QEMU domain3: hangs\n    x");
+    let data = MigrateData { evidence: vec![evidence], ..data() };
+    let text = serde_json::to_string(&data).unwrap();
+    assert_eq!(from_json::<MigrateData>(&text).unwrap(), data);
+    let tables = &data.report().unwrap().sections[0].tables;
+    assert_eq!(tables.last().unwrap().rows[0][2], "hangs");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) mod probe;
 mod simulated;
 mod sink;
 mod sv;
-mod test_bed;
+pub(crate) mod test_bed;
 pub mod timeline;
 mod web;
 

@@ -175,6 +175,13 @@ fn ip(address: Address) -> String {
     address.ip.map(|byte| byte.to_string()).join(".")
 }
 
+/// Script by which a guest takes an address. It drops its neighbour table when its link goes down,
+/// and resolves again a second later: the host's end is entered for good.
+pub fn address_setup(guest: Address) -> String {
+    let (guest, host) = (ip(guest), ip(HOST));
+    format!("ip addr add {guest}/24 dev eth0 && ip link set eth0 up && arp -s {host} {}", mac(HOST))
+}
+
 /// Guests, their network, and the host's end of it.
 pub struct NetTestBed {
     /// Namespace of the network.
@@ -254,15 +261,7 @@ impl NetTestBed {
             };
             let base = QemuConfig::new(NAMES[i], image.clone(), disk, &run_dir);
             let mut guest = QemuGuest::start(&QemuConfig { nic, accel, ..base })?;
-            // A guest drops its neighbour table when its link goes down, and resolves again a
-            // second later.
-            let setup = format!(
-                "ip addr add {}/24 dev eth0 && ip link set eth0 up && arp -s {} {}",
-                ip(GUESTS[i]),
-                ip(HOST),
-                mac(HOST)
-            );
-            command(&mut guest, &setup)?;
+            command(&mut guest, &address_setup(GUESTS[i]))?;
             Ok(guest)
         };
         let guests = [boot(0)?, boot(1)?];

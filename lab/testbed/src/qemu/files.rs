@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 use super::{QemuError, make_run_dir};
 
 /// Bytes that are read from the end of a log, and largest number of reported lines.
-const TAIL_BYTES: u64 = 16_384;
+const TAIL_BYTES: u64 = 262_144;
 const TAIL_LINES: usize = 6;
 /// Lines of a fault of the guest's kernel: its message, registers and call trace.
 const FAULT_LINES: usize = 48;
 /// Messages with which the report of a fault begins.
 const FAULTS: [&str; 5] = ["BUG: ", "Oops: ", "general protection fault", "invalid opcode", "Kernel panic"];
+/// Messages about a guest that hangs.
+const LOCKUPS: [&str; 5] =
+    ["soft lockup - CPU", "hard LOCKUP on", "workqueue lockup", "detected stall", "blocked for more than"];
 
 #[derive(Debug)]
 pub(super) struct Files {
@@ -91,9 +94,27 @@ impl Files {
         }
         text
     }
+
+    /// Whether the console shows a fault of the guest's kernel that is no lockup.
+    pub(super) fn has_panicked(&self) -> bool {
+        end(&self.serial).iter().any(|line| is_one_of(&FAULTS, line) && !is_one_of(&LOCKUPS, line))
+    }
+}
+
+fn is_one_of(messages: &[&str], line: &str) -> bool {
+    messages.iter().any(|message| line.contains(message))
 }
 
 fn tail(path: &Path) -> Vec<String> {
+    let lines = end(path);
+    let fault = lines.iter().position(|line| is_one_of(&FAULTS, line) || is_one_of(&LOCKUPS, line));
+    let (from, most) =
+        fault.map_or((lines.len().saturating_sub(TAIL_LINES), TAIL_LINES), |at| (at, FAULT_LINES));
+    lines[from..].iter().take(most).cloned().collect()
+}
+
+/// Lines at the end of a log, without empty ones.
+fn end(path: &Path) -> Vec<String> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let len = file.metadata()?.len();
@@ -107,11 +128,7 @@ fn tail(path: &Path) -> Vec<String> {
     let text = String::from_utf8_lossy(&bytes);
     // The guest wrote the text: no control characters on the user's terminal.
     let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
-    let lines: Vec<String> = text.lines().map(clean).filter(|l| !l.is_empty()).collect();
-    let fault = lines.iter().position(|l| FAULTS.iter().any(|fault| l.contains(fault)));
-    let (from, most) =
-        fault.map_or((lines.len().saturating_sub(TAIL_LINES), TAIL_LINES), |at| (at, FAULT_LINES));
-    lines[from..].iter().take(most).cloned().collect()
+    text.lines().map(clean).filter(|l| !l.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -139,6 +156,27 @@ mod tests {
             ),
             "{words}"
         );
+    }
+
+    #[test]
+    fn a_hang_is_told_from_a_panic() {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let files = Files::new(dir.path(), "vm1");
+        let panicked = |console: &str| {
+            fs::write(&files.serial, console).unwrap();
+            files.has_panicked()
+        };
+        assert!(!panicked("[ 1.0] booted\r\n"));
+        let lockup = "[ 9.0] watchdog: BUG: soft lockup - CPU#0 stuck for 22s! [fio:80]\r\n";
+        let stall = "[ 9.1] rcu: INFO: rcu_preempt self-detected stall on CPU\r\n";
+        assert!(!panicked(&lockup.repeat(2_000)) && !panicked(stall));
+        assert!(files.last_words().contains("self-detected stall"));
+        for fault in ["BUG: kernel NULL pointer", "Oops: 0002 [#1]", "Kernel panic - not syncing"] {
+            assert!(panicked(&format!("{lockup}[ 9.5] {fault}\r\n")), "{fault}");
+        }
+        // A panic stays the first words, however often the guest repeats what follows.
+        panicked(&format!("[ 8.0] Oops: 0002 [#1]\r\n{}", lockup.repeat(2_000)));
+        assert!(files.last_words().contains("with:\n    [ 8.0] Oops: 0002"), "{}", files.last_words());
     }
 
     #[test]
