@@ -7,8 +7,8 @@ mod systemctl;
 use std::io;
 
 /// Properties that are read, each on a line of its own.
-const PROPERTIES: &str =
-    "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,IOAccounting";
+const PROPERTIES: &str = "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,\
+                          IOAccounting,IODeviceLatencyTargetUSec";
 /// Text of systemd for a time that is not set, and for no limit.
 pub(crate) const INFINITY: &str = "infinity";
 /// A second, in us.
