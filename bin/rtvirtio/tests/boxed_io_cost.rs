@@ -1,5 +1,5 @@
-//! io.cost and io.latency on a real kernel: set up, read back, weights that act, put back. In the box, because
-//! io.cost needs cgroup v2, which the machine that runs the tests may not have.
+//! io.cost and io.latency on a real kernel: set up, read back, weights that act, put back. In the
+//! box, because both need cgroup v2, which the machine that runs the tests may not have.
 
 use std::path::Path;
 use std::time::Duration;

@@ -224,6 +224,12 @@ impl<'a> TestBed<'a> {
         Ok(self.site.binding()?)
     }
 
+    /// Device and VMs, as the product finds them.
+    #[must_use]
+    pub fn site(&self) -> &Site {
+        &self.site
+    }
+
     /// Path of the block device.
     #[must_use]
     pub fn path(&self) -> &Path {

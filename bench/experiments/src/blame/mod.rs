@@ -10,7 +10,7 @@ mod page;
 mod paging;
 mod plant;
 mod spec;
-mod undo;
+pub(crate) mod undo;
 
 use std::collections::BTreeMap;
 
