@@ -10,7 +10,7 @@ mod page;
 mod paging;
 mod plant;
 mod spec;
-pub(crate) mod undo;
+mod undo;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +25,7 @@ use crate::saved::Saved;
 
 pub use measure::measure;
 pub use plant::{Kind, PlantedCause, SLOW_BY, draw};
+pub(crate) use undo::set_throttle;
 
 /// Least share of right first causes.
 const RIGHT: f64 = 0.95;
