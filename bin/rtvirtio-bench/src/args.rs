@@ -12,6 +12,7 @@ mod demo_busy;
 mod fleet;
 mod host;
 mod iod;
+mod isolation;
 mod net;
 mod paravirt;
 mod regulation;
@@ -42,6 +43,7 @@ pub use iod::{
     BenchIodAddedArgs, BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs,
     BenchIodStartupArgs,
 };
+pub use isolation::BenchIsolationArgs;
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
 pub use regulation::{BenchRegulationArgs, PartName};
@@ -49,7 +51,7 @@ pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
-pub use without_device::{BenchCoresArgs, BenchDriftArgs, BenchPlanArgs};
+pub use without_device::{BenchCoresArgs, BenchDriftArgs, BenchPlanArgs, BenchReportArgs};
 
 /// The experiments: datasets, the papers' cases, how well predictions hold.
 #[derive(Parser, Debug)]
@@ -179,6 +181,16 @@ EXAMPLES
 
 No device is measured: the emulated flash drive ages in simulation. Exit code 2 when a claim is not met.")]
     Drift(BenchDriftArgs),
+    /// isol-bench's questions to ten ways to divide a device: overhead, fairness, priority, bursts
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench isolation --rounds 1 --for 2s --out /tmp/isolation      about ten minutes
+  rtvirtio-lab box --timeout 2h --out box -- rtvirtio-bench isolation --rounds 1 --for 2s --out .
+  rtvirtio-bench isolation --report-only --out box --html isolation.html
+
+io.cost and io.latency need cgroup v2, as in the box. A mode that the host lacks is left out with the reason. A stopped run
+goes on: the result is written after each case.")]
+    Isolation(BenchIsolationArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\
@@ -453,23 +465,6 @@ impl BenchRuns {
             other_host: self.other_host,
         }
     }
-}
-
-/// `rtvirtio-bench report`.
-#[derive(Args, Debug)]
-pub struct BenchReportArgs {
-    /// Directory of the datasets, and of models as DEVICE.model.json
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub data: PathBuf,
-    /// Write the claims that have a limit as a page in Markdown here
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
-    /// Write all claims, a line each with tabs between its cells, here
-    #[arg(long, value_name = "FILE")]
-    pub table: Option<PathBuf>,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
 }
 
 #[cfg(test)]

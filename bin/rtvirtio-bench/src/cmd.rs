@@ -27,6 +27,7 @@ use rtvirtio_experiments::iod_attach::AttachData;
 use rtvirtio_experiments::iod_crash::CrashData;
 use rtvirtio_experiments::iod_migrate::MigrateData;
 use rtvirtio_experiments::iod_startup::StartupData;
+use rtvirtio_experiments::isolation::IsolationData;
 use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
 use rtvirtio_experiments::paravirt::ParavirtData;
@@ -42,8 +43,8 @@ use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
-    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
-    planning, regulation, reservation, responsiveness, sweep, tails,
+    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, isolation, net,
+    paravirt, planning, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -56,9 +57,9 @@ use crate::args::{
     BenchAccuracyArgs, BenchBeforeAfterArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand,
     BenchContentionArgs, BenchCoresArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs,
     BenchDriftArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
-    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs,
-    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchIsolationArgs,
+    BenchNetArgs, BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs,
+    BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -77,6 +78,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Cores(args) => run_cores(args, &of("cores", &args.result)),
         BenchCommand::Drift(args) => run_drift(args, &of("drift", &args.result)),
+        BenchCommand::Isolation(args) => run_isolation(args, &of("isolation", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
@@ -223,6 +225,12 @@ fn run_drift(args: &BenchDriftArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
         save(&path, &ageing::measure(&args.options(), run.ui)?, run.ui)?;
     }
     run.shown::<AgeingData>(&path)
+}
+
+fn run_isolation(args: &BenchIsolationArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<IsolationData>(known(&args.device), |path, labs| {
+        isolation::measure(&args.options(), path, labs, run.ui)
+    })
 }
 
 fn run_iod(args: &BenchIodArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {

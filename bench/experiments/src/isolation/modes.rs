@@ -18,11 +18,13 @@ pub const VMS: usize = 4;
 const BATCH: u32 = 32;
 /// Size of large requests.
 const LARGE: Bytes = Bytes(64 << 10);
-/// Requests of a burst, all at once, and time from one burst to the next.
+/// Requests of a burst, all at once.
 pub const AT_ONCE: u32 = 32;
+/// Time from one burst to the next.
 pub const BURST_PERIOD: Nanos = Nanos(500_000_000);
-/// Limit that is in force and does not limit, requests per second, and such a latency target, us.
+/// Limit that is in force and does not limit, requests per second.
 const NO_LIMIT: u64 = 1_000_000;
+/// Latency target that is in force and never missed, us.
 const NO_TARGET: u64 = 1_000_000;
 
 /// A way to divide the device.

@@ -1,4 +1,4 @@
-//! Experiments without a device: `rtvirtio-bench plan`, `cores` and `drift`.
+//! Commands without a device: `rtvirtio-bench plan`, `cores`, `drift` and `report`.
 
 use std::path::PathBuf;
 
@@ -63,4 +63,21 @@ impl BenchDriftArgs {
     pub fn options(&self) -> AgeingOptions {
         AgeingOptions { days: self.days, seed: self.seed }
     }
+}
+
+/// `rtvirtio-bench report`.
+#[derive(Args, Debug)]
+pub struct BenchReportArgs {
+    /// Directory of the datasets, and of models as DEVICE.model.json
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub data: PathBuf,
+    /// Write the claims that have a limit as a page in Markdown here
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Write all claims, a line each with tabs between its cells, here
+    #[arg(long, value_name = "FILE")]
+    pub table: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
