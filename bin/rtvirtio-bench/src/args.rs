@@ -185,7 +185,7 @@ No device is measured: the emulated flash drive ages in simulation. Exit code 2 
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench isolation --rounds 1 --for 2s --out /tmp/isolation      about ten minutes
-  rtvirtio-lab box --timeout 2h --out box -- rtvirtio-bench isolation --rounds 1 --for 2s --out .
+  rtvirtio-lab box --timeout 2h --out box -- rtvirtio-bench isolation /dev/nullb0 --rounds 1 --for 2s --out .
   rtvirtio-bench isolation --report-only --out box --html isolation.html
 
 io.cost and io.latency need cgroup v2, as in the box. A mode that the host lacks is left out with the reason. A stopped run

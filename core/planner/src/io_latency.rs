@@ -38,8 +38,8 @@ pub fn io_latency_plan(spec: &Spec, _: &Profile, options: &PlanOptions) -> Resul
         let Some(target) = vm.tightest_target() else { continue };
         let us = target.0.div_ceil(1_000).max(1);
         let reason = format!(
-            "the shortest target of {}: cgroups next to it with a longer one or none are held back once a tenth of \
-             its requests, on a disk with moving parts their mean, takes longer",
+            "the shortest target of {}: cgroups next to it with a longer one or none are held back once a \
+             tenth of its requests, on a disk with moving parts their mean, takes longer",
             vm.name
         );
         push(Knob::VmIoLatency { vm: vm.name.clone() }, us.to_string(), reason);
@@ -80,12 +80,8 @@ mod tests {
         let plan = io_latency_plan(&three, &profile(), &options).unwrap();
         let settings: Vec<_> = plan.settings.iter().map(|s| (&s.knob, s.value.as_str())).collect();
         let latency = |vm: &str| Knob::VmIoLatency { vm: vm.to_owned() };
-        let expected = [
-            (&Knob::HostElevator, "none"),
-            (&latency("vm0"), "20000"),
-            (&latency("vm2"), "50000"),
-        ];
-        assert_eq!(settings, expected);
+        let (first, last) = (latency("vm0"), latency("vm2"));
+        assert_eq!(settings, [(&Knob::HostElevator, "none"), (&first, "20000"), (&last, "50000")]);
         assert!(plan.settings.is_sorted_by_key(|s| s.knob.write_order()));
         assert!(!plan.feasible && plan.tasks.is_empty() && !plan.is_predicted());
         assert!(plan.infeasible.unwrap().reason.starts_with("not predicted: io.latency"));
@@ -121,7 +117,8 @@ mod tests {
         let read = |s: Setting| config_of(&spec, &options.start, &[s]);
         assert_eq!(read(of("vm0", "max")).unwrap(), options.start);
         assert_eq!(read(of("vm0", "20000")).unwrap(), options.start);
-        for (vm, value, says) in [("vm0", "0", "above 0"), ("vm0", "soon", "above 0"), ("vm9", "1", "no VM `vm9`")] {
+        let cases = [("vm0", "0", "above 0"), ("vm0", "soon", "above 0"), ("vm9", "1", "no VM `vm9`")];
+        for (vm, value, says) in cases {
             let error = read(of(vm, value)).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }

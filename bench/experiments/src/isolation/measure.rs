@@ -86,9 +86,11 @@ fn rounds(
     let device = &bed.device.spec;
     let basis =
         Basis { profile: &profile, baseline: &baseline, device, kind: options.vm, elevators: &elevators };
-    let runner = Runner { options, bed, stage: bed.stage()?, basis, progress };
-    let all: Vec<(usize, Case)> =
-        (0..options.rounds).flat_map(|round| options.cases().into_iter().map(move |case| (round, case))).collect();
+    // null_blk's device keeps no data either: each run begins with a new elevator.
+    let stage = bed.stage()?.fresh(true);
+    let runner = Runner { options, bed, stage, basis, progress };
+    let of_round = |round| options.cases().into_iter().map(move |case| (round, case));
+    let all: Vec<(usize, Case)> = (0..options.rounds).flat_map(of_round).collect();
     let mut bar = progress.bar("cases under all modes", all.len() as u64);
     for (done, (round, case)) in all.into_iter().enumerate() {
         bar.set(done as u64);
@@ -158,7 +160,8 @@ impl Runner<'_> {
         };
         let spec = case.spec(self.bed.device.spec.clone(), self.options.vm);
         // A guest's requests are QEMU's, whose threads have no class.
-        let classes = case.classes().filter(|_| mode == Mode::MqDeadline && self.options.vm == LabKind::Process);
+        let has_classes = mode == Mode::MqDeadline && self.options.vm == LabKind::Process;
+        let classes = case.classes().filter(|_| has_classes);
         let treatment = Treatment { config: self.basis.baseline.clone(), classes, regulator: None };
         let mut plan = RunPlan {
             length: Duration::from_nanos(self.options.length.0),
@@ -208,7 +211,8 @@ impl Runner<'_> {
         let mut clients = (0..loads.len()).map(connect).collect::<Result<Vec<_>, _>>()?;
         let streams = streams(case, &loads, part);
         let length = Duration::from_nanos(self.options.length.0);
-        let results = run_load(&mut clients, &streams, &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
+        let plan = Plan { warm_up: WARM_UP, length, seed, spin: false };
+        let results = run_load(&mut clients, &streams, &plan)?;
         drop(clients);
         drop(domain);
         let failed: u64 = results.iter().map(|result| result.errors).sum();
@@ -261,10 +265,10 @@ fn streams(case: Case, loads: &[Vec<Load>], part: u64) -> Vec<Stream> {
 /// Configuration of the I/O domain for a case: weights, and a reservation for a VM with priority.
 /// `read` is the time of a single read.
 fn domain_config(case: Case, device: &Path, part: u64, read: Nanos, dir: &Path) -> String {
-    let base = read.0.saturating_sub(4_000).max(1_000);
+    let cost = format!("base = \"{}ns\", per_mib = \"1ms\"", read.0.saturating_sub(4_000).max(1_000));
     let mut s = format!(
         "control = {:?}\n[[device]]\nname = \"bench\"\npolicy = \"edf\"\nwindow = 8\n\
-         cost = {{ read = {{ base = \"{base}ns\", per_mib = \"1ms\" }}, write = {{ base = \"{base}ns\", per_mib = \"1ms\" }} }}\n",
+         cost = {{ read = {{ {cost} }}, write = {{ {cost} }} }}\n",
         dir.join("control").display().to_string(),
     );
     let weights = if case == Case::Weights { case.weights() } else { vec![1; case.loads().len()] };
@@ -272,8 +276,8 @@ fn domain_config(case: Case, device: &Path, part: u64, read: Nanos, dir: &Path) 
         // Cannot fail: writing to a String.
         let _ = write!(
             s,
-            "[[device.disk]]\nname = \"vm{vm}\"\nsocket = {:?}\npath = {:?}\noffset = \"{}B\"\nsize = \"{part}B\"\n\
-             shared = true\nweight = {weight}\n",
+            "[[device.disk]]\nname = \"vm{vm}\"\nsocket = {:?}\npath = {:?}\noffset = \"{}B\"\n\
+             size = \"{part}B\"\nshared = true\nweight = {weight}\n",
             socket(dir, vm).display().to_string(),
             device.display().to_string(),
             part * vm as u64,

@@ -26,7 +26,7 @@ use crate::saved::Saved;
 /// Options of the experiment.
 #[derive(Clone, Debug)]
 pub struct IsolationOptions {
-    /// Device, `twin:NAME` or `file:PATH`.
+    /// Device, `twin:NAME`, `file:PATH` or `/dev/nullbN`.
     pub device: String,
     /// Kind of the VMs.
     pub vm: LabKind,
@@ -82,7 +82,8 @@ impl IsolationRun {
     /// Jain's index of the VMs' bytes over their weights: 1 where all have their share, 1/n where
     /// one has everything; 0 of nothing.
     fn jain(&self) -> f64 {
-        let shares = self.vms.iter().zip(self.case.weights()).map(|(vm, weight)| vm.bytes / f64::from(weight));
+        let of = |(vm, weight): (&VmOutcome, u32)| vm.bytes / f64::from(weight);
+        let shares = self.vms.iter().zip(self.case.weights()).map(of);
         let (sum, squares) = shares.fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
         if squares > 0.0 { sum * sum / (self.vms.len() as f64 * squares) } else { 0.0 }
     }
@@ -177,7 +178,7 @@ impl IsolationData {
                 (base > 0.0).then(|| (value / base, n))
             };
             let p99 = over_none(Case::Apps4, IsolationRun::p99_ms);
-            add("D1.p99_over_none", "p99 of four VMs with one read in flight, over that of none", p99, "times");
+            add("D1.p99_over_none", "p99 of four VMs with a read in flight, over that of none", p99, "times");
             let bytes = over_none(Case::Batch, IsolationRun::bytes);
             add("D1.rate_over_none", "rate of four VMs that always read, over that of none", bytes, "times");
             for case in Case::ALL.into_iter().filter(|case| case.question() == 2) {

@@ -71,7 +71,8 @@ fn every_mode_has_settings_for_every_case() {
         assert_eq!(mode.name().parse(), Ok(mode));
         for case in Case::ALL {
             let found = settings_of(mode, case);
-            let elevator = found.iter().find(|(knob, _)| *knob == Knob::HostElevator).map(|(_, v)| v.as_str());
+            let set = found.iter().find(|(knob, _)| *knob == Knob::HostElevator);
+            let elevator = set.map(|(_, value)| value.as_str());
             if let Some(needed) = mode.elevator() {
                 assert_eq!(elevator, Some(needed.name()), "{mode:?} {case:?}");
             }

@@ -10,8 +10,8 @@ use super::blame::LabVm;
 /// `rtvirtio-bench isolation`.
 #[derive(Args, Debug)]
 pub struct BenchIsolationArgs {
-    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
-    /// removed afterwards
+    /// Emulated device, `file:PATH` for a file that is made on a disk of this machine and removed
+    /// afterwards, or `/dev/nullbN` of null_blk
     #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
     /// The four VMs
