@@ -5,8 +5,8 @@
 //! removes the lines of devices from `io.bfq.weight`, and takes the I/O controller, with all
 //! limits, from groups in which no unit asks for it. `set-property` of a unit does so too, also
 //! with systemd 257. So a cap is its `CPUQuota=`, a weight its `IODeviceWeight=`, and next to a
-//! limit, a latency target, or a weight of io.cost, stands `IOAccounting=yes`, which keeps the controller; `io.max`
-//! is not rewritten then.
+//! limit, a latency target or a weight of io.cost stands `IOAccounting=yes`, which keeps the
+//! controller; `io.max` is not rewritten then.
 //!
 //! The file has the exact value, written after the property and read back.
 

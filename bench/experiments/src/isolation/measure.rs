@@ -12,6 +12,7 @@ use rtvirtio_harness::test_bed::TestBed;
 use rtvirtio_learn::load::Stream as Load;
 use rtvirtio_learn::stage::{RunPlan, Stage, StageError, Treatment};
 use rtvirtio_measure::run::TaskMeasurement;
+use rtvirtio_model::Elevator;
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 use rtvirtio_testbed::LabHost;
@@ -82,7 +83,12 @@ fn rounds(
     path: &Path,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let (baseline, elevators, profile) = (bed.baseline()?, bed.elevators()?, data.profile.clone());
+    let (elevators, profile) = (bed.elevators()?, data.profile.clone());
+    if elevators.contains(&Elevator::Bfq) {
+        // As after the profile, which a run that goes on does not measure.
+        bed.renew_elevator(Elevator::Bfq.name())?;
+    }
+    let baseline = bed.baseline()?;
     let device = &bed.device.spec;
     let basis =
         Basis { profile: &profile, baseline: &baseline, device, kind: options.vm, elevators: &elevators };
@@ -99,15 +105,17 @@ fn rounds(
         Random::new(1_000 * round as u64 + case as u64 + 1).shuffle(&mut modes);
         for mode in modes {
             let is_done = data.runs.iter().any(|r| (r.round, r.case, r.mode) == (round, case, mode));
-            if is_done || data.skipped.iter().any(|skipped| skipped.mode == mode) {
+            if is_done || data.skipped.iter().any(|s| (s.case, s.mode) == (case, mode)) {
                 continue;
             }
             progress.check_cancelled()?;
             match runner.run(mode, case, round)? {
                 Ok(run) => data.runs.push(run),
                 Err(why) => {
-                    progress.warn(&format!("{} is left out: {why}", mode.name()));
-                    data.skipped.push(Skipped { mode, why });
+                    if !data.skipped.iter().any(|s| s.mode == mode && s.why == why) {
+                        progress.warn(&format!("{} is left out: {why}", mode.name()));
+                    }
+                    data.skipped.push(Skipped { mode, case, why });
                 }
             }
             data.generated = generated();

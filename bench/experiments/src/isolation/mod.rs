@@ -101,12 +101,14 @@ impl IsolationRun {
     }
 }
 
-/// A mode that was left out.
+/// A case that was left out under a mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
     /// The mode.
     pub mode: Mode,
+    /// The case.
+    pub case: Case,
     /// Reason for the user.
     pub why: String,
 }
@@ -127,7 +129,7 @@ pub struct IsolationData {
     pub profile: Profile,
     /// Runs in the order in which they were made.
     pub runs: Vec<IsolationRun>,
-    /// Modes that the host lacks.
+    /// What cannot be run on the host.
     pub skipped: Vec<Skipped>,
 }
 
@@ -152,6 +154,18 @@ impl IsolationData {
         let all: Vec<f64> = runs.filter_map(figure).collect();
         let n = all.len();
         (n > 0).then(|| (median(all), n))
+    }
+
+    /// Modes that were left out, for each reason with the cases.
+    fn left_out(&self) -> Vec<(Mode, &str, String)> {
+        let mut found: Vec<(Mode, &str, Vec<&str>)> = Vec::new();
+        for Skipped { mode, case, why } in &self.skipped {
+            match found.iter_mut().find(|(other, reason, _)| other == mode && *reason == why.as_str()) {
+                Some((_, _, cases)) => cases.push(case.name()),
+                None => found.push((*mode, why.as_str(), vec![case.name()])),
+            }
+        }
+        found.into_iter().map(|(mode, why, cases)| (mode, why, cases.join(", "))).collect()
     }
 
     /// Modes with runs.
@@ -213,8 +227,8 @@ impl Experiment for IsolationData {
         );
         let sections = page::sections(self);
         let mut report = ExperimentReport::of_data(self, self.host.clone(), self.claims(), lead, sections)?;
-        for Skipped { mode, why } in &self.skipped {
-            report.text.push_str(&format!("{} was left out: {why}\n", mode.name()));
+        for (mode, why, cases) in self.left_out() {
+            report.text.push_str(&format!("{} was left out of {cases}: {why}\n", mode.name()));
         }
         Ok(report)
     }

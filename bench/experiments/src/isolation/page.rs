@@ -23,8 +23,9 @@ pub fn sections(data: &IsolationData) -> Vec<Section> {
         ..Section::default()
     };
     if !data.skipped.is_empty() {
-        let rows = data.skipped.iter().map(|one| vec![one.mode.name().to_owned(), one.why.clone()]).collect();
-        first.tables.push(table("left out", &["mode", "reason"], rows));
+        let row = |(mode, why, cases): (Mode, &str, String)| vec![mode.name().to_owned(), why.to_owned(), cases];
+        let rows = data.left_out().into_iter().map(row).collect();
+        first.tables.push(table("left out", &["mode", "reason", "cases"], rows));
     }
     vec![first, overhead(data), fairness(data), priority(data), bursts(data)]
 }
