@@ -1,6 +1,6 @@
 //! Page of the isolation experiment: a figure for each question.
 
-use rtvirtio_report::svg::{Axis, Series, Spread};
+use rtvirtio_report::svg::{Axis, SERIES, Series, Spread};
 
 use super::modes::{AT_ONCE, BURST_PERIOD, Case, Mode};
 use super::{IsolationData, IsolationRun};
@@ -38,7 +38,7 @@ fn curves(data: &IsolationData, cases: &[Case], figure: fn(&IsolationRun) -> f64
             Some((x as f64, value, format!("{}, {}: {value:.3}", mode.name(), case.name())))
         };
         let points = cases.iter().enumerate().filter_map(point).collect();
-        Series { dashed: false, ..series(index, mode.name(), points) }
+        Series { dashed: index >= SERIES, ..series(index, mode.name(), points) }
     };
     data.modes().enumerate().map(of).filter(|curve| !curve.points.is_empty()).collect()
 }
@@ -118,7 +118,7 @@ fn priority(data: &IsolationData) -> Section {
         };
         let mut points: Vec<_> = cases.iter().filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series { dashed: false, ..series(index, mode.name(), points) }
+        Series { dashed: index >= SERIES, ..series(index, mode.name(), points) }
     };
     let drawn = data.modes().enumerate().map(of).filter(|curve| !curve.points.is_empty()).collect();
     let x = axis("rate of all VMs, MiB/s", Spread::Linear);
