@@ -333,7 +333,7 @@ pub fn settings(mode: Mode, case: Case, basis: &Basis<'_>) -> Result<Vec<Setting
     if let Some(elevator) = mode.elevator() {
         push(Knob::HostElevator, elevator.name().to_owned());
     }
-    let of = |vm: usize| vm_name(vm);
+    let of = vm_name;
     match mode {
         Mode::Plain | Mode::MqDeadline | Mode::QemuThrottle | Mode::IoDomain => {}
         Mode::IoMax => {
