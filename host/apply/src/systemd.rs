@@ -61,6 +61,11 @@ impl<'t> Unit<'t> {
         Some(weight.map_or_else(|| "default".to_owned(), |(_, weight)| weight.to_string()))
     }
 
+    /// Whether it has a latency target for any device.
+    pub(crate) fn has_latency_target(&self) -> bool {
+        self.all("IODeviceLatencyTargetUSec").any(|target| !target.is_empty())
+    }
+
     /// `IOAccounting=`: `yes` or `no`.
     pub(crate) fn accounting(&self) -> Option<String> {
         self.first("IOAccounting").filter(|v| ["yes", "no"].contains(v)).map(str::to_owned)

@@ -196,7 +196,7 @@ fn property(
         Form::IoWeight { dev } if weighed_as(dev, now, machine)?.is_some() => {
             Err("the unit has its own `IODeviceWeight=` of the device, which systemd writes there".to_owned())
         }
-        Form::IoLatency { .. } if now.all("IODeviceLatencyTargetUSec").any(|of| !of.is_empty()) => {
+        Form::IoLatency { .. } if now.has_latency_target() => {
             Err("the unit has `IODeviceLatencyTargetSec=`, which systemd writes there".to_owned())
         }
         // systemd erases no device's line of `io.weight`: writing its default leaves them. Of
