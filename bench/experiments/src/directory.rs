@@ -32,6 +32,7 @@ use crate::iod_attach::AttachData;
 use crate::iod_crash::CrashData;
 use crate::iod_migrate::MigrateData;
 use crate::iod_startup::StartupData;
+use crate::isolation::IsolationData;
 use crate::net::NetData;
 use crate::net::timeline::TimelineData;
 use crate::paravirt::ParavirtData;
@@ -71,6 +72,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         saved::<BlameData>(),
         saved::<CpuPredictData>(),
         saved::<DemoBusyData>(),
+        saved::<IsolationData>(),
         saved::<Planning>(),
         saved::<CoresData>(),
         saved::<AgeingData>(),

@@ -33,6 +33,7 @@ pub mod iod_attach;
 pub mod iod_crash;
 pub mod iod_migrate;
 pub mod iod_startup;
+pub mod isolation;
 pub mod net;
 pub mod page;
 pub mod paravirt;

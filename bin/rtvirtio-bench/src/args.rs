@@ -8,9 +8,11 @@ mod daemon;
 mod demo_busy;
 mod fleet;
 mod host;
+mod isolation;
 mod net;
 mod plan;
 mod regulation;
+mod report;
 mod reservation;
 mod responsiveness;
 
@@ -43,9 +45,11 @@ pub use daemon::{BenchDaemonArgs, BenchDaemonDayArgs, BenchDaemonScaleArgs, SLEE
 pub use demo_busy::BenchDemoBusyArgs;
 pub use fleet::BenchFleetClusterArgs;
 pub use host::BenchHostArgs;
+pub use isolation::BenchIsolationArgs;
 pub use net::BenchNetArgs;
 pub use plan::BenchPlanArgs;
 pub use regulation::{BenchRegulationArgs, PartName};
+pub use report::BenchReportArgs;
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
 
@@ -177,6 +181,16 @@ EXAMPLES
 
 No device is measured: the emulated flash drive ages in simulation. Exit code 2 when a claim is not met.")]
     Drift(Bench<AgeingOptions>),
+    /// isol-bench's questions to ten ways to divide a device: overhead, fairness, priority, bursts
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench isolation --rounds 1 --for 2s --out /tmp/isolation      about ten minutes
+  rtvirtio-lab box --timeout 2h --out box -- rtvirtio-bench isolation /dev/nullb0 --rounds 1 --for 2s --out .
+  rtvirtio-bench isolation --report-only --out box --html isolation.html
+
+io.cost and io.latency need cgroup v2, as in the box. A mode that the host lacks is left out with the reason. A stopped run
+goes on: the result is written after each case.")]
+    Isolation(BenchIsolationArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
     /// cost of a request
     #[command(after_help = "\
@@ -447,23 +461,6 @@ pub struct BenchRuns {
     /// Measure nothing: show the results in the directory
     #[arg(long)]
     pub report_only: bool,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-}
-
-/// `rtvirtio-bench report`.
-#[derive(Args, Debug)]
-pub struct BenchReportArgs {
-    /// Directory of the datasets, and of models as DEVICE.model.json
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub data: PathBuf,
-    /// Write the claims that have a limit as a page in Markdown here
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
-    /// Write all claims, a line each with tabs between its cells, here
-    #[arg(long, value_name = "FILE")]
-    pub table: Option<PathBuf>,
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

@@ -27,6 +27,7 @@ use rtvirtio_experiments::iod_attach::{AttachData, AttachOptions};
 use rtvirtio_experiments::iod_crash::{CrashData, CrashOptions};
 use rtvirtio_experiments::iod_migrate::{MigrateData, MigrateOptions};
 use rtvirtio_experiments::iod_startup::{StartupData, StartupOptions};
+use rtvirtio_experiments::isolation::IsolationData;
 use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
 use rtvirtio_experiments::paravirt::ParavirtData;
@@ -43,8 +44,8 @@ use rtvirtio_experiments::sweep::SweepOptions;
 use rtvirtio_experiments::tails::{TailsData, TailsOptions};
 use rtvirtio_experiments::{
     accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
-    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
-    planning, regulation, reservation, responsiveness, sweep, tails,
+    fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, isolation, net,
+    paravirt, planning, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -55,8 +56,9 @@ use rtvirtio_workflow::{Progress as _, model_choice};
 
 use crate::args::{
     Bench, BenchAccuracyArgs, BenchBlameArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs,
-    BenchDemoBusyArgs, BenchFleetClusterArgs, BenchHostArgs, BenchNetArgs, BenchParavirtArgs, BenchPlanArgs,
-    BenchRegulationArgs, BenchReportArgs, BenchReservationArgs, BenchResponsivenessArgs, PartName,
+    BenchDemoBusyArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIsolationArgs, BenchNetArgs,
+    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
+    BenchResponsivenessArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -75,6 +77,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Plan(args) => run_plan(args, &of("plan", &args.result)),
         BenchCommand::Cores(args) => run_cores(args, &of("cores", &args.result)),
         BenchCommand::Drift(args) => run_drift(args, &of("drift", &args.result)),
+        BenchCommand::Isolation(args) => run_isolation(args, &of("isolation", &args.result)),
         BenchCommand::Iod(args) => run_iod(args, &of("iod", &args.result)),
         BenchCommand::Daemon(args) => run_daemon(args, &of("daemon", &args.result)),
         BenchCommand::DaemonDay(args) => run_daemon_day(args, &of("daemon-day", &args.result)),
@@ -220,6 +223,12 @@ fn run_drift(args: &Bench<AgeingOptions>, run: &Run<'_>) -> anyhow::Result<ExitC
         save(&path, &ageing::measure(&args.options, run.ui)?, run.ui)?;
     }
     run.shown::<AgeingData>(&path)
+}
+
+fn run_isolation(args: &BenchIsolationArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    run.whole::<IsolationData>(known(&args.device), |path, labs| {
+        isolation::measure(&args.options(), path, labs, run.ui)
+    })
 }
 
 fn run_iod(args: &Bench<IodOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {

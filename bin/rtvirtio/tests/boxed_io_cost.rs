@@ -1,5 +1,5 @@
-//! io.cost on a real kernel: set up, read back, weights that act, and put back. In the box, because
-//! io.cost needs cgroup v2, which the machine that runs the tests may not have.
+//! io.cost and io.latency on a real kernel: set up, read back, weights that act, put back. In the
+//! box, because both need cgroup v2, which the machine that runs the tests may not have.
 
 use std::path::Path;
 use std::time::Duration;
@@ -37,4 +37,9 @@ fn io_cost_divides_a_device_by_weights_and_is_put_back() {
         return rtvirtio_testkit::skip(test, "the box's kernel has no io.cost, and says so");
     }
     assert!(out.output.contains("put back, no differences"), "{}", out.output);
+    let has_latency = out.output.contains("io.latency is put back");
+    assert!(has_latency || out.output.contains("the kernel has no io.latency"), "{}", out.output);
+    if !has_latency {
+        rtvirtio_testkit::skip(test, "the box's kernel has no io.latency, and says so");
+    }
 }

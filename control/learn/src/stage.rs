@@ -11,7 +11,7 @@ use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_model::{Config, ModelKind};
-use rtvirtio_planner::{Plan, settings_of};
+use rtvirtio_planner::{Plan, Setting, settings_of};
 use rtvirtio_spec::Spec;
 use rtvirtio_workflow::traffic::with_limits;
 
@@ -198,6 +198,23 @@ impl<'a> Stage<'a> {
         if spec.vms.len() > there {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
         }
+        let mut start = self.baseline.clone();
+        start.vms.truncate(spec.vms.len());
+        self.run_settings(spec, settings_of(spec, &start, &treatment.config), treatment, plan)
+    }
+
+    /// Runs as [`Self::run`] does under settings that no configuration describes, such as those of
+    /// io.cost; that of the treatment is not used.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_settings(
+        &self,
+        spec: &Spec,
+        settings: Vec<Setting>,
+        treatment: &Treatment,
+        plan: &mut RunPlan<'_>,
+    ) -> Result<Measured, StageError> {
         let root = Root::default();
         // A guest's agent serves one client at a time and the load needs it too: the machine is
         // dropped before the load starts.
@@ -207,10 +224,8 @@ impl<'a> Stage<'a> {
             let baseline = self.baseline.elevator.name();
             self.binding.stack.disks.iter().try_for_each(|disk| disk.renew_elevator(&root, baseline))?;
         }
-        let mut start = self.baseline.clone();
-        start.vms.truncate(spec.vms.len());
         let applying = machine();
-        let settings = with_limits(&bare_plan(spec, &start, &treatment.config), spec);
+        let settings = with_limits(&bare_plan(settings), spec);
         let writes = resolve(&settings.map_err(StageError::Traffic)?, &self.binding, &applying)?;
         self.session.apply(&writes, &applying, &mut Silent)?;
         drop(applying);
@@ -284,12 +299,12 @@ pub fn revert_leftovers(state_dir: &Path, guests: &dyn Guests) -> Result<bool, S
     }
 }
 
-/// A plan with only the settings from `start` to `config`.
-fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
+/// A plan with settings alone.
+fn bare_plan(settings: Vec<Setting>) -> Plan {
     Plan {
         scheme: "bench".to_owned(),
         model: ModelKind::Slice,
-        settings: settings_of(spec, start, config),
+        settings,
         tasks: Vec::new(),
         feasible: true,
         infeasible: None,

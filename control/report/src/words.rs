@@ -48,6 +48,7 @@ pub(crate) fn knob(k: &Knob) -> String {
         Knob::HostIoCost(file) => format!("host {}", file.file_name()),
         Knob::VmWeight { vm } => format!("{vm} bfq weight"),
         Knob::VmIoWeight { vm } => format!("{vm} io.weight"),
+        Knob::VmIoLatency { vm } => format!("{vm} io.latency"),
         Knob::VmLimit { vm, limit } => format!("{vm} {} limit", limit_name(*limit)),
         Knob::GuestElevator { vm } => format!("{vm} guest elevator"),
         Knob::GuestBfq { vm, tunable } => format!("{vm} guest bfq {}", tunable.file_name()),
@@ -68,6 +69,7 @@ pub(crate) fn knob_unit(k: &Knob) -> &'static str {
             BfqTunable::MaxBudget => " sectors",
             BfqTunable::LowLatency | BfqTunable::StrictGuarantees => "",
         },
+        Knob::VmIoLatency { .. } => " us",
         Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. } => " B/s",
         Knob::VmLimit { limit: LimitKind::ReadIops | LimitKind::WriteIops, .. } => "/s",
         Knob::HostElevator

@@ -35,6 +35,7 @@ pub(crate) fn covered_vms<'a>(all: impl Iterator<Item = (&'a Plan, &'a Site)>) -
             let device = site.stack.device.name.clone();
             let of_writes = plan.settings.iter().filter(|s| s.value != "max").filter_map(|s| match &s.knob {
                 Knob::VmWeight { vm: of } | Knob::VmIoWeight { vm: of } if *of == vm.name => Some("weight"),
+                Knob::VmIoLatency { vm: of } if *of == vm.name => Some("latency target"),
                 Knob::VmLimit { vm: of, limit: LimitKind::WriteBps | LimitKind::WriteIops }
                     if *of == vm.name =>
                 {

@@ -132,7 +132,10 @@ fn only(part: &Part, vm: &str) -> Option<Part> {
 /// The settings of a plan that act on a VM's cgroups.
 fn of_vm(plan: &Plan, vm: &str) -> Plan {
     let is_own = |knob: &Knob| match knob {
-        Knob::VmWeight { vm: of } | Knob::VmIoWeight { vm: of } | Knob::VmLimit { vm: of, .. } => of == vm,
+        Knob::VmWeight { vm: of }
+        | Knob::VmIoWeight { vm: of }
+        | Knob::VmIoLatency { vm: of }
+        | Knob::VmLimit { vm: of, .. } => of == vm,
         _ => false,
     };
     let settings = plan.settings.iter().filter(|s| is_own(&s.knob)).cloned().collect();

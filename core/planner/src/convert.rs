@@ -65,8 +65,8 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
     out
 }
 
-/// Configuration after `settings` are written over `start`. Those of io.cost are checked and not in
-/// it: no model covers them.
+/// Configuration after `settings` are written over `start`. Those of io.cost and io.latency are
+/// checked and not in it: no model covers them.
 ///
 /// # Errors
 /// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec
@@ -111,6 +111,13 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
                 index(vm)?;
                 let expected = "a whole number from 1 to 10000";
                 if !(1..=10_000).contains(&number(s, expected)?) {
+                    return Err(bad_value(s, expected));
+                }
+            }
+            Knob::VmIoLatency { vm } => {
+                index(vm)?;
+                let expected = "a whole number of us above 0, or max";
+                if s.value != "max" && number(s, expected)? == 0 {
                     return Err(bad_value(s, expected));
                 }
             }
@@ -160,15 +167,29 @@ pub fn check_actable(
     let end = config_of(spec, start, settings)?;
     let idles = end.bfq.slice_idle.0 > 0 || end.bfq.strict_guarantees;
     let index = |name: &String| spec.vms.iter().position(|vm| vm.name == *name);
+    let enables_io_cost = |s: &Setting| {
+        s.knob == Knob::HostIoCost(IoCostFile::Qos) && s.value.parse::<CostQos>().is_ok_and(|qos| qos.enable)
+    };
     for s in settings {
         let why = match &s.knob {
-            Knob::VmWeight { vm } | Knob::VmIoWeight { vm } | Knob::VmLimit { vm, .. }
+            Knob::VmIoLatency { .. }
+                if placements.is_under_io_cost() || settings.iter().any(enables_io_cost) =>
+            {
+                "io.cost is on for the device and holds the same requests back; choose one of the two"
+            }
+            Knob::VmWeight { vm }
+            | Knob::VmIoWeight { vm }
+            | Knob::VmIoLatency { vm }
+            | Knob::VmLimit { vm, .. }
                 if index(vm).is_some_and(|i| placements.writes_escape(i)) =>
             {
                 "what the VM writes goes through the host's page cache and reaches the device outside of its cgroup, \
                  where no weight or limit acts; set cache=none for its disk"
             }
-            Knob::VmWeight { vm } | Knob::VmIoWeight { vm } | Knob::VmLimit { vm, .. }
+            Knob::VmWeight { vm }
+            | Knob::VmIoWeight { vm }
+            | Knob::VmIoLatency { vm }
+            | Knob::VmLimit { vm, .. }
                 if index(vm).is_some_and(|i| !placements.limits_act(i)) =>
             {
                 "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \
@@ -181,6 +202,12 @@ pub fn check_actable(
                 "weights compare only cgroups with one parent, and no other VM's has the same; \
                  move the VMs below one parent cgroup, such as machine.slice"
             }
+            Knob::VmIoLatency { vm }
+                if spec.vms.len() > 1 && index(vm).is_some_and(|i| !placements.weights_compare(i)) =>
+            {
+                "io.latency holds back only cgroups with the same parent, and no other VM's has it; \
+                 move the VMs below one parent cgroup, such as machine.slice"
+            }
             Knob::VmWeight { .. } if end.elevator != Elevator::Bfq => {
                 "the weight is BFQ's and the plan's elevator is another; choose bfq"
             }
@@ -188,10 +215,7 @@ pub fn check_actable(
                 "with slice_idle=0 BFQ serves every VM that has a request, whatever its weight; \
                  raise slice_idle, or cap the neighbour"
             }
-            Knob::HostIoCost(IoCostFile::Qos)
-                if end.elevator == Elevator::Bfq
-                    && s.value.parse::<CostQos>().is_ok_and(|qos| qos.enable) =>
-            {
+            Knob::HostIoCost(_) if end.elevator == Elevator::Bfq && enables_io_cost(s) => {
                 "BFQ divides the device too, and of the two neither share would hold; choose none or mq-deadline"
             }
             Knob::HostBfq(_) if end.elevator != Elevator::Bfq => {
@@ -245,6 +269,7 @@ pub(crate) fn describe(knob: &Knob) -> String {
         Knob::HostIoCost(file) => format!("{} on the host", file.file_name()),
         Knob::VmWeight { vm } => format!("the weight of {vm}"),
         Knob::VmIoWeight { vm } => format!("io.weight of {vm}"),
+        Knob::VmIoLatency { vm } => format!("io.latency of {vm}"),
         Knob::VmLimit { vm, .. } => format!("the cap on {vm}"),
         Knob::GuestElevator { vm } => format!("the elevator inside {vm}"),
         Knob::GuestBfq { vm, tunable } => format!("{} inside {vm}", tunable.file_name()),

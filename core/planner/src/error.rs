@@ -40,6 +40,11 @@ pub enum PlanError {
          >/sys/fs/cgroup/io.cost.qos`), or leave the device to it"
     )]
     UnderIoCost,
+    /// A device on which a plan's latency targets are in force.
+    #[error(
+        "io.latency of a plan is in force, and no model covers that: revert that plan first, or leave the device to it"
+    )]
+    UnderIoLatency,
     /// Options with which no plan is possible, and why.
     #[error("plan options: {0}")]
     BadOptions(String),

@@ -42,6 +42,7 @@ fn effect(problem: &Problem<'_>, s: &Setting) -> String {
         Knob::HostBfq(t) => tunable(*t, v, "VM"),
         Knob::HostIoCost(_) => "io.cost divides the device by what requests cost".to_owned(),
         Knob::VmIoWeight { vm } => format!("weight {v} sets the share of {vm} under io.cost"),
+        Knob::VmIoLatency { vm } => format!("other VMs are held back while {vm} takes longer than {v} us"),
         Knob::VmWeight { vm } => format!("weight {v} sets the share of {vm} while VMs compete"),
         Knob::VmLimit { vm, limit } => {
             let what = match limit {

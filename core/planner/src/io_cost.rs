@@ -29,23 +29,25 @@ const LEAST_LEFT: f64 = 0.01;
 pub(crate) const NO_MODEL: &str = "io.cost divides the device, and no model covers that";
 
 /// Report of a plan whose targets are not known to be met; `None` without any.
-pub(crate) fn not_predicted(spec: &Spec) -> Option<Infeasible> {
+pub(crate) fn not_predicted(spec: &Spec, why: &str) -> Option<Infeasible> {
     let has_targets = spec.goals().any(|(_, _, target)| target.is_some());
     has_targets.then(|| Infeasible {
         sacrificed: Vec::new(),
         conflict: Vec::new(),
         relaxation: Vec::new(),
-        reason: format!("not predicted: {NO_MODEL}. `rtvirtio verify` measures whether the targets are met"),
+        reason: format!("not predicted: {why}. `rtvirtio verify` measures whether the targets are met"),
     })
 }
 
 impl Plan {
-    /// Whether a model covers the device under the plan: none does where the plan divides it by
-    /// io.cost, or io.cost divides it already.
+    /// Whether a model covers the device under the plan: none does where the plan uses io.cost or
+    /// io.latency, or io.cost divides the device already.
     #[must_use]
     pub fn is_predicted(&self) -> bool {
-        let is_io_cost = |s: &Setting| matches!(s.knob, Knob::HostIoCost(_) | Knob::VmIoWeight { .. });
-        !self.settings.iter().any(is_io_cost) && self.tasks.iter().all(|task| task.not_predicted.is_none())
+        let is_unmodelled = |s: &Setting| {
+            matches!(s.knob, Knob::HostIoCost(_) | Knob::VmIoWeight { .. } | Knob::VmIoLatency { .. })
+        };
+        !self.settings.iter().any(is_unmodelled) && self.tasks.iter().all(|task| task.not_predicted.is_none())
     }
 }
 
@@ -134,7 +136,7 @@ pub fn io_cost_plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Re
         }
     }
     check_actable(spec, &options.placements, &options.start, &settings)?;
-    let infeasible = not_predicted(spec);
+    let infeasible = not_predicted(spec, NO_MODEL);
     Ok(Plan {
         scheme: SCHEME.to_owned(),
         model: options.model,

@@ -26,7 +26,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let mut evaluator = Evaluator::new(profile, spec, options)?;
     let found = search::search(&problem, &mut evaluator)?;
     let infeasible = if options.placements.is_under_io_cost() {
-        io_cost::not_predicted(spec)
+        io_cost::not_predicted(spec, io_cost::NO_MODEL)
     } else if found.missed == 0 {
         None
     } else {

@@ -23,6 +23,7 @@ pub fn scheme_name(id: &str) -> &str {
         "slice" => "rtvirtio",
         "bound" => "rtvirtio (bound)",
         "io-cost" => "io.cost",
+        "io-latency" => "io.latency",
         "tuned" => "rtvirtio (tuned)",
         _ => id,
     }

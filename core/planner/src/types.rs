@@ -68,6 +68,12 @@ pub enum Knob {
         /// Name of the VM.
         vm: String,
     },
+    /// Latency target of a VM's cgroup for the device: `io.latency` (v2). Value: a whole number of
+    /// us, or `max` for none.
+    VmIoLatency {
+        /// Name of the VM.
+        vm: String,
+    },
     /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1).
     /// Value: a whole number per second, or `max` for none.
     VmLimit {
@@ -92,7 +98,7 @@ pub enum Knob {
 
 impl Knob {
     /// Position in a plan's write order: the elevator before its tunables, io.cost's model before
-    /// it is enabled, weights and limits of cgroups, then guest by guest.
+    /// it is enabled, weights, latency targets and limits of cgroups, then guest by guest.
     #[must_use]
     pub fn write_order(&self) -> impl Ord + use<> {
         let place = |step, vm: &str, tunable, limit| (step, vm.to_owned(), tunable, limit);
@@ -103,10 +109,11 @@ impl Knob {
             Self::HostIoCost(IoCostFile::Qos) => place(3, "", None, None),
             Self::VmWeight { vm } => place(4, vm, None, None),
             Self::VmIoWeight { vm } => place(5, vm, None, None),
-            Self::VmLimit { vm, limit } => place(6, vm, None, Some(*limit)),
+            Self::VmIoLatency { vm } => place(6, vm, None, None),
+            Self::VmLimit { vm, limit } => place(7, vm, None, Some(*limit)),
             // None sorts before any tunable.
-            Self::GuestElevator { vm } => place(7, vm, None, None),
-            Self::GuestBfq { vm, tunable } => place(7, vm, Some(*tunable), None),
+            Self::GuestElevator { vm } => place(8, vm, None, None),
+            Self::GuestBfq { vm, tunable } => place(8, vm, Some(*tunable), None),
         }
     }
 }

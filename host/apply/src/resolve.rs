@@ -120,7 +120,7 @@ pub fn merge(writes: &mut Vec<Write>, more: Vec<Write>) -> Result<(), ApplyError
 }
 
 /// Turns a plan into writes, in the order in which they must happen: elevator, its tunables,
-/// io.cost, cgroup controllers, weights and limits, guests.
+/// io.cost, cgroup controllers, weights, latency targets and limits, guests.
 ///
 /// # Errors
 /// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant.
@@ -140,6 +140,7 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
     let elevators = host_queues(&values, binding, machine, &mut writes)?;
     let io_cost_acts = io_cost::host_io_cost(&values, binding, machine, &elevators, &mut writes)?;
     io_cost::bfq_is_alone(&values, binding, machine, &elevators)?;
+    io_cost::io_latency_is_alone(&values, binding, machine)?;
     let on = vm::Acting { elevators: &elevators, io_cost: io_cost_acts };
     vm::weights_and_limits(&values, binding, machine, on, &mut writes)?;
     guest::queues(&values, binding, machine, &mut writes)?;

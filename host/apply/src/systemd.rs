@@ -7,8 +7,8 @@ mod systemctl;
 use std::io;
 
 /// Properties that are read, each on a line of its own.
-const PROPERTIES: &str =
-    "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,IOAccounting";
+const PROPERTIES: &str = "LoadState,ControlGroup,CPUQuotaPerSecUSec,CPUQuotaPeriodUSec,CPUWeight,IODeviceWeight,\
+                          IOAccounting,IODeviceLatencyTargetUSec";
 /// Text of systemd for a time that is not set, and for no limit.
 pub(crate) const INFINITY: &str = "infinity";
 /// A second, in us.
@@ -59,6 +59,11 @@ impl<'t> Unit<'t> {
         let weights = self.device_weights()?;
         let weight = weights.iter().rev().find(|(other, _)| *other == path);
         Some(weight.map_or_else(|| "default".to_owned(), |(_, weight)| weight.to_string()))
+    }
+
+    /// Whether it has a latency target for any device.
+    pub(crate) fn has_latency_target(&self) -> bool {
+        self.all("IODeviceLatencyTargetUSec").any(|target| !target.is_empty())
     }
 
     /// `IOAccounting=`: `yes` or `no`.

@@ -89,6 +89,11 @@ pub enum Form {
         /// `MAJ:MIN`, as in `/sys/block/*/dev`.
         dev: String,
     },
+    /// A device's line in `io.latency`: the value is the target in us, or `max` without a line.
+    IoLatency {
+        /// `MAJ:MIN`, as in `/sys/block/*/dev`.
+        dev: String,
+    },
     /// Whether `io` stands in a v2 `cgroup.subtree_control`: the value is `+io` or `-io`.
     IoEnabled,
     /// Whether `cpuset` stands in a v2 `cgroup.subtree_control`: the value is `+cpuset` or
@@ -213,6 +218,7 @@ impl Form {
             }
             Self::Throttle { dev } => or(text::throttle_value(file, dev)?),
             Self::IoMax { dev, key } => or(text::io_max_value(file, dev, key)?),
+            Self::IoLatency { dev } => or(text::io_max_value(file, dev, "target")?),
             Self::IoCostModel { dev } => io_cost(IoCostFile::Model, file, dev)?,
             Self::IoCostQos { dev } => io_cost(IoCostFile::Qos, file, dev)?,
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
@@ -275,6 +281,7 @@ impl Form {
             // v1 takes 0 for "no limit" and knows no `max`.
             Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
             Self::IoMax { dev, key } => format!("{dev} {key}={value}"),
+            Self::IoLatency { dev } => format!("{dev} target={value}"),
             Self::UnitQuota { .. } => systemd::quota_assignments(value),
             Self::UnitDeviceWeight { path, .. } => format!("IODeviceWeight={path} {value}"),
             Self::UnitIo { .. } => format!("IOAccounting={value}"),
@@ -291,7 +298,7 @@ impl Form {
             }
             Self::IoCostModel { .. } => Some(MODEL_UNSET),
             Self::IoCostQos { .. } => Some(QOS_UNSET),
-            Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
+            Self::Throttle { .. } | Self::IoMax { .. } | Self::IoLatency { .. } => Some("max"),
             Self::CpuList => Some(""),
             Self::Partition => Some("member"),
             _ => None,
@@ -455,6 +462,7 @@ impl Target {
             | Form::IoCostQos { dev }
             | Form::Throttle { dev }
             | Form::IoMax { dev, .. }
+            | Form::IoLatency { dev }
             | Form::UnitDeviceWeight { dev, .. } => Some(dev),
             _ => None,
         }

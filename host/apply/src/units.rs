@@ -5,8 +5,8 @@
 //! removes the lines of devices from `io.bfq.weight`, and takes the I/O controller, with all
 //! limits, from groups in which no unit asks for it. `set-property` of a unit does so too, also
 //! with systemd 257. So a cap is its `CPUQuota=`, a weight its `IODeviceWeight=`, and next to a
-//! limit, or a weight of io.cost, stands `IOAccounting=yes`, which keeps the controller; `io.max`
-//! is not rewritten then.
+//! limit, a latency target or a weight of io.cost stands `IOAccounting=yes`, which keeps the
+//! controller; `io.max` is not rewritten then.
 //!
 //! The file has the exact value, written after the property and read back.
 
@@ -111,10 +111,16 @@ pub(crate) fn given(all: &[Write], machine: &Machine<'_>) -> Result<Given, Apply
         let unit = unit.to_owned();
         let file = write.target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let is_ours = |w: &Write| {
-            matches!(w.target.form, Form::IoMax { .. } | Form::DeviceWeight { .. } | Form::IoWeight { .. })
+            matches!(
+                w.target.form,
+                Form::IoMax { .. }
+                    | Form::DeviceWeight { .. }
+                    | Form::IoWeight { .. }
+                    | Form::IoLatency { .. }
+            )
         };
         // Files of cgroup v1 have other names, and systemd writes them by rules of their own.
-        const FILES: [&str; 4] = ["cpu.max", "io.max", "io.bfq.weight", "io.weight"];
+        const FILES: [&str; 5] = ["cpu.max", "io.max", "io.bfq.weight", "io.weight", "io.latency"];
         if !FILES.contains(&&*file) || (file != "cpu.max" && !is_ours(write)) {
             continue;
         }
@@ -190,8 +196,12 @@ fn property(
         Form::IoWeight { dev } if weighed_as(dev, now, machine)?.is_some() => {
             Err("the unit has its own `IODeviceWeight=` of the device, which systemd writes there".to_owned())
         }
-        // systemd erases no device's line of `io.weight`: writing its default leaves them.
-        Form::IoMax { .. } | Form::IoWeight { .. } => {
+        Form::IoLatency { .. } if now.has_latency_target() => {
+            Err("the unit has `IODeviceLatencyTargetSec=`, which systemd writes there".to_owned())
+        }
+        // systemd erases no device's line of `io.weight`: writing its default leaves them. Of
+        // `io.latency` it writes the lines of devices that the unit names.
+        Form::IoMax { .. } | Form::IoWeight { .. } | Form::IoLatency { .. } => {
             Ok((named("IOAccounting", Form::UnitIo { unit }, "yes".to_owned()), write.value.clone()))
         }
         _ => {

@@ -168,6 +168,24 @@ fn io_cost_is_put_back_at_every_point() {
     }
 }
 
+/// With no targets before, and with another program's.
+#[test]
+fn io_latency_is_put_back_at_every_point() {
+    for before in [None, Some("7:0 target=77")] {
+        let of = |n: usize| Knob::VmIoLatency { vm: format!("vm{n}") };
+        let settings = [(Knob::HostElevator, "none"), (of(0), "20000"), (of(1), "max"), (of(2), "50000")];
+        let lab = lab(true, "bfq", plan(&settings));
+        if let Some(before) = before {
+            for group in ["", "/lab"] {
+                write(&lab, &format!("/sys/fs/cgroup{group}/cgroup.subtree_control"), "+io");
+            }
+            write(&lab, "/sys/fs/cgroup/lab/vm1/io.latency", before);
+        }
+        let (apply, revert) = sweep(&lab.case, &lab.dirs);
+        println!("points: apply {apply}, revert {revert}; 0 differences");
+    }
+}
+
 /// BFQ is not put back next to io.cost that another program has set up meanwhile.
 #[test]
 fn bfq_stays_away_while_another_programs_io_cost_is_on() {

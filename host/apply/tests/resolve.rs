@@ -179,6 +179,43 @@ fn bfq_is_refused_where_io_cost_is_on() {
     }
 }
 
+/// io.latency excludes io.cost, and acts between siblings of cgroup v2 only.
+#[test]
+fn io_latency_is_refused_where_it_cannot_act() {
+    let of = |n: usize, us: &'static str| (Knob::VmIoLatency { vm: format!("vm{n}") }, us);
+    let one = plan(&[of(0, "20000")]);
+    assert_says(&lab(false, "none").error(&one), &["io.latency of vm0", "cgroup v2", "cgroup_no_v1=blkio"]);
+    let mut l = lab(true, "none");
+    let both = [io_cost(), vec![of(0, "20000")]].concat();
+    assert_says(&l.error(&plan(&both)), &["the plan enables io.cost too", "leave one of the two out"]);
+    for value in ["0", "soon", "18446744073709552"] {
+        assert_says(&l.error(&plan(&[of(0, value)])), &["whole number of us", "correct it in the plan"]);
+    }
+    let resolved = |l: &Lab| {
+        let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+        resolve(&one, &l.binding, &machine).unwrap()
+    };
+    let target = resolved(&l).pop().unwrap().target.to_string();
+    assert_eq!(target, "/sys/fs/cgroup/lab/vm0/io.latency");
+    let qos = "/sys/fs/cgroup/io.cost.qos";
+    l.kernel.put(qos, "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n");
+    assert_says(&l.error(&one), &["io.cost is enabled on loop0", "iocost.conf", "7:0 enable=0"]);
+    l.kernel.put(qos, "7:0 enable=maybe\n");
+    assert_says(&l.error(&one), &["not understood"]);
+    // A kernel without io.cost.
+    std::fs::remove_file(l.kernel.at(qos)).unwrap();
+    resolved(&l);
+    l.cgroup("vm1", Some("/else/vm1"));
+    l.cgroup("vm2", Some("/else/vm2"));
+    assert_says(&l.error(&one), &["latency targets compare only cgroups with one parent", "machine.slice"]);
+    // Of a kernel without io.latency the groups have no such file.
+    let l = lab(true, "none");
+    for dir in ["", "/lab"] {
+        l.kernel.put(format!("/sys/fs/cgroup{dir}/cgroup.subtree_control"), "io\n");
+    }
+    assert_says(&l.error(&one), &["io.latency does not exist", "CONFIG_BLK_CGROUP_IOLATENCY"]);
+}
+
 /// The model is of the whole device.
 #[test]
 fn io_cost_is_refused_for_a_device_of_several_drives() {
@@ -272,6 +309,7 @@ fn label(knob: &Knob) -> String {
         Knob::HostIoCost(file) => format!("{} of loop0", file.file_name()),
         Knob::VmWeight { vm } => format!("weight of {vm}"),
         Knob::VmIoWeight { vm } => format!("io.weight of {vm}"),
+        Knob::VmIoLatency { vm } => format!("io.latency of {vm}"),
         Knob::VmLimit { vm, limit } => {
             let key = match limit {
                 LimitKind::ReadBps => "rbps",
@@ -291,6 +329,12 @@ fn settings_are_written_in_the_order_in_which_a_plan_lists_them() {
     listed_as_written(full_plan(true));
     let settings = [io_cost(), vec![(limit(2, LimitKind::ReadIops), "1000"), (Knob::HostElevator, "none")]];
     listed_as_written(plan(&settings.concat()));
+    let latency = (Knob::VmIoLatency { vm: "vm0".into() }, "20000");
+    listed_as_written(plan(&[
+        (Knob::HostElevator, "none"),
+        latency,
+        (limit(2, LimitKind::ReadIops), "1000"),
+    ]));
 }
 
 fn listed_as_written(mut plan: Plan) {

@@ -51,8 +51,8 @@ pub struct TestBed<'a> {
 }
 
 impl<'a> TestBed<'a> {
-    /// Makes VMs on a device of their own: `twin:NAME`, or `file:PATH` for a file on a disk of this
-    /// machine.
+    /// Makes VMs on a device of their own: `twin:NAME`, `file:PATH` for a file on a disk of this
+    /// machine, or `/dev/nullbN` of null_blk, which keeps no data.
     ///
     /// # Errors
     /// When the device or the VMs cannot be made.
@@ -224,6 +224,12 @@ impl<'a> TestBed<'a> {
         Ok(self.site.binding()?)
     }
 
+    /// Device and VMs, as the product finds them.
+    #[must_use]
+    pub fn site(&self) -> &Site {
+        &self.site
+    }
+
     /// Path of the block device.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -322,6 +328,9 @@ impl Drop for TestBed<'_> {
 /// # Errors
 /// A name that is neither a twin nor a file that can be used.
 pub fn device_text(device: &str) -> anyhow::Result<String> {
+    if is_null_block(device) {
+        return Ok(format!("path = {device:?}"));
+    }
     Ok(match device.strip_prefix(FILE) {
         Some(path) => {
             let path = std::path::absolute(path)?;
@@ -329,6 +338,12 @@ pub fn device_text(device: &str) -> anyhow::Result<String> {
         }
         None => format!("twin = {:?}\nsize = \"{DEVICE_SIZE}\"", device_name(device)),
     })
+}
+
+/// Whether it is a device of null_blk.
+fn is_null_block(device: &str) -> bool {
+    let number = device.strip_prefix("/dev/nullb").unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// A device of this name as specs have it; nothing is made.
@@ -399,4 +414,18 @@ pub fn learn(
         generated: generated(),
     };
     Ok(rtvirtio_learn::sweep::learn(learning, bed.stage()?, progress).map_err(Error::from)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_devices_that_are_there_only_those_without_data_are_taken() {
+        assert_eq!(spec_device("/dev/nullb0").unwrap(), Device::Path("/dev/nullb0".into()));
+        for other in ["/dev/nullb", "/dev/nullb0p1", "/dev/sda"] {
+            assert!(spec_device(other).is_err(), "{other}");
+        }
+        assert!(spec_device("twin:qlc-nvme").unwrap().is_made());
+    }
 }

@@ -24,6 +24,7 @@ use crate::claims::Claim;
 
 pub use measure::measure;
 pub use plant::{Kind, PlantedCause, SLOW_BY, draw};
+pub(crate) use undo::set_throttle;
 
 /// Least share of right first causes.
 const RIGHT: f64 = 0.95;

@@ -246,15 +246,16 @@ fn kernel_limit<'a>(what: &PlantedCause, target: &'a Target<'a>) -> anyhow::Resu
 /// Limits the VM's reads by QEMU.
 fn throttle<'a>(what: &PlantedCause, target: &'a Target<'a>) -> anyhow::Result<Undo<'a>> {
     let limit = what.limit(rate_of(&target.site.spec)?);
-    set_throttle(target.site, limit)?;
-    Ok(Undo::new(move || set_throttle(target.site, 0)))
+    set_throttle(target.site, VICTIM, [limit, 0])?;
+    Ok(Undo::new(move || set_throttle(target.site, VICTIM, [0, 0])))
 }
 
-fn set_throttle(site: &Site, reads: u64) -> anyhow::Result<()> {
-    let vm = site.host_vms().nth(VICTIM).context("no VM")?;
+/// Limits a VM's reads and writes per second by QEMU; 0 for no limit.
+pub(crate) fn set_throttle(site: &Site, vm: usize, [reads, writes]: [u64; 2]) -> anyhow::Result<()> {
+    let vm = site.host_vms().nth(vm).context("no VM")?;
     let mut qmp = vm.monitor(&Root::default())?.context("the VM has no monitor")?;
     let disk = qmp.disk_stats()?.into_iter().find(|disk| !disk.read_only).context("the VM has no disk")?;
-    let limits = json!({ "id": disk.id, "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": reads, "iops_wr": 0 });
+    let limits = json!({ "id": disk.id, "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": reads, "iops_wr": writes });
     qmp.execute("block_set_io_throttle", Some(limits))?;
     Ok(())
 }

@@ -9,11 +9,21 @@ use super::BenchResult;
 
 /// Kinds of VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BlameVm {
+pub enum LabVm {
     /// A QEMU guest
     Qemu,
     /// fio in a cgroup
     Process,
+}
+
+impl LabVm {
+    /// Kind in a spec.
+    pub fn kind(self) -> LabKind {
+        match self {
+            Self::Qemu => LabKind::Qemu,
+            Self::Process => LabKind::Process,
+        }
+    }
 }
 
 /// `rtvirtio-bench blame`.
@@ -23,8 +33,8 @@ pub struct BenchBlameArgs {
     #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
     pub device: String,
     /// VM whose target is judged, and its neighbour
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = BlameVm::Qemu)]
-    pub vm: BlameVm,
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = LabVm::Qemu)]
+    pub vm: LabVm,
     #[arg(long, value_name = "KIND", value_delimiter = ',', help = only_help())]
     pub only: Vec<Kind>,
     /// Rounds: each cause alone, and random pairs, half as many
@@ -45,7 +55,7 @@ impl BenchBlameArgs {
     pub fn options(&self) -> BlameOptions {
         BlameOptions {
             device: self.device.clone(),
-            vm: if self.vm == BlameVm::Qemu { LabKind::Qemu } else { LabKind::Process },
+            vm: self.vm.kind(),
             only: self.only.clone(),
             rounds: usize::from(self.rounds),
             length: self.length,

@@ -56,6 +56,10 @@ pub struct PlanArgs {
     /// latencies from the targets, weights from the declared rates. Nothing is predicted then
     #[arg(long, conflicts_with_all = ["margin", "domain", "tc", "traffic"])]
     pub io_cost: bool,
+    /// Give each VM its shortest target as `io.latency` of its cgroup instead (cgroup v2): VMs next
+    /// to it are held back while it is missed. Nothing is predicted then
+    #[arg(long, conflicts_with_all = ["margin", "domain", "tc", "traffic", "io_cost"])]
+    pub io_latency: bool,
     /// A measured curve of victim and neighbour instead of the profile, for --traffic
     #[arg(long, value_name = "FILE", requires = "traffic", conflicts_with = "profile")]
     pub curve: Option<PathBuf>,

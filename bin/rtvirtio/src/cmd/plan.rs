@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
-use rtvirtio_planner::{TaskOutlook, io_cost_plan, plan};
+use rtvirtio_planner::{TaskOutlook, io_cost_plan, io_latency_plan, plan};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::HostSpec;
 use rtvirtio_text::shell_path;
@@ -105,7 +105,11 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let mut devices = Vec::new();
     for (device, basis) in &mut bases {
         basis.options.enough = args.margin.enough();
-        let make = if args.io_cost { io_cost_plan } else { plan };
+        let make = match (args.io_cost, args.io_latency) {
+            (true, _) => io_cost_plan,
+            (_, true) => io_latency_plan,
+            _ => plan,
+        };
         let plan = make(&basis.spec, &basis.profile, &basis.options)?;
         warn_throttled(&basis.spec, &basis.profile, &basis.options.start, &plan, ui)?;
         let profile = Some(ProfileUsed::from_profile(&basis.profile, args.model.profile.as_deref())?);

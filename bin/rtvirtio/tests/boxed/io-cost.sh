@@ -96,6 +96,38 @@ rtvirtio revert
 snapshot >after
 diff before after
 
+# Latency targets, where the kernel has them, refused next to io.cost.
+code=0
+rtvirtio plan io-cost.toml --io-latency -o latency.plan >planned || code=$?
+cat planned
+[ $code = 2 ]
+grep -q 'not predicted' planned
+for group in "" /vms; do echo +io >$cgroups$group/cgroup.subtree_control; done
+if [ -e $cgroups/vms/a/io.latency ]; then
+    rtvirtio apply latency.plan --compromise
+    grep -qx "$dev target=20000" $cgroups/vms/a/io.latency
+    [ -z "$(cat $cgroups/vms/b/io.latency)" ]
+    rtvirtio status
+    rtvirtio revert
+    [ -z "$(cat $cgroups/vms/a/io.latency)" ]
+    echo "io.latency is put back"
+    echo "$dev enable=1 ctrl=auto" >$cgroups/io.cost.qos
+    echo none >$queue/scheduler
+    if rtvirtio apply latency.plan --compromise 2>refused; then exit 1; fi
+    cat refused
+    grep -q 'io.cost is enabled' refused
+    echo "$dev enable=0" >$cgroups/io.cost.qos
+    echo bfq >$queue/scheduler
+else
+    if rtvirtio apply latency.plan --compromise 2>refused; then exit 1; fi
+    cat refused
+    grep -q CONFIG_BLK_CGROUP_IOLATENCY refused
+    echo "the kernel has no io.latency"
+fi
+for group in /vms ""; do echo -io >$cgroups$group/cgroup.subtree_control; done
+snapshot >after
+diff before after
+
 # Another program's is left alone.
 echo none >$queue/scheduler
 echo "$dev enable=1 ctrl=auto" >$cgroups/io.cost.qos

@@ -46,10 +46,14 @@ pub struct Candidate {
 /// Plans one device.
 ///
 /// # Errors
-/// Errors of [`plan()`]; [`PlanError::UnderIoCost`] while io.cost divides the device.
+/// Errors of [`plan()`]; [`PlanError::UnderIoCost`] while io.cost divides the device, and
+/// [`PlanError::UnderIoLatency`] while latency targets of a plan are in force.
 pub fn candidate(ground: &PlanInput<'_>, input: &Input) -> Result<Candidate, PlanError> {
     if ground.options.placements.is_under_io_cost() {
         return Err(PlanError::UnderIoCost);
+    }
+    if ground.in_force.iter().any(|s| matches!(s.knob, Knob::VmIoLatency { .. })) {
+        return Err(PlanError::UnderIoLatency);
     }
     let spec = input.spec(ground.spec);
     let profile = input.profile(ground.device, ground.profile);
@@ -77,7 +81,8 @@ fn known(spec: &Spec, settings: &[Setting]) -> Vec<Setting> {
     let is_known = |s: &&Setting| match &s.knob {
         Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. }
         | Knob::HostIoCost(_)
-        | Knob::VmIoWeight { .. } => false,
+        | Knob::VmIoWeight { .. }
+        | Knob::VmIoLatency { .. } => false,
         Knob::VmWeight { vm }
         | Knob::VmLimit { vm, .. }
         | Knob::GuestElevator { vm }
@@ -146,6 +151,15 @@ mod tests {
         let input = Input::declared(["vm0".to_owned(), "vm1".to_owned()].into());
         assert_eq!(candidate(&ground, &input), Err(PlanError::UnderIoCost));
         assert!(PlanError::UnderIoCost.to_string().starts_with("io.cost divides the device"));
+        let in_force = [Setting {
+            knob: Knob::VmIoLatency { vm: "vm0".to_owned() },
+            value: "12000".to_owned(),
+            reason: String::new(),
+            strength: crate::Enforcement::Hint,
+        }];
+        let options = PlanOptions::new(start(&spec));
+        let ground = PlanInput { options: &options, in_force: &in_force, ..ground };
+        assert_eq!(candidate(&ground, &input), Err(PlanError::UnderIoLatency));
     }
 
     #[test]

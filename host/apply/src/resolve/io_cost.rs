@@ -113,6 +113,51 @@ pub(super) fn bfq_is_alone(
     Ok(())
 }
 
+/// Refuses latency targets of VMs where they cannot act: without cgroup v2 or a disk with a number,
+/// and where io.cost controls a disk or is to.
+pub(super) fn io_latency_is_alone(
+    values: &BTreeMap<Knob, String>,
+    binding: &Binding,
+    machine: &Machine<'_>,
+) -> Result<(), ApplyError> {
+    let is_latency = |knob: &&Knob| matches!(knob, Knob::VmIoLatency { .. });
+    let Some(Knob::VmIoLatency { vm }) = values.keys().find(is_latency) else { return Ok(()) };
+    let knob = format!("io.latency of {vm}");
+    let Some(cgroups) = binding.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V2) else {
+        let why = "io.latency belongs to cgroup v2, and the block I/O controller is not there";
+        return Err(cannot(&knob, why, "boot with `cgroup_no_v1=blkio`, or use BFQ's weights"));
+    };
+    if binding.stack.disks.is_empty() {
+        let why = binding.stack.describe().unwrap_or_default();
+        return Err(cannot(&knob, why, "leave io.latency out, or use limits"));
+    }
+    let qos = values.get(&Knob::HostIoCost(IoCostFile::Qos)).and_then(|value| value.parse::<CostQos>().ok());
+    if qos.is_some_and(|qos| qos.enable) {
+        let why = "the plan enables io.cost too, which holds the same requests back";
+        return Err(cannot(&knob, why, "leave one of the two out of the plan"));
+    }
+    let path = cgroups.mount.join(IoCostFile::Qos.file_name());
+    // A kernel without io.cost has no such file.
+    let content = machine.root().read_optional(&path)?.unwrap_or_default();
+    for disk in &binding.stack.disks {
+        if disk.is_hidden() {
+            let why =
+                format!("{} is a path of {} and has no device number", disk.name, binding.stack.device.name);
+            return Err(cannot(&knob, why, "leave io.latency out, or use limits"));
+        }
+        let now = qos_of(disk, &path, &content)?;
+        if now.enable {
+            let why = format!("io.cost is enabled on {} ({now}) and holds the same requests back", disk.name);
+            return Err(cannot(
+                &knob,
+                why,
+                format!("leave io.latency out, or {}", switch_off(disk, cgroups)),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The plan's settings of io.cost, each in its one form.
 fn wanted(values: &BTreeMap<Knob, String>) -> Result<Vec<(IoCostFile, String)>, ApplyError> {
     let mut found = Vec::new();

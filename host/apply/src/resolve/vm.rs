@@ -1,4 +1,4 @@
-//! Weights and limits of VMs: on their cgroups.
+//! Weights, latency targets and limits of VMs: on their cgroups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,18 @@ pub(super) struct Acting<'a> {
 enum Kind {
     BfqWeight,
     IoWeight,
+    IoLatency,
     Limit(LimitKind),
 }
 
 impl Kind {
-    fn is_weight(self) -> bool {
-        !matches!(self, Self::Limit(_))
+    /// Name of what acts only between cgroups with one parent.
+    fn of_siblings(self) -> Option<&'static str> {
+        match self {
+            Self::BfqWeight | Self::IoWeight => Some("weights compare"),
+            Self::IoLatency => Some("latency targets compare"),
+            Self::Limit(_) => None,
+        }
     }
 }
 
@@ -56,6 +62,7 @@ pub(super) fn weights_and_limits(
         match knob {
             Knob::VmWeight { vm } => asks.push(ask(binding, vm, Kind::BfqWeight, value)?),
             Knob::VmIoWeight { vm } => asks.push(ask(binding, vm, Kind::IoWeight, value)?),
+            Knob::VmIoLatency { vm } => asks.push(ask(binding, vm, Kind::IoLatency, value)?),
             Knob::VmLimit { vm, limit } => asks.push(ask(binding, vm, Kind::Limit(*limit), value)?),
             _ => {}
         }
@@ -79,6 +86,7 @@ pub(super) fn weights_and_limits(
         let targets = match ask.kind {
             Kind::BfqWeight => weights(ask, cgroups, binding, machine, created_by.is_some())?,
             Kind::IoWeight => io_weights(ask, cgroups, binding, machine, created_by.is_some())?,
+            Kind::IoLatency => io_latencies(ask, cgroups, binding, machine, created_by.is_some())?,
             Kind::Limit(kind) => vec![limit(ask, kind, cgroups, binding)?],
         };
         let write = |target| Write { created_by, ..Write::new(&ask.knob, target, ask.value) };
@@ -110,6 +118,7 @@ fn ask<'a>(binding: &Binding, vm: &'a str, kind: Kind, value: &'a str) -> Result
     let knob = match kind {
         Kind::BfqWeight => format!("weight of {vm}"),
         Kind::IoWeight => format!("io.weight of {vm}"),
+        Kind::IoLatency => format!("io.latency of {vm}"),
         Kind::Limit(kind) => format!("{} limit of {vm}", host_limit(kind).key()),
     };
     let Some(cgroup) = binding.vms.get(vm).and_then(|b| b.cgroup.clone()) else {
@@ -151,13 +160,13 @@ fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), Apply
         let of = binding.vms.iter().filter(|(name, _)| *name != ask.vm);
         of.filter_map(|(_, bound)| bound.cgroup.as_ref()).map(|cgroup| Path::new("/").join(cgroup)).collect()
     };
-    for ask in asks.iter().filter(|a| a.kind.is_weight()) {
+    for (ask, acts) in asks.iter().filter_map(|ask| Some((ask, ask.kind.of_siblings()?))) {
         let others = others(ask);
         if !others.is_empty() && others.iter().all(|other| other.parent() != ask.cgroup.parent()) {
             return Err(cannot(
                 &ask.knob,
                 format!(
-                    "weights compare only cgroups with one parent, and no other VM's cgroup has that of {}",
+                    "{acts} only cgroups with one parent, and no other VM's cgroup has that of {}",
                     ask.cgroup.display()
                 ),
                 "move the VMs below one parent cgroup, such as machine.slice",
@@ -248,6 +257,34 @@ fn io_weights(
         return Err(gone(ask));
     }
     let of = |disk: &BlockDevice| Target::host(path.clone(), Form::IoWeight { dev: disk.dev.clone() });
+    Ok(binding.stack.disks.iter().map(of).collect())
+}
+
+/// Files of io.latency to write: each scheduling disk's line.
+fn io_latencies(
+    ask: &Ask<'_>,
+    cgroups: &Cgroups,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    not_there_yet: bool,
+) -> Result<Vec<Target>, ApplyError> {
+    // The kernel keeps nanoseconds in 64 bits.
+    const LONGEST: u64 = u64::MAX / 1_000;
+    if ask.value != "max" && !ask.value.parse::<u64>().is_ok_and(|us| (1..=LONGEST).contains(&us)) {
+        let why = format!("`{}` is neither `max` nor a whole number of us above 0", ask.value);
+        return Err(cannot(&ask.knob, why, "correct it in the plan"));
+    }
+    let dir = cgroups.dir(&ask.cgroup)?;
+    let path = dir.join("io.latency");
+    if !not_there_yet && !machine.root().exists(&path)? {
+        if !machine.root().exists(&dir)? {
+            return Err(gone(ask));
+        }
+        let why = format!("{} does not exist: the kernel was built without io.latency", path.display());
+        let remedy = "use a kernel with CONFIG_BLK_CGROUP_IOLATENCY, or BFQ's weights";
+        return Err(cannot(&ask.knob, why, remedy));
+    }
+    let of = |disk: &BlockDevice| Target::host(path.clone(), Form::IoLatency { dev: disk.dev.clone() });
     Ok(binding.stack.disks.iter().map(of).collect())
 }
 

@@ -19,6 +19,8 @@ fn values_and_texts_of_each_form() {
         (max, "", "max", "7:0 riops=max"),
         (Form::IoWeight { dev: dev() }, "default 100\n7:0 400\n", "400", "7:0 400"),
         (Form::IoWeight { dev: dev() }, "default 500\n", "default", "7:0 default"),
+        (Form::IoLatency { dev: dev() }, "8:0 target=5\n7:0 target=2000\n", "2000", "7:0 target=2000"),
+        (Form::IoLatency { dev: dev() }, "8:0 target=5\n", "max", "7:0 target=max"),
         (Form::IoCostModel { dev: dev() }, "", "ctrl=auto", "7:0 ctrl=auto"),
         (
             Form::IoCostQos { dev: dev() },

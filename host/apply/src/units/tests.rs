@@ -100,6 +100,20 @@ fn a_weight_of_io_cost_is_not_kept_next_to_the_units_own() {
 }
 
 #[test]
+fn a_latency_target_is_not_kept_next_to_the_units_own() {
+    let root = rtvirtio_kernel::Root::default();
+    let machine = Machine::new(&root, &crate::machine::NoGuests);
+    let file = "/sys/fs/cgroup/machine.slice/plc.scope/io.latency";
+    let target = Target::host(file, Form::IoLatency { dev: "253:0".to_owned() });
+    let write = Write::new("io.latency of plc", target, "2000");
+    let of = |shown: &str| property("plc.scope", &write, &Unit::new(shown), &machine);
+    let why = of("IODeviceLatencyTargetUSec=/dev/sda 25ms\n").unwrap_err();
+    assert!(why.contains("IODeviceLatencyTargetSec="), "{why}");
+    let (given, kept) = of("IODeviceLatencyTargetUSec=\n").unwrap();
+    assert_eq!((given.target.form, kept.as_str()), (Form::UnitIo { unit: "plc.scope".to_owned() }, "2000"));
+}
+
+#[test]
 fn a_unit_is_known_by_its_directory() {
     let unit = |path: &str| unit_of(Path::new(path)).map(str::to_owned);
     let scope = "/sys/fs/cgroup/machine.slice/machine-qemu\\x2d1\\x2dplc.scope";

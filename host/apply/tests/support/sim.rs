@@ -18,6 +18,9 @@ use super::resctrl::RESCTRL;
 
 const HZ: u64 = 250;
 pub const DEV: &str = "7:0";
+/// Files of a group with the I/O controller, as they are at first.
+const IO_FILES: [(&str, &str); 4] =
+    [("io.bfq.weight", "default 100\n"), ("io.max", ""), ("io.weight", "default 100\n"), ("io.latency", "")];
 
 pub struct SimKernel {
     root: PathBuf,
@@ -315,11 +318,11 @@ impl SimKernel {
         fs::write(file, lines.iter().map(|l| format!("{l}\n")).collect::<String>())
     }
 
-    fn io_max(&self, path: &Path, value: &str) -> io::Result<()> {
+    /// A device's line of `KEY=VALUE`, which is there while any value is not `max`.
+    fn keyed_line(&self, path: &Path, value: &str, keys: &[&str]) -> io::Result<()> {
         let file = self.at(path);
         let old = fs::read_to_string(&file)?;
         let (dev, pairs) = value.split_once(' ').ok_or_else(invalid)?;
-        let keys = ["rbps", "wbps", "riops", "wiops"];
         let mut limits: BTreeMap<&str, Option<u64>> =
             keys.iter().map(|k| (*k, text::io_max_limit(&old, dev, k))).collect();
         for pair in pairs.split_whitespace() {
@@ -349,10 +352,8 @@ impl SimKernel {
                     return Err(errno(rustix::io::Errno::NOENT));
                 }
                 words.push("io");
-                for child in children() {
-                    fs::write(child.join("io.bfq.weight"), "default 100\n")?;
-                    fs::write(child.join("io.max"), "")?;
-                    fs::write(child.join("io.weight"), "default 100\n")?;
+                for (child, (name, text)) in children().flat_map(|c| IO_FILES.map(|file| (c.clone(), file))) {
+                    fs::write(child.join(name), text)?;
                 }
             }
             "-io" => {
@@ -362,10 +363,8 @@ impl SimKernel {
                         return Err(errno(rustix::io::Errno::BUSY));
                     }
                 }
-                for child in children() {
-                    let _ = fs::remove_file(child.join("io.bfq.weight"));
-                    let _ = fs::remove_file(child.join("io.max"));
-                    let _ = fs::remove_file(child.join("io.weight"));
+                for (child, (name, _)) in children().flat_map(|c| IO_FILES.map(|file| (c.clone(), file))) {
+                    let _ = fs::remove_file(child.join(name));
                 }
             }
             "+io" => return Ok(()),
@@ -411,7 +410,8 @@ impl HostFiles for SimKernel {
         match name {
             "scheduler" => self.scheduler(path, value),
             "blkio.bfq.weight_device" | "io.bfq.weight" => self.weight(path, value),
-            "io.max" => self.io_max(path, value),
+            "io.max" => self.keyed_line(path, value, &["rbps", "wbps", "riops", "wiops"]),
+            "io.latency" => self.keyed_line(path, value, &["target"]),
             "io.weight" => self.io_weight(path, value),
             "io.cost.model" | "io.cost.qos" => self.io_cost(path, value),
             _ if name.starts_with("cpu.") => self.cpu_file(path, value),

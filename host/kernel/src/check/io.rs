@@ -261,7 +261,8 @@ fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
             "io.latency",
             format!("io.latency is set in {}", dir.display()),
             LATENCY,
-            "remove it with `echo 'MAJ:MIN target=0' >io.latency` in that directory",
+            "that of a plan goes with `rtvirtio revert`; remove another with `echo 'MAJ:MIN target=0' >io.latency` in \
+             that directory",
         ),
     });
 }
