@@ -317,7 +317,18 @@ fn work_dir(dirs: &Dirs) -> Result<tempfile::TempDir> {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_measure::profile::{MARGIN, SPARE};
+    use rtvirtio_model::{Bfq, Config, Elevator};
+
     use super::*;
+
+    #[test]
+    fn a_profile_is_as_exact_as_plans_need() {
+        let start = Config { elevator: Elevator::None, bfq: Bfq::default(), vms: Vec::new() };
+        let options = rtvirtio_planner::PlanOptions::new(start);
+        assert_eq!(options.safety.0, MARGIN);
+        assert!((1.0 / (1.0 - options.enough()) - SPARE).abs() < 1e-9);
+    }
 
     #[test]
     fn an_elevator_that_changed_meanwhile_is_named() {

@@ -16,7 +16,7 @@
 //! heavy one not even after all of the time.
 
 use rtvirtio_stats::{pot, student_t};
-use rtvirtio_units::Percentile;
+use rtvirtio_units::{Nanos, Percentile};
 
 use super::{Cell, Point};
 
@@ -53,7 +53,6 @@ pub(super) fn bearable_tail() -> f64 {
 pub(super) fn tail_factor(point: &Point) -> f64 {
     let at = |share: f64| point.latencies.at(Percentile(share * 100.0)).min(point.max).0.max(1) as f64;
     let n = usize::try_from(point.latencies.n()).unwrap_or(usize::MAX);
-    let needed = |share| pot::samples_needed(share, CONFIDENCE).map_or(f64::INFINITY, |n| n as f64);
     let shown = point.latencies.tail().min(point.max).0.max(1) as f64;
     let (samples, largest) = (n as f64, point.max.0.max(1) as f64);
     if samples < needed(0.99) {
@@ -62,11 +61,27 @@ pub(super) fn tail_factor(point: &Point) -> f64 {
     match pot::spare_samples(n, TAIL, CONFIDENCE) {
         Some(0) => largest / shown,
         Some(spare) => at((n - spare) as f64 / samples) / shown,
-        None => {
-            let further = (needed(TAIL) / samples).ln() / (samples / 100.0).ln();
-            (largest / at(0.99)).max(1.0).powf(further) * largest / shown
-        }
+        None => continued(samples, at(0.99), largest) * largest / shown,
     }
+}
+
+/// Factor by which p99.99 lies beyond the largest of so many samples on the line from p99.
+fn continued(samples: f64, p99: f64, largest: f64) -> f64 {
+    let needed = needed(TAIL);
+    let further = (needed / samples).max(1.0).ln() / (samples / 100.0).ln();
+    (largest / p99).max(1.0).powf(further)
+}
+
+/// Fewest samples whose largest is an upper bound of this percentile.
+fn needed(share: f64) -> f64 {
+    pot::samples_needed(share, CONFIDENCE).map_or(f64::INFINITY, |n| n as f64)
+}
+
+/// Whether `n` samples with this p99 and this largest show p99.99 to the error that a plan bears.
+#[must_use]
+pub fn tail_is_known(n: u64, p99: Nanos, largest: Nanos) -> bool {
+    let enough = n as f64 >= needed(0.99);
+    enough && continued(n as f64, p99.0.max(1) as f64, largest.0 as f64) <= bearable_tail()
 }
 
 /// Half of the 95 % interval of the mean rate of each point, relative to it; infinite where the
@@ -128,7 +143,7 @@ pub(super) fn unknown(cells: &[Cell]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use rtvirtio_stats::Latencies;
-    use rtvirtio_units::{Bytes, Nanos};
+    use rtvirtio_units::Bytes;
 
     use super::super::series::Series;
     use super::*;
@@ -152,6 +167,9 @@ mod tests {
         assert!(factor(2_000, 0.2) < 2.0 && factor(2_000, 0.6) > 4.0);
         // The line continued: (29 956 / 5 000)^0.5.
         assert!((factor(5_000, 0.5) - 2.447).abs() < 0.02, "{}", factor(5_000, 0.5));
+        // As for a result without its samples.
+        let known = |n, largest| tail_is_known(n, Nanos(1_000_000), Nanos(largest));
+        assert!(!known(298, 1_000_000) && known(1_600, 2_000_000) && !known(1_600, 3_000_000));
         assert!(factor(40_000, 1.5) > factor(1_000_000, 1.5) && factor(1_000_000, 1.5) < 1.5);
     }
 

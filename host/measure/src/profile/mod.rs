@@ -16,7 +16,7 @@ mod series;
 mod store;
 mod watched;
 
-pub use known::{MARGIN, SPARE};
+pub use known::{MARGIN, SPARE, tail_is_known};
 pub use store::{MAX_FILE_BYTES, load, parse, save, to_json};
 
 use std::path::{Path, PathBuf};
