@@ -14,6 +14,7 @@ mod host;
 mod iod;
 mod net;
 mod paravirt;
+mod profile_time;
 mod regulation;
 mod reservation;
 mod responsiveness;
@@ -44,6 +45,7 @@ pub use iod::{
 };
 pub use net::BenchNetArgs;
 pub use paravirt::BenchParavirtArgs;
+pub use profile_time::BenchProfileTimeArgs;
 pub use regulation::{BenchRegulationArgs, PartName};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use responsiveness::BenchResponsivenessArgs;
@@ -117,6 +119,9 @@ EXAMPLES
 
 Exit code 2 when a claim is not met.")]
     Tails(BenchTailsArgs),
+    /// Profiles that end when all is known against 36 s: how long they take, and whether bounds hold
+    #[command(after_help = profile_time::EXAMPLES)]
+    ProfileTime(BenchProfileTimeArgs),
     /// The first tour again and again: the kernel's default settings and a plan in turn
     #[command(after_help = "\
 EXAMPLES

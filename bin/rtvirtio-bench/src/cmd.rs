@@ -33,6 +33,7 @@ use rtvirtio_experiments::paravirt::ParavirtData;
 use rtvirtio_experiments::planning::Planning;
 use rtvirtio_experiments::regulation::RegulationData;
 use rtvirtio_experiments::regulation::planned;
+use rtvirtio_experiments::profile_time::ProfileTimeData;
 use rtvirtio_experiments::regulation::planned::PlannedData;
 use rtvirtio_experiments::report::{ExperimentReport, read, save};
 use rtvirtio_experiments::reservation::ReservationData;
@@ -43,7 +44,7 @@ use rtvirtio_experiments::tails::TailsData;
 use rtvirtio_experiments::{
     accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
     fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, net, paravirt,
-    planning, regulation, reservation, responsiveness, sweep, tails,
+    planning, profile_time, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -57,8 +58,8 @@ use crate::args::{
     BenchContentionArgs, BenchCoresArgs, BenchCpuPredictArgs, BenchCyclictestArgs, BenchDemoBusyArgs,
     BenchDriftArgs, BenchFleetArgs, BenchFleetClusterArgs, BenchHostArgs, BenchIodAddedArgs, BenchIodArgs,
     BenchIodAttachArgs, BenchIodCrashArgs, BenchIodMigrateArgs, BenchIodStartupArgs, BenchNetArgs,
-    BenchParavirtArgs, BenchPlanArgs, BenchRegulationArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
+    BenchParavirtArgs, BenchPlanArgs, BenchProfileTimeArgs, BenchRegulationArgs, BenchReportArgs,
+    BenchReservationArgs, BenchResponsivenessArgs, BenchSweepArgs, BenchTailsArgs, PartName,
 };
 use daemon::{run_daemon, run_daemon_day, run_daemon_scale};
 use run::{Run, check_page, print, unchecked};
@@ -89,6 +90,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Responsiveness(args) => run_responsiveness(args, &of("responsiveness", &args.result)),
         BenchCommand::Net(args) => run_net(args, &of("net", &args.result)),
         BenchCommand::Tails(args) => run_tails(args, &of("tails", &args.result)),
+        BenchCommand::ProfileTime(args) => run_profile_time(args, &of("profile-time", &args.result)),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, &of("cyclictest", &args.result)),
         BenchCommand::Paravirt(args) => run_paravirt(args, &of("paravirt", &args.result)),
         BenchCommand::Reservation(args) => run_reservation(args, &of("reservation", &args.result)),
@@ -325,6 +327,15 @@ fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::R
 fn run_tails(args: &BenchTailsArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<TailsData>(known(&args.device), |path, labs| {
         tails::measure(&args.options(), path, labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
+}
+
+fn run_profile_time(args: &BenchProfileTimeArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let known = || args.devices.iter().try_for_each(|device| spec_device(device).map(drop));
+    run.whole::<ProfileTimeData>(known, |path, labs| {
+        profile_time::measure(&args.options(), path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })

@@ -111,7 +111,25 @@ pub fn of_device(
     progress: &dyn Progress,
 ) -> Result<Profile> {
     access.check_length(length)?;
-    measured(stack, length, access, access.extent(), dirs, progress)
+    measured(stack, (length, false), access, access.extent(), dirs, progress)
+}
+
+/// Measures the device of a site that was made for the measurement, for all of `length` or until
+/// all is known.
+///
+/// # Errors
+/// As [`of_device`]; [`Kind::Argument`](crate::Kind::Argument) for another device.
+pub fn of_made(
+    site: &Site,
+    length: Duration,
+    all_of_length: bool,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Profile> {
+    ensure!(site.spec.device.is_made(), Argument, "the device was not made for a measurement");
+    let access = Access::Made;
+    access.check_length(length)?;
+    measured(&site.stack, (length, all_of_length), access, access.extent(), dirs, progress)
 }
 
 /// Measures a few points of a device, to compare them with a profile of the same kind of device.
@@ -121,12 +139,13 @@ pub fn of_device(
 /// As [`of_device`].
 pub fn few_points_of(stack: &Stack, access: Access, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
     let length = CONFIRMING.max(least_time(BLOCK, Extent::Confirming, access.writes()) * 2);
-    measured(stack, length, access, Extent::Confirming, dirs, progress)
+    measured(stack, (length, false), access, Extent::Confirming, dirs, progress)
 }
 
+/// `length`, and whether all of it is used, also where everything is known before.
 fn measured(
     stack: &Stack,
-    length: Duration,
+    (length, all_of_length): (Duration, bool),
     access: Access,
     extent: Extent,
     dirs: &Dirs,
@@ -162,6 +181,7 @@ fn measured(
     options.extent = extent;
     options.bfq = choice;
     options.budget = length;
+    options.all_of_budget = all_of_length;
     let claim = match access {
         Access::Made => Some(Claim::of_made(&path)?),
         Access::DestroyData => Some(data_guard::claim(&path, &[], progress)?),
