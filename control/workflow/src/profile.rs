@@ -139,7 +139,8 @@ pub fn of_made(
 /// As [`of_device`].
 pub fn few_points_of(stack: &Stack, access: Access, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
     let length = CONFIRMING.max(least_time(BLOCK, Extent::Confirming, access.writes()) * 2);
-    measured(stack, (length, false), access, Extent::Confirming, dirs, progress)
+    // All of it: a profile of another device is compared with these points, and no plan is made.
+    measured(stack, (length, true), access, Extent::Confirming, dirs, progress)
 }
 
 /// `length`, and whether all of it is used, also where everything is known before.

@@ -33,6 +33,10 @@ const CONFIDENCE: f64 = 0.95;
 const TAIL: f64 = 0.9999;
 /// Fall of the rate from one depth to the next that noise alone may cause.
 pub(super) const NOISE: f64 = 0.10;
+/// Samples that show p99.99 itself.
+const CARRIED: f64 = 1e4;
+/// Samples of which order statistics bound the tails of most devices to the error that a plan bears.
+const PRECISE: f64 = 1e5;
 /// Measurements after which such a fall is the device's own.
 const REPEATED: usize = 3;
 
@@ -63,6 +67,20 @@ pub(super) fn tail_factor(point: &Point) -> f64 {
         Some(spare) => at((n - spare) as f64 / samples) / shown,
         None => continued(samples, at(0.99), largest) * largest / shown,
     }
+}
+
+/// Samples with which a tail would be known whose line stays as it is, and a tenth more. From
+/// [`CARRIED`] on p99.99 is no longer the largest, which is further from its bound until order
+/// statistics are precise: then [`PRECISE`], or twice as many as there are.
+pub(super) fn samples_wanted(point: &Point) -> f64 {
+    let n = point.latencies.n() as f64;
+    if n < needed(0.99) {
+        return 10.0 * needed(0.99);
+    }
+    let p99 = point.latencies.at(Percentile(99.0)).min(point.max).0.max(1) as f64;
+    let slope = (point.max.0 as f64 / p99).max(1.0).ln() / (n / 100.0).ln();
+    let by_line = 1.1 * needed(TAIL) / bearable_tail().powf(1.0 / slope);
+    if n.max(by_line) < CARRIED { by_line } else { PRECISE.max(2.0 * n) }
 }
 
 /// Factor by which p99.99 lies beyond the largest of so many samples on the line from p99.
@@ -171,6 +189,20 @@ mod tests {
         let known = |n, largest| tail_is_known(n, Nanos(1_000_000), Nanos(largest));
         assert!(!known(298, 1_000_000) && known(1_600, 2_000_000) && !known(1_600, 3_000_000));
         assert!(factor(40_000, 1.5) > factor(1_000_000, 1.5) && factor(1_000_000, 1.5) < 1.5);
+    }
+
+    #[test]
+    fn so_many_samples_as_are_wanted_make_a_tail_known() {
+        let known = |n, slope| tail_factor(&tail(n, slope)) <= bearable_tail();
+        for slope in [0.35, 0.5, 0.6] {
+            let wanted = samples_wanted(&tail(1_000, slope)) as u64;
+            assert!(wanted > 1_000 && known(wanted, slope), "{slope}: {wanted}");
+            // Not many more than that.
+            assert!(!known(wanted * 3 / 4, slope), "{slope}: {wanted}");
+        }
+        assert_eq!(samples_wanted(&tail(1_000, 0.9)), PRECISE);
+        assert!(known(PRECISE as u64, 0.9) && !known(12_000, 0.9));
+        assert_eq!((samples_wanted(&tail(10, 0.0)), samples_wanted(&tail(60_000, 1.0))), (2_990.0, 120_000.0));
     }
 
     #[test]

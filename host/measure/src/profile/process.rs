@@ -32,6 +32,12 @@ pub(super) struct Section {
     pub(super) slot: Duration,
 }
 
+/// Shortest slot with this much time that counts.
+pub(super) fn slot(measured: Duration) -> Duration {
+    let intervals = (measured + RAMP + GAP).as_millis().div_ceil(INTERVAL.as_millis());
+    (INTERVAL * u32::try_from(intervals).unwrap_or(u32::from(u16::MAX))).max(SHORTEST)
+}
+
 /// Time of all sections.
 pub(super) fn length(sections: &[Section]) -> Duration {
     sections.iter().map(|section| section.slot).sum()

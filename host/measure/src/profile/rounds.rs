@@ -9,16 +9,18 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_units::Percentile;
 
-use super::known::{set_errors, unknown};
-use super::process::{self, INTERVAL, SHORTEST, Section, length};
-use super::{Cell, Extent, ProfileControl, ProfileOptions};
+use super::known::{samples_wanted, set_errors, tail_is_open, unknown};
+use super::process::{self, INTERVAL, SHORTEST, Section, length, slot};
+use super::series::Series;
+use super::{Cell, Extent, Point, ProfileControl, ProfileOptions};
 use crate::MeasureError;
 use crate::run::add_bins;
 
-/// Slot of a point with one request in flight whose tail is read, and of all later measurements.
+/// Slot of a point with one request in flight whose tail is read, and of later measurements of a
+/// rate.
 const LONG: Duration = Duration::from_millis(400);
-/// Least time of the sections of a later process: several times its own cost.
-const ROUND: Duration = Duration::from_secs(2);
+/// Longest slot of a later measurement.
+const LONGEST: Duration = Duration::from_secs(2);
 /// Time that one fio process takes beyond its runs (start, clock calibration, end): 0.4 s measured
 /// on two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
@@ -34,7 +36,11 @@ pub(super) fn first(cells: &[Cell]) -> [Vec<Section>; 3] {
     let of = |elevator: &'static str| {
         (0..cells.len()).filter(move |i| cells[*i].series.elevator() == elevator)
     };
-    let ends = |elevator: &'static str| of(elevator).filter(move |i| is_end(cells, *i));
+    // A larger request alone is left out: it is the end of a series of two.
+    let read = |cell: &Cell| cell.point.tail || cell.series == Series::ReadBfq;
+    let ends = |elevator: &'static str| {
+        of(elevator).filter(move |i| is_end(cells, *i) && read(&cells[*i]))
+    };
     let [none, bfq] = ELEVATORS;
     [
         of(none).map(section).collect(),
@@ -56,15 +62,23 @@ pub(super) fn first_time(cells: &[Cell]) -> Duration {
     first(cells).iter().filter(|sections| !sections.is_empty()).map(|s| START_COST + length(s)).sum()
 }
 
-/// Slot of each of so many points in a later process that takes at most `left`; `None` when no
-/// slot of a meaningful length fits.
-fn later_slot(points: usize, left: Duration) -> Option<Duration> {
+/// Slot of a later measurement: until the tail is known if it stays as it is, or [`LONG`] for the
+/// rate alone.
+fn wanted(point: &Point) -> Duration {
+    if !tail_is_open(point) {
+        return LONG;
+    }
+    let rate = point.iops.iter().sum::<f64>() / point.iops.len() as f64;
+    let more = (samples_wanted(point) - point.latencies.n() as f64).max(0.0) / rate.max(1.0);
+    slot(Duration::from_secs_f64(more.min(LONGEST.as_secs_f64()))).min(LONGEST)
+}
+
+/// Longest slot of each of so many points in a later process that takes at most `left`; `None` when
+/// no slot of a meaningful length fits.
+fn fitting(points: usize, left: Duration) -> Option<Duration> {
     let points = u32::try_from(points).ok().filter(|points| *points > 0)?;
-    let intervals = |time: Duration| time.as_millis() / INTERVAL.as_millis();
-    let fitting = intervals(left.checked_sub(START_COST)? / points);
-    let wanted = intervals(LONG.max(ROUND / points));
-    let slot = INTERVAL * u32::try_from(wanted.min(fitting)).ok()?;
-    (slot >= SHORTEST).then_some(slot)
+    let intervals = (left.checked_sub(START_COST)? / points).as_millis() / INTERVAL.as_millis();
+    Some(INTERVAL * u32::try_from(intervals).ok()?).filter(|slot| *slot >= SHORTEST)
 }
 
 /// Measures all points, each at least once, and sets their errors.
@@ -104,8 +118,9 @@ impl Rounds<'_, '_> {
             let of: Vec<usize> =
                 open.iter().copied().filter(|i| self.cells[*i].series.elevator() == elevator).collect();
             let left = self.options.budget.saturating_sub(self.started.elapsed());
-            let Some(slot) = later_slot(of.len(), left) else { continue };
-            let sections: Vec<Section> = of.into_iter().map(|cell| Section { cell, slot }).collect();
+            let Some(most) = fitting(of.len(), left) else { continue };
+            let section = |cell: usize| Section { cell, slot: wanted(&self.cells[cell].point).min(most) };
+            let sections: Vec<Section> = of.into_iter().map(section).collect();
             self.process(&sections)?;
             measured = true;
         }
@@ -169,7 +184,8 @@ pub(super) fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_units::Bytes;
+    use rtvirtio_stats::Latencies;
+    use rtvirtio_units::{Bytes, Nanos};
 
     use super::*;
 
@@ -191,7 +207,8 @@ mod tests {
         assert_eq!(elevators, [["none"], ["bfq"], ["none"]], "one elevator in each");
         let times = |i: usize| first.iter().flatten().filter(|s| s.cell == i).count();
         for (i, cell) in cells.iter().enumerate() {
-            let inner = cell.block == Bytes::from_kib(4) && [2, 4, 8, 16].contains(&cell.depth);
+            let large = cell.block != Bytes::from_kib(4);
+            let inner = [2, 4, 8, 16].contains(&cell.depth) || large && cell.depth == 1;
             assert_eq!(times(i), if inner { 1 } else { 2 }, "{}", cell.name());
         }
         // fio starts sections at whole intervals.
@@ -204,8 +221,8 @@ mod tests {
         let budget = ProfileOptions::new("/dev/x".into(), Bytes(1 << 30), "/x".into()).budget;
         let time = |extent, bfq, writes| first_time(&cells(extent, bfq, writes));
         assert!(time(Extent::Whole, true, true) * 3 < budget);
-        assert_eq!(time(Extent::Whole, true, true), Duration::from_millis(9_500));
-        assert_eq!(time(Extent::Whole, true, false), Duration::from_millis(5_900));
+        assert_eq!(time(Extent::Whole, true, true), Duration::from_millis(9_100));
+        assert_eq!(time(Extent::Whole, true, false), Duration::from_millis(5_700));
         assert_eq!(time(Extent::Gentle, true, false), Duration::from_millis(2_400));
         assert!(time(Extent::Whole, false, false) < time(Extent::Whole, true, false));
     }
@@ -213,13 +230,28 @@ mod tests {
     #[test]
     fn later_slots_fit_what_is_left() {
         let ms = Duration::from_millis;
-        assert_eq!(later_slot(0, ms(60_000)), None);
-        assert_eq!(later_slot(23, ms(60_000)), Some(LONG));
-        assert_eq!(later_slot(2, ms(60_000)), Some(ms(1_000)), "not a process for a moment");
-        assert_eq!(later_slot(2, ms(2_000)), Some(ms(700)));
-        assert_eq!(later_slot(2, ms(899)), None);
-        assert_eq!(later_slot(2, ms(900)), Some(SHORTEST));
-        assert_eq!(later_slot(1, ms(400)), None);
+        assert_eq!(fitting(0, ms(60_000)), None);
+        assert_eq!(fitting(2, ms(2_000)), Some(ms(700)));
+        assert_eq!(fitting(2, ms(899)), None);
+        assert_eq!(fitting(2, ms(900)), Some(SHORTEST));
+        assert_eq!(fitting(1, ms(400)), None);
+    }
+
+    #[test]
+    fn a_later_slot_is_as_long_as_the_tail_needs() {
+        let ms = Duration::from_millis;
+        let point = |rate: f64, largest: u64| {
+            let mut latencies = Latencies::new();
+            latencies.record(Nanos(100_000), 2_000);
+            latencies.record(Nanos(largest), 1);
+            Point { iops: vec![rate], latencies, max: Nanos(largest), tail: true, error: 0.0 }
+        };
+        assert_eq!(wanted(&point(1e4, 110_000)), LONG, "only the rate can be open");
+        // Some 6 800 samples are wanted, 4 800 more: 0.48 s.
+        assert_eq!(wanted(&point(1e4, 500_000)), ms(600));
+        assert_eq!(wanted(&point(1e5, 500_000)), SHORTEST);
+        assert_eq!(wanted(&point(100.0, 500_000)), LONGEST);
+        assert_eq!(wanted(&point(0.0, 500_000)), LONGEST);
     }
 
     #[test]
