@@ -146,7 +146,8 @@ fn job_text_runs_the_points_one_after_the_other() {
         )),
         "{text}"
     );
-    let read = "\n[p1]\nstartdelay=400ms\nruntime=360ms\nrw=randread\nioengine=libaio\nbs=4096\niodepth=2\nrandseed=18\n";
+    let read = "\n[p1]\nstartdelay=400ms\nruntime=360ms\nrw=randread\nioengine=libaio\n\
+                bs=4096\niodepth=2\nrandseed=18\n";
     assert!(text.contains(read), "{text}");
     assert!(text.contains("\n[p6]\nstartdelay=2400ms\n") && text.contains("bs=131072\niodepth=1\n"));
     assert!(text.contains("rw=randwrite\nioengine=libaio\nbs=4096\niodepth=32\n"), "{text}");
