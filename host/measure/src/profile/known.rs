@@ -4,9 +4,10 @@
 //! [`MARGIN`]. So a rate is known when half of the 95 % interval of its mean is at most that share
 //! of it.
 //!
-//! **Tails** are predicted within a factor of [`MODEL`], and a plan looks for settings that bear a
-//! factor of [`SPARE`]. The error of the model and that of the profile are independent factors, so
-//! the squares of their logarithms add, and a tail is known when its upper bound at 95 % is at most
+//! **Tails**: the formulas aim to be within a factor of [`MODEL`], and a plan looks for settings
+//! that bear a factor of [`SPARE`]. The error of the model and that of the profile are taken as
+//! independent factors, so the squares of their logarithms add, and a tail is known when its upper
+//! bound at 95 % is at most
 //!
 //! ```text
 //! exp(sqrt(ln(SPARE)^2 - ln(MODEL)^2)) = 2.33
@@ -25,7 +26,7 @@ pub const MARGIN: f64 = 0.2;
 /// Factor by which a prediction may be too low under the margin that a plan looks for
 /// (`rtvirtio_planner::PlanOptions::enough`).
 pub const SPARE: f64 = 4.0;
-/// Factor within which the formulas predict tails.
+/// Factor within which the formulas aim to predict tails.
 const MODEL: f64 = 3.0;
 /// Confidence of the bounds.
 const CONFIDENCE: f64 = 0.95;
@@ -33,12 +34,13 @@ const CONFIDENCE: f64 = 0.95;
 const TAIL: f64 = 0.9999;
 /// Fall of the rate from one depth to the next that noise alone may cause.
 pub(super) const NOISE: f64 = 0.10;
-/// Samples that show p99.99 itself.
-const CARRIED: f64 = 1e4;
-/// Samples of which order statistics bound the tails of most devices to the error that a plan bears.
-const PRECISE: f64 = 1e5;
 /// Measurements after which such a fall is the device's own.
 const REPEATED: usize = 3;
+/// Samples that show p99.99 itself.
+const CARRIED: f64 = 1e4;
+/// Samples of which order statistics bound a tail whose shape is up to 1 to the error that a plan
+/// bears.
+const PRECISE: f64 = 1e5;
 
 /// Largest factor by which the tail may be longer than the profile shows.
 pub(super) fn bearable_tail() -> f64 {
