@@ -37,6 +37,7 @@ use crate::net::NetData;
 use crate::net::timeline::TimelineData;
 use crate::paravirt::ParavirtData;
 use crate::planning::Planning;
+use crate::profile_time::ProfileTimeData;
 use crate::regulation::RegulationData;
 use crate::regulation::planned::PlannedData;
 use crate::report::ExperimentReport;
@@ -77,6 +78,7 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
         saved::<CoresData>(),
         saved::<AgeingData>(),
         saved::<TailsData>(),
+        saved::<ProfileTimeData>(),
         saved::<ReservationData>(),
         saved::<CyclictestData>(),
         saved::<DaemonData>(),

@@ -38,6 +38,7 @@ pub mod net;
 pub mod page;
 pub mod paravirt;
 pub mod planning;
+pub mod profile_time;
 pub mod regulation;
 pub mod report;
 pub mod reservation;

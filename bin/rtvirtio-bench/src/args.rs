@@ -33,6 +33,7 @@ use rtvirtio_experiments::iod_crash::CrashOptions;
 use rtvirtio_experiments::iod_migrate::MigrateOptions;
 use rtvirtio_experiments::iod_startup::StartupOptions;
 use rtvirtio_experiments::paravirt::ParavirtOptions;
+use rtvirtio_experiments::profile_time::ProfileTimeOptions;
 use rtvirtio_experiments::run_basis::RunOptions;
 use rtvirtio_experiments::sweep::SweepOptions;
 use rtvirtio_experiments::tails::TailsOptions;
@@ -119,6 +120,15 @@ EXAMPLES
 
 Exit code 2 when a claim is not met.")]
     Tails(Bench<TailsOptions>),
+    /// Profiles that end when all is known against 36 s: how long they take, and whether bounds hold
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-bench profile-time                  ten rounds on each emulated device, under two hours
+  sudo rtvirtio-bench profile-time file:/var/tmp/disk --repeat 3 --out /tmp/own
+  rtvirtio-bench profile-time --report-only --json | jq .claims
+
+Exit code 2 when a claim is not met.")]
+    ProfileTime(Bench<ProfileTimeOptions>),
     /// The first tour again and again: the kernel's default settings and a plan in turn
     #[command(after_help = "\
 EXAMPLES

@@ -32,6 +32,7 @@ use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
 use rtvirtio_experiments::paravirt::ParavirtData;
 use rtvirtio_experiments::planning::Planning;
+use rtvirtio_experiments::profile_time::{ProfileTimeData, ProfileTimeOptions};
 use rtvirtio_experiments::regulation::RegulationData;
 use rtvirtio_experiments::regulation::planned;
 use rtvirtio_experiments::regulation::planned::PlannedData;
@@ -45,7 +46,7 @@ use rtvirtio_experiments::tails::{TailsData, TailsOptions};
 use rtvirtio_experiments::{
     accuracy, ageing, before_after, blame, cases, contention, cores, cyclictest, directory, fleet,
     fleet_cluster, host, iod, iod_added, iod_attach, iod_crash, iod_migrate, iod_startup, isolation, net,
-    paravirt, planning, regulation, reservation, responsiveness, sweep, tails,
+    paravirt, planning, profile_time, regulation, reservation, responsiveness, sweep, tails,
 };
 use rtvirtio_harness::test_bed::{device_name, spec_device};
 use rtvirtio_learn::dataset::Dataset;
@@ -90,6 +91,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Responsiveness(args) => run_responsiveness(args, &of("responsiveness", &args.result)),
         BenchCommand::Net(args) => run_net(args, &of("net", &args.result)),
         BenchCommand::Tails(args) => run_tails(args, &of("tails", &args.result)),
+        BenchCommand::ProfileTime(args) => run_profile_time(args, &of("profile-time", &args.result)),
         BenchCommand::Cyclictest(args) => run_cyclictest(args, &of("cyclictest", &args.result)),
         BenchCommand::Paravirt(args) => run_paravirt(args, &of("paravirt", &args.result)),
         BenchCommand::Reservation(args) => run_reservation(args, &of("reservation", &args.result)),
@@ -328,6 +330,15 @@ fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::R
 fn run_tails(args: &Bench<TailsOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     run.whole::<TailsData>(known(&args.options.device), |path, labs| {
         tails::measure(&args.options, path, labs, run.ui)?;
+        run.ui.step(&format!("wrote {}", path.display()));
+        Ok(())
+    })
+}
+
+fn run_profile_time(args: &Bench<ProfileTimeOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
+    let known = || args.options.devices.iter().try_for_each(|device| spec_device(device).map(drop));
+    run.whole::<ProfileTimeData>(known, |path, labs| {
+        profile_time::measure(&args.options, path, labs, run.ui)?;
         run.ui.step(&format!("wrote {}", path.display()));
         Ok(())
     })

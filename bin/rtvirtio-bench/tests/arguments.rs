@@ -26,6 +26,7 @@ fn names_that_there_are_not() {
         // Also the second of two devices: the first would be swept for hours.
         (&["bench", "sweep", "twin:emmc", "twin:nothing"], "nothing"),
         (&["bench", "tails", "twin:nothing"], "nothing"),
+        (&["bench", "profile-time", "twin:emmc", "twin:nothing"], "nothing"),
         (&["bench", "iod", "twin:nothing"], "nothing"),
         (&["bench", "iod-added", "--device", "twin:nothing"], "nothing"),
         (&["bench", "iod-crash", "twin:nothing"], "nothing"),
@@ -52,6 +53,7 @@ fn files_of_another_device_and_places_that_cannot_be_written() {
         "contention",
         "sweep",
         "tails",
+        "profile-time",
         "iod",
         "iod-added",
         "iod-attach",

@@ -102,7 +102,7 @@ pub struct TwinProfileArgs {
     /// 10 s
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
-    /// Time for the whole measurement of the device
+    /// Most time for the measurement of the device, which ends when all is known
     #[arg(long = "for", value_name = "TIME", default_value = "36s")]
     pub length: Nanos,
 }

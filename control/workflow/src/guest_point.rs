@@ -3,20 +3,25 @@
 use std::time::Duration;
 
 use rtvirtio_measure::TaskResult;
+use rtvirtio_measure::profile::tail_is_known;
 use rtvirtio_measure::workload::{self, Moment, RunOptions};
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
 use rtvirtio_spec::Task;
-use rtvirtio_units::Iops;
+use rtvirtio_units::{Iops, Nanos};
 
 use crate::cpu_room::CpuWatch;
 use crate::dirs::Dirs;
 use crate::elevator::MeasuredElevator;
-use crate::error::{Context as _, Error, Result, bail, ensure};
+use crate::error::{Context as _, Error, Result, ensure};
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// Measured length of each of the two runs.
-const LENGTH: Duration = Duration::from_secs(5);
+/// Measured length of each of the two runs in a guest.
+const LENGTH: Duration = Duration::from_secs(2);
+/// Length of a further run where the tail of the first is not known to the error that a plan bears.
+const LONG: Duration = Duration::from_secs(5);
+/// Measured length and warm-up in a process VM, whose latencies no model reads.
+const OF_PROCESS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
 /// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference
 /// of the runs in CPU time is the requests' alone: what a guest takes that sends any is in both.
 const HIGHEST: f64 = 800.0;
@@ -44,12 +49,19 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
         lab.serving().into_iter().filter(move |pid| !others.contains(pid))
     };
     let own: Vec<u32> = qemu.into_iter().flat_map(|_| own()).collect();
-    let probed: Result<Vec<_>> =
-        rates.into_iter().map(|rate| probe(site, rate, &own, dirs, progress)).collect();
+    let first = if qemu.is_some() { (LENGTH, workload::WARM_UP) } else { OF_PROCESS };
+    let run = |rate, length| probe(site, rate, length, &own, dirs, progress);
+    let both = || -> Result<_> {
+        let low = run(rates[0], first)?;
+        let high = run(rates[1], first)?;
+        let known = tail_is_known(high.0.n, high.0.p99_ns, tail(&high.0));
+        let enough = qemu.is_none() || known;
+        Ok((low, if enough { high } else { run(rates[1], (LONG, workload::WARM_UP))? }))
+    };
+    let probed = both();
     // Before any error, also after Ctrl-C.
     elevator.put_back()?;
-    let runs = probed?;
-    let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { bail!(System, "a probe is missing") };
+    let ((low, low_cpu), (task, high_cpu)) = probed?;
     ensure!(
         task.n > low.n,
         System,
@@ -73,11 +85,16 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
             n: task.n,
             p50: task.p50_ns,
             p99: task.p99_ns,
-            p9999: task.p9999_excl_host_stalls_ns.unwrap_or(task.p9999_ns),
+            p9999: tail(&task),
             max: task.max_ns,
         },
         cpu_per_request,
     })
+}
+
+/// p99.99 less the host's stalls, where these are known; of so few requests it is the largest.
+fn tail(task: &TaskResult) -> Nanos {
+    task.p9999_excl_host_stalls_ns.unwrap_or(task.p9999_ns)
 }
 
 /// Result of a run, and how many CPUs these processes took in its measured part: a start of fio
@@ -85,6 +102,7 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
 fn probe(
     site: &Site,
     rate: f64,
+    (length, warm_up): (Duration, Duration),
     own: &[u32],
     dirs: &Dirs,
     progress: &dyn Progress,
@@ -94,13 +112,13 @@ fn probe(
     load.predicted = vec![None];
     let work_dir = dirs.fio();
     let label = format!("measuring I/O inside {} at {rate}/s", load.vm.name);
-    let mut bar = progress.bar(&label, LENGTH.as_secs() + 1);
+    let mut bar = progress.bar(&label, length.as_secs() + 1);
     let (mut watch, mut used) = (None, None);
     let tasks = workload::run(
         &[load],
         &mut RunOptions {
-            length: LENGTH,
-            warm_up: workload::WARM_UP,
+            length,
+            warm_up,
             seed: 1,
             watch: site.lab.is_some(),
             disk: None,

@@ -111,7 +111,25 @@ pub fn of_device(
     progress: &dyn Progress,
 ) -> Result<Profile> {
     access.check_length(length)?;
-    measured(stack, length, access, access.extent(), dirs, progress)
+    measured(stack, (length, false), access, access.extent(), dirs, progress)
+}
+
+/// Measures the device of a site that was made for the measurement, for all of `length` or until
+/// all is known.
+///
+/// # Errors
+/// As [`of_device`]; [`Kind::Argument`](crate::Kind::Argument) for another device.
+pub fn of_made(
+    site: &Site,
+    length: Duration,
+    all_of_length: bool,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Profile> {
+    ensure!(site.spec.device.is_made(), Argument, "the device was not made for a measurement");
+    let access = Access::Made;
+    access.check_length(length)?;
+    measured(&site.stack, (length, all_of_length), access, access.extent(), dirs, progress)
 }
 
 /// Measures a few points of a device, to compare them with a profile of the same kind of device.
@@ -121,12 +139,14 @@ pub fn of_device(
 /// As [`of_device`].
 pub fn few_points_of(stack: &Stack, access: Access, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
     let length = CONFIRMING.max(least_time(BLOCK, Extent::Confirming, access.writes()) * 2);
-    measured(stack, length, access, Extent::Confirming, dirs, progress)
+    // All of it: a profile of another device is compared with these points, and no plan is made.
+    measured(stack, (length, true), access, Extent::Confirming, dirs, progress)
 }
 
+/// `length`, and whether all of it is used, also where everything is known before.
 fn measured(
     stack: &Stack,
-    length: Duration,
+    (length, all_of_length): (Duration, bool),
     access: Access,
     extent: Extent,
     dirs: &Dirs,
@@ -162,6 +182,7 @@ fn measured(
     options.extent = extent;
     options.bfq = choice;
     options.budget = length;
+    options.all_of_budget = all_of_length;
     let claim = match access {
         Access::Made => Some(Claim::of_made(&path)?),
         Access::DestroyData => Some(data_guard::claim(&path, &[], progress)?),
@@ -317,7 +338,18 @@ fn work_dir(dirs: &Dirs) -> Result<tempfile::TempDir> {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_measure::profile::{MARGIN, SPARE};
+    use rtvirtio_model::{Bfq, Config, Elevator};
+
     use super::*;
+
+    #[test]
+    fn a_profile_is_as_exact_as_plans_need() {
+        let start = Config { elevator: Elevator::None, bfq: Bfq::default(), vms: Vec::new() };
+        let options = rtvirtio_planner::PlanOptions::new(start);
+        assert_eq!(options.safety.0, MARGIN);
+        assert!((1.0 / (1.0 - options.enough()) - SPARE).abs() < 1e-9);
+    }
 
     #[test]
     fn an_elevator_that_changed_meanwhile_is_named() {

@@ -20,4 +20,4 @@ pub use latencies::{Latencies, MAX_LATENCY};
 pub use rng::Random;
 pub use rows::{Rows, RowsError, check_finite};
 pub use shared_latencies::{LatencyReader, LatencyRecorder};
-pub use summary::Summary;
+pub use summary::{Summary, student_t};

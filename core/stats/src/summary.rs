@@ -11,6 +11,15 @@ const T: [f64; 30] = [
 /// Quantile beyond the table: that of the normal distribution, 4 % too small at 31.
 const NORMAL: f64 = 1.96;
 
+/// Student's t at 97.5 %; infinite without a degree of freedom.
+#[must_use]
+pub fn student_t(freedom: usize) -> f64 {
+    match freedom.checked_sub(1) {
+        Some(row) => T.get(row).copied().unwrap_or(NORMAL),
+        None => f64::INFINITY,
+    }
+}
+
 /// Minimum, maximum, mean, standard deviation, and half of the 95 % interval of the mean.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -39,8 +48,7 @@ impl Summary {
         let mean = values.iter().sum::<f64>() / n as f64;
         let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
         let deviation = if n > 1 { (squares / (n - 1) as f64).sqrt() } else { 0.0 };
-        let t = if n > 1 { T.get(n - 2).copied().unwrap_or(NORMAL) } else { f64::INFINITY };
-        let interval = if n > 1 { t * deviation / (n as f64).sqrt() } else { f64::INFINITY };
+        let interval = if n > 1 { student_t(n - 1) * deviation / (n as f64).sqrt() } else { f64::INFINITY };
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Some(Self { n, min, max, mean, deviation, interval })
@@ -62,5 +70,7 @@ mod tests {
         let one = Summary::from_values(&[2.0]).unwrap();
         assert!(one.interval.is_infinite() && one.deviation == 0.0);
         assert!(Summary::from_values(&[1.0; 100]).unwrap().interval == 0.0);
+        assert_eq!((student_t(1), student_t(30), student_t(31)), (12.706, 2.042, NORMAL));
+        assert!(student_t(0).is_infinite());
     }
 }

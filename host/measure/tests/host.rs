@@ -382,8 +382,9 @@ fn profile_of_a_loop_device() {
     let start = Instant::now();
     let profile = measure(&options, &mut control).unwrap();
     eprintln!("{:?} for {}", start.elapsed(), serde_json::to_string(&profile).unwrap());
-    assert_eq!(set, ["none", "bfq", "none", "none"].repeat(3));
-    assert!(steps.windows(2).all(|w| w[0] <= w[1]) && steps.last() == Some(&78));
+    assert!(start.elapsed() < options.budget + Duration::from_secs(20));
+    assert_eq!(set[..3], ["none", "bfq", "none"]);
+    assert!(steps.windows(2).all(|w| w[0] <= w[1]) && steps.last() == Some(&24_000));
     for series in [&profile.read, &profile.read_bfq, &profile.write] {
         assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), DEPTHS);
         for p in series {

@@ -25,7 +25,7 @@ use crate::{BENCH_DIR, cores};
 use rtvirtio_workflow::guest_point;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
-use rtvirtio_workflow::profile::{Access as Permission, of_site};
+use rtvirtio_workflow::profile::{Access as Permission, of_made, of_site};
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Dirs, Error, Progress, generated};
 
@@ -117,6 +117,16 @@ impl<'a> TestBed<'a> {
     /// When fio fails, or the elevator cannot be written.
     pub fn profile(&self) -> anyhow::Result<Profile> {
         let profile = of_site(&self.site, Permission::Reads, PROFILE_TIME, &self.labs.dirs, self.progress)?;
+        self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
+        Ok(profile)
+    }
+
+    /// Measures the device without its VMs: for all of the time of a profile, or until all is known.
+    ///
+    /// # Errors
+    /// As [`TestBed::profile`].
+    pub fn profile_of_device(&self, all_of_time: bool) -> anyhow::Result<Profile> {
+        let profile = of_made(&self.site, PROFILE_TIME, all_of_time, &self.labs.dirs, self.progress)?;
         self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
         Ok(profile)
     }

@@ -54,8 +54,8 @@ pub struct ProfileArgs {
     /// same on every host
     #[arg(long, value_name = "NAME")]
     pub kind: Option<String>,
-    /// Time for the whole measurement of the device: at least 11 s, 4 s with --gentle, 21 s with
-    /// writes
+    /// Most time for the measurement of the device, which ends when all is known: at least 6 s, 3 s
+    /// with --gentle, 10 s with writes
     #[arg(long = "for", value_name = "TIME", default_value = "36s")]
     pub length: Nanos,
 }

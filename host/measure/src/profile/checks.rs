@@ -5,27 +5,18 @@ use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Nanos, Percentile};
 
 use super::Point;
+use super::known::{MARGIN, NOISE, bearable_tail, tail_factor, tail_is_open};
 
 /// Spread of the repetitions above which a point is doubted.
 const SPREAD: f64 = 0.15;
-/// Fall from one depth to the next that noise alone may cause.
-const NOISE: f64 = 0.10;
 /// Rise of p99.99 to the deepest point, relative to that of the depth, which no device causes.
 const HELD_UP: f64 = 4.0;
-/// Number of samples below which p99.99 is only the maximum.
-const FEW: u64 = 10_000;
+/// Equal rates from which on they are no chance: two short measurements may count as many requests.
+const EQUAL: usize = 3;
 
 /// Doubts about one series, most general first.
 pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> Vec<String> {
-    let mut doubts = Vec::new();
-    let few: Vec<_> = summary.iter().filter(|p| p.n < FEW).collect();
-    if let Some(least) = few.iter().min_by_key(|p| p.n) {
-        doubts.push(format!(
-            "{series}: too few samples for p99.99 at depth {} (at least {} of {FEW}): the maximum stands in its place",
-            list(few.iter().map(|p| p.depth)),
-            least.n,
-        ));
-    }
+    let mut doubts = not_known(series, summary, points);
     let unsteady: Vec<_> = summary.iter().filter(|p| p.spread > SPREAD).collect();
     if let Some(worst) = unsteady.iter().max_by(|a, b| a.spread.total_cmp(&b.spread)) {
         doubts.push(format!(
@@ -64,6 +55,33 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
     doubts
 }
 
+/// What models read and is not known to the error that a plan can bear.
+pub(super) fn not_known(series: &str, summary: &[DepthPoint], points: &[Point]) -> Vec<String> {
+    let mut doubts = Vec::new();
+    let both = || summary.iter().zip(points);
+    let tails: Vec<_> = both().filter(|(_, point)| tail_is_open(point)).collect();
+    if let Some(least) = tails.iter().map(|(p, _)| p.n).min() {
+        let worst = tails.iter().map(|(_, point)| tail_factor(point)).fold(0.0, f64::max);
+        let worst = if worst < 100.0 { format!("{worst:.1}") } else { "over 100".to_owned() };
+        doubts.push(format!(
+            "{series}: too few samples for p99.99 at depth {} (at least {least}): it may be {worst} times as long, and a plan bears {:.1}",
+            list(tails.iter().map(|(p, _)| p.depth)),
+            bearable_tail(),
+        ));
+    }
+    let rates: Vec<_> = both().filter(|(_, point)| point.error > MARGIN).collect();
+    if !rates.is_empty() {
+        let worst = rates.iter().map(|(_, point)| point.error).fold(0.0, f64::max);
+        doubts.push(format!(
+            "{series}: the rate at depth {} is known to {:.0} % only, and a plan bears {:.0} %",
+            list(rates.iter().map(|(p, _)| p.depth)),
+            worst * 100.0,
+            MARGIN * 100.0,
+        ));
+    }
+    doubts
+}
+
 /// The deepest point determines the effect of a full device on others, and no deeper one corrects
 /// it. One standstill delays all requests in flight, so it alone can make one request in 10 000
 /// slow there.
@@ -80,7 +98,7 @@ pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
 
 /// Numbers that are equal to the last digit are not from a measurement, or not from this run.
 fn identical(series: &str, summary: &[DepthPoint], points: &[Point]) -> Option<String> {
-    let repeated = points.iter().any(|p| p.iops.len() > 1 && p.iops.iter().all(|v| *v == p.iops[0]));
+    let repeated = points.iter().any(|p| p.iops.len() >= EQUAL && p.iops.iter().all(|v| *v == p.iops[0]));
     let across = summary.windows(2).any(|w| w[0].iops == w[1].iops && w[0].p50 == w[1].p50);
     (repeated || across).then(|| format!("{series}: identical numbers in several measurements"))
 }
