@@ -194,8 +194,8 @@ fn side(profile: &Profile, seconds: f64) -> Side {
     Side { seconds, doubts: profile.doubts.len(), bounds_ns: Vec::new() }
 }
 
-/// Bound of the reader's p99.99: what it may be where a plan by the formulas says that its target is
-/// just met.
+/// Bound of the reader's p99.99: what it may be where a plan by the formulas says that its target
+/// is just met.
 fn bound(profile: &Profile, spec: &Spec, knobs: &Knobs) -> anyhow::Result<Nanos> {
     let forecasts = model(ModelKind::Slice, None)?.forecast_tasks(profile, spec, &knobs.config())?;
     let of_reader = forecasts.first().context("the reader has no forecast")?;

@@ -120,7 +120,7 @@ EXAMPLES
 
 Exit code 2 when a claim is not met.")]
     Tails(Bench<TailsOptions>),
-    /// Profiles that end when all is known against 36 s: how long they take, and whether bounds hold
+    /// Profiles that end when all is known against 36 s: time, and whether bounds hold
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-bench profile-time                  ten rounds on each emulated device, under two hours

@@ -8,11 +8,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
 use rtvirtio_console::{Global, Ui, need_root, show, write_file};
-use rtvirtio_experiments::ageing::{AgeingData, AgeingOptions};
+use rtvirtio_experiments::ageing::AgeingOptions;
 use rtvirtio_experiments::before_after::{BeforeAfterData, BeforeAfterOptions};
 use rtvirtio_experiments::blame::{BlameData, SLOW_BY};
 use rtvirtio_experiments::cases::{CaseOptions, Tier, cases};
-use rtvirtio_experiments::cores::{CoresData, CoresOptions};
+use rtvirtio_experiments::cores::CoresOptions;
 use rtvirtio_experiments::cpu_predict::{self, CpuPredictData, CpuPredictOptions};
 use rtvirtio_experiments::cyclictest::{CyclictestData, CyclictestOptions};
 use rtvirtio_experiments::daemon::scale::sleep_with;
@@ -31,7 +31,6 @@ use rtvirtio_experiments::isolation::IsolationData;
 use rtvirtio_experiments::net::NetData;
 use rtvirtio_experiments::net::timeline::TimelineData;
 use rtvirtio_experiments::paravirt::ParavirtData;
-use rtvirtio_experiments::planning::Planning;
 use rtvirtio_experiments::profile_time::{ProfileTimeData, ProfileTimeOptions};
 use rtvirtio_experiments::regulation::RegulationData;
 use rtvirtio_experiments::regulation::planned;
@@ -202,29 +201,15 @@ fn run_fleet_cluster(args: &BenchFleetClusterArgs, run: &Run<'_>) -> anyhow::Res
 }
 
 fn run_plan(args: &BenchPlanArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(Planning::FILE);
-    if !args.result.report_only {
-        save(&path, &planning::measure(args.repeat.max(1), args.model.as_deref())?, run.ui)?;
-    }
-    run.shown::<Planning>(&path)
+    run.without_device(|| planning::measure(args.repeat.max(1), args.model.as_deref()))
 }
 
 fn run_cores(args: &Bench<CoresOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(CoresData::FILE);
-    if !args.result.report_only {
-        run.check_result()?;
-        save(&path, &cores::measure(&args.options, run.ui)?, run.ui)?;
-    }
-    run.shown::<CoresData>(&path)
+    run.without_device(|| cores::measure(&args.options, run.ui))
 }
 
 fn run_drift(args: &Bench<AgeingOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    let path = args.result.out.join(AgeingData::FILE);
-    if !args.result.report_only {
-        run.check_result()?;
-        save(&path, &ageing::measure(&args.options, run.ui)?, run.ui)?;
-    }
-    run.shown::<AgeingData>(&path)
+    run.without_device(|| ageing::measure(&args.options, run.ui))
 }
 
 fn run_isolation(args: &BenchIsolationArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {

@@ -162,8 +162,8 @@ pub fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, t
     Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline, spare: Ratio(spare) }
 }
 
-/// Longest time for which the tasks of a VM stand still and then submit what was due: `catch_up`, or
-/// the time `2 (P - Q)` without a CPU under its contract, where that is longer. A budget that is
+/// Longest time for which the tasks of a VM stand still and then submit what was due: `catch_up`,
+/// or the time `2 (P - Q)` without a CPU under its contract, where that is longer. A budget that is
 /// found for a demand answers within the deadline, which is no shorter than that time.
 #[must_use]
 pub fn longest_stall(vm: &Vm, catch_up: Nanos) -> Nanos {

@@ -38,8 +38,8 @@
 //! every VM of the scheduler to have a flow, the largest piece of all flows to be as large as the
 //! quantum allows, and no lower limit on pieces without a deadline; `round-robin` by pieces also
 //! takes those of a flow to be of one size. Those of flows without a reservation, under any policy,
-//! do not cover discards of the flow's own VM, which are paced only for the sake of other VMs and of
-//! reservations.
+//! do not cover discards of the flow's own VM, which are paced only for the sake of other VMs and
+//! of reservations.
 
 use rtvirtio_units::Nanos;
 

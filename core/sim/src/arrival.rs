@@ -31,7 +31,7 @@ pub enum Arrival {
         /// Requests outstanding all the time.
         depth: u32,
     },
-    /// One request at a time, due every `period`: a request that is due while the one before it is
+    /// Single requests, due every `period`: a request that is due while the one before it is
     /// outstanding, or while the guest stands still, follows as soon as it may. Its latency counts
     /// from when it was due.
     Paced {

@@ -2,9 +2,9 @@
 //!
 //! A bound from the submission says nothing about how late the submission is. A guest that stands
 //! still submits late, and a task that makes one request at a time also falls behind a stall of the
-//! device: it makes up for what it missed, one request after the other. A reservation covers requests
-//! at once as long as they are submitted no later than it counts ([`counted_delay`]), so the delays
-//! of guest and device must sum to no more than that.
+//! device: it makes up for what it missed, one request after the other. A reservation covers
+//! requests at once as long as they are submitted no later than it counts ([`counted_delay`]), so
+//! the delays of guest and device must sum to no more than that.
 
 use rtvirtio_capacity::{
     DeviceModel, Reserve, Shape, counted_delay, has_closed_loop_target, longest_from_intended, longest_stall,
@@ -26,12 +26,12 @@ pub(crate) struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Bound of a promised task whose requests take no longer than `bound` from their submission, of
-    /// which the VM's own caps hold them back for `held`. `None` where its delay may be longer than
-    /// what the reservation counts, or is not known: closed loops without a rate in the same VM use
-    /// the reservation up, a cap holds each request back anew, and a task in an open loop does not
-    /// submit beyond its depth.
-    pub(crate) fn from_intended(
+    /// Bound of a promised task whose requests take no longer than `bound` from their submission,
+    /// of which the VM's own caps hold them back for `held`. `None` where its delay may be longer
+    /// than what the reservation counts, or is not known: closed loops without a rate in the same
+    /// VM use the reservation up, a cap holds each request back anew, and a task in an open loop
+    /// does not submit beyond its depth.
+    pub(crate) fn intended_bound(
         &self,
         (vm, task): (&Vm, &Task),
         bound: Nanos,

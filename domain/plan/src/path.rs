@@ -1,7 +1,7 @@
 //! One target for a message that passes a VM's network card, its CPU and its disk: the bounds of
 //! the parts add, because each bound holds from the moment at which the part before it is done. A
-//! task that makes one request at a time may then still have an earlier message at the disk: its part
-//! is the bound from the intended start, whose stall is no shorter than that of the VM's CPU.
+//! task that makes one request at a time may then still have an earlier message at the disk: its
+//! part is the bound from the intended start, whose stall is no shorter than that of the VM's CPU.
 //!
 //! The part of the CPU is [`rtvirtio_model::response_of_stream`], with the debt of the host's tick:
 //! it holds for a guaranteed budget of all threads together, as a real-time cgroup has it, and for
@@ -98,8 +98,8 @@ fn net((vm, flow): (&Vm, usize), after_cpu: bool, plan: &DomainPlan) -> PartProm
     PartPromise { part: "net", of, bound, unpromised }
 }
 
-/// Reason for no bound of the frames that a VM sends when its contract gives it the CPU again, where
-/// they are more at once than the reservation counts. That of a disk counts them.
+/// Reason for no bound of the frames that a VM sends when its contract gives it the CPU again,
+/// where they are more at once than the reservation counts. That of a disk counts them.
 fn bunched(vm: &Vm, flow: &FlowPromise, stall: Nanos) -> Option<String> {
     let blackout = longest_stall(vm, Nanos(0));
     let due = |time: Nanos| (flow.rate.0 * time.as_secs_f64()).ceil();

@@ -213,7 +213,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
             let bound = target.and(bound).filter(|_| unpromised.is_none());
             let met = target.map(|t| bound.is_some_and(|b| b <= t.latency));
             let from_intended =
-                bound.and_then(|bound| counted.from_intended((vm, task), bound, held.unwrap_or_default()));
+                bound.and_then(|bound| counted.intended_bound((vm, task), bound, held.unwrap_or_default()));
             let (vm, task) = (vm.name.clone(), task.name.clone());
             TaskPromise { vm, task, target, bound, met, from_intended, unpromised }
         })

@@ -19,8 +19,8 @@ pub struct TaskPromise {
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case, from the submission; `None` without a target.
     pub met: Option<bool>,
-    /// Bound of a task with a rate from the intended starts of its requests, which fall behind while
-    /// its guest or the device stands still; `None` where nothing bounds that.
+    /// Bound of a task with a rate from the intended starts of its requests, which fall behind
+    /// while its guest or the device stands still; `None` where nothing bounds that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_intended: Option<IntendedBound>,
     /// Reason for no promise, where that is the task's doing and not the device's load.

@@ -53,8 +53,8 @@ pub struct TaskOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
-    /// Periodic tasks at their declared rates, with clocks that drift. Each request is submitted when
-    /// it is due, also where the task would wait for the one before it.
+    /// Periodic tasks at their declared rates, with clocks that drift. Each request is submitted
+    /// when it is due, also where the task would wait for the one before it.
     Declared,
     /// The worst demand that the plan allows for: all guests stall for the planned time and then
     /// submit the accumulated requests at once; tasks that are promised nothing submit the largest
@@ -323,8 +323,8 @@ depth = 16
         assert_eq!(found, [("log", None, None), ("t", bound, Some(true)), ("flood", None, None)]);
     }
 
-    /// Behind stalls of its guest and of the device a task that makes one request at a time makes up
-    /// for what it missed, one by one.
+    /// Behind stalls of its guest and of the device a task that makes one request at a time makes
+    /// up for what it missed, one by one.
     #[test]
     fn no_request_takes_longer_from_its_intended_start_than_bounded() {
         let text = r#"

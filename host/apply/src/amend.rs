@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(journal.entries, []);
     }
 
-    /// Another program takes the cpuset controller from a group: its files are gone, and have to be
+    /// A program takes the cpuset controller from a group: its files are gone, and have to be
     /// set again when they are back.
     #[test]
     fn settings_of_a_cpuset_stay_known_without_their_files_and_end_with_the_group() {

@@ -69,8 +69,8 @@ impl Surroundings {
         Nanos(latest.ceil() as u64)
     }
 
-    /// Whether [`Surroundings::latest`] is no bound. The kernel admits deadline threads by the sum of
-    /// their shares, and on m CPUs of a root domain global EDF then meets deadlines only up to a
+    /// Whether [`Surroundings::latest`] is no bound. The kernel admits deadline threads by the sum
+    /// of their shares, and on m CPUs of a root domain global EDF then meets deadlines only up to a
     /// tardiness. With n the sum of the shares rounded up, less one, it is at most
     ///
     /// ```text
@@ -78,8 +78,8 @@ impl Surroundings {
     /// ```
     ///
     /// (U. C. Devi and J. H. Anderson, "Tardiness Bounds under Global EDF Scheduling on a
-    /// Multiprocessor", Real-Time Systems 38 (2), 2008). On one CPU there is none; on many it may be
-    /// more than the slack of 2P. The runtimes of all other deadline threads are not known here.
+    /// Multiprocessor", Real-Time Systems 38 (2), 2008). On one CPU there is none; on many it may
+    /// be more than the slack of 2P. The runtimes of all other deadline threads are not known here.
     #[must_use]
     pub fn is_estimate(self) -> bool {
         self.backend == Backend::Deadline

@@ -121,7 +121,8 @@ impl<'a> TestBed<'a> {
         Ok(profile)
     }
 
-    /// Measures the device without its VMs: for all of the time of a profile, or until all is known.
+    /// Measures the device without its VMs: for all of the time of a profile, or until all is
+    /// known.
     ///
     /// # Errors
     /// As [`TestBed::profile`].

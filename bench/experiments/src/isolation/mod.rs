@@ -128,7 +128,7 @@ pub struct IsolationData {
     pub profile: Profile,
     /// Runs in the order in which they were made.
     pub runs: Vec<IsolationRun>,
-    /// What cannot be run on the host.
+    /// Modes and cases that cannot be run on the host.
     pub skipped: Vec<Skipped>,
 }
 

@@ -112,7 +112,7 @@ impl FromStr for Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Case {
-    /// One VM with one read in flight.
+    /// A VM with one read in flight.
     Apps1,
     /// Two of these.
     Apps2,
@@ -130,9 +130,9 @@ pub enum Case {
     Mixed,
     /// A VM with one read in flight next to three that read as fast as they can, held back little.
     Weak,
-    /// The same, held back more.
+    /// Others held back more.
     Medium,
-    /// The same, held back as much as the mode is set to.
+    /// Others held back as much as the mode is set to.
     Strong,
     /// A VM whose reads come in bursts next to three that read as fast as they can.
     Bursts,
@@ -185,7 +185,7 @@ impl Case {
         }
     }
 
-    /// How much the other VMs are held back for the first, 0 to 2; `None` where no VM has priority.
+    /// Strength with which the other VMs are held back for the first, 0 to 2; `None` where no VM has priority.
     #[must_use]
     pub fn strength(self) -> Option<usize> {
         match self {

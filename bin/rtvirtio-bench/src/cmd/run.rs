@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_experiments::experiment::{Experiment, report};
-use rtvirtio_experiments::report::ExperimentReport;
+use rtvirtio_experiments::report::{ExperimentReport, save};
 use rtvirtio_experiments::run_basis::check_out;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::{Progress as _, check_writable};
@@ -65,6 +65,19 @@ impl Run<'_> {
         measure: impl FnOnce(&Path, &LabHost) -> anyhow::Result<()>,
     ) -> anyhow::Result<ExitCode> {
         self.shown::<E>(&self.measured(E::FILE, check, measure)?)
+    }
+
+    /// Measures with `measure`, which needs neither root nor a device, and shows the report.
+    pub fn without_device<E: Experiment>(
+        &self,
+        measure: impl FnOnce() -> anyhow::Result<E>,
+    ) -> anyhow::Result<ExitCode> {
+        let path = self.result.out.join(E::FILE);
+        if !self.result.report_only {
+            self.check_result()?;
+            save(&path, &measure()?, self.ui)?;
+        }
+        self.shown::<E>(&path)
     }
 }
 

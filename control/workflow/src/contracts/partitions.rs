@@ -33,7 +33,7 @@ pub(super) fn cpus<'a>(all: impl Iterator<Item = &'a rtvirtio_spec::Cores>) -> B
     all.filter_map(rtvirtio_spec::Cores::partition).flatten().copied().collect()
 }
 
-/// What a spec asks for that has this partition.
+/// Cores of a spec that has this partition.
 pub(super) fn wanted(of: &Partition) -> rtvirtio_spec::Cores {
     rtvirtio_spec::Cores { cpus: Some(of.cpus.clone()), partition: true, ..rtvirtio_spec::Cores::default() }
 }

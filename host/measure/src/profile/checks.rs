@@ -55,7 +55,7 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
     doubts
 }
 
-/// What models read and is not known to the error that a plan can bear.
+/// Figures that models read and that are not known to the error that a plan can bear.
 pub(super) fn not_known(series: &str, summary: &[DepthPoint], points: &[Point]) -> Vec<String> {
     let mut doubts = Vec::new();
     let both = || summary.iter().zip(points);

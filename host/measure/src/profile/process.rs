@@ -23,7 +23,7 @@ const RAMP: Duration = Duration::from_millis(30);
 /// Pause between two points, for requests in flight.
 const GAP: Duration = Duration::from_millis(10);
 
-/// One measurement of a point.
+/// Measurement of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Section {
     /// Index of the point.

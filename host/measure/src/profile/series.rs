@@ -45,7 +45,7 @@ impl Series {
         own.chain(large.iter().map(|d| (*d, LARGE))).collect()
     }
 
-    /// Its points, not yet measured.
+    /// Points, not yet measured.
     pub(super) fn cells(self, block: Bytes, extent: Extent) -> Vec<Cell> {
         let points = self.points(block, extent);
         let deepest = LARGE_DEPTHS.iter().max();
