@@ -130,9 +130,9 @@ pub enum Case {
     Mixed,
     /// A VM with one read in flight next to three that read as fast as they can, held back little.
     Weak,
-    /// Others held back more.
+    /// Three others, held back more.
     Medium,
-    /// Others held back as much as the mode is set to.
+    /// Three others, held back as much as the mode is set to.
     Strong,
     /// A VM whose reads come in bursts next to three that read as fast as they can.
     Bursts,
@@ -185,7 +185,8 @@ impl Case {
         }
     }
 
-    /// Strength with which the other VMs are held back for the first, 0 to 2; `None` where no VM has priority.
+    /// Strength with which the other VMs are held back for the first, 0 to 2; `None` where no VM
+    /// has priority.
     #[must_use]
     pub fn strength(self) -> Option<usize> {
         match self {
