@@ -114,9 +114,6 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 
 /// The report of the I/O domain's results in a directory, those with guests included; `None`
 /// without results.
-///
-/// # Errors
-/// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
     let all = [
         saved::<IodData>(),

@@ -61,17 +61,11 @@ pub fn read<T: Saved>(path: &Path) -> anyhow::Result<T> {
 }
 
 /// Writes the data of an experiment, also between rounds.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn write<T: Serialize>(path: &Path, data: &T) -> anyhow::Result<()> {
     Ok(write_file(path, serde_json::to_string(data)?.as_bytes())?)
 }
 
 /// Writes the data of an experiment and reports the path as progress.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn save<T: Serialize>(path: &Path, data: &T, progress: &dyn Progress) -> anyhow::Result<()> {
     write(path, data)?;
     progress.step(&format!("wrote {}", path.display()));

@@ -120,9 +120,6 @@ impl PaperRuns {
 
     /// Coefficients within `limits` with the least error on a sample of runs, which may hold a run
     /// several times.
-    ///
-    /// # Errors
-    /// [`MinimizeError`].
     pub fn solve(
         &self,
         sample: &[usize],

@@ -44,9 +44,6 @@ struct Whole<'a> {
 
 impl PaperModels {
     /// Fits both models to measured runs.
-    ///
-    /// # Errors
-    /// [`EnsembleError`].
     pub fn fit(points: &[Point], profile: &Profile, seed: u64) -> std::result::Result<Self, EnsembleError> {
         let options = network::options(EPOCHS, seed, Loss::Squared);
         let network = network::fit(&network::rows(points), &options)?.map(|(ensemble, _)| Network {

@@ -139,9 +139,6 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
 }
 
 /// Fits the network to rows; `None` with too few conditions for the folds.
-///
-/// # Errors
-/// [`EnsembleError`].
 pub fn fit(rows: &[Row], options: &EnsembleOptions) -> Result<Option<(Ensemble, FitReport)>, EnsembleError> {
     let mut table = Rows::new(WIDTH);
     for row in rows {

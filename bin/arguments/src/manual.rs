@@ -48,9 +48,6 @@ pub(crate) fn requested(
 }
 
 /// Writes pages and completions below `dir`.
-///
-/// # Errors
-/// When a file cannot be written.
 pub fn write_manual(mut command: Command, section: Section, dir: &Path) -> io::Result<()> {
     let (man, completions) = (dir.join("man"), dir.join("completions"));
     fs::create_dir_all(&man)?;

@@ -9,9 +9,6 @@ use crate::Global;
 
 /// Writes a result to the path that the user gave; a symbolic link there is followed. Paths in the
 /// state directory are written by [`write_state`].
-///
-/// # Errors
-/// When it cannot be written.
 pub fn write_result(path: &Path, content: &[u8], global: &Global) -> anyhow::Result<()> {
     match (path.parent(), path.file_name().and_then(|name| name.to_str())) {
         (Some(dir), Some(name)) if dir.starts_with(&global.state_dir) => {

@@ -12,9 +12,6 @@ use rtvirtio_workflow::model_choice::keep_aside;
 use crate::{Global, Ui, show, style, write_result};
 
 /// Prints a device's profile and saves it.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn save_profile(profile: &Profile, path: &Path, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -27,9 +24,6 @@ pub fn save_profile(profile: &Profile, path: &Path, global: &Global, ui: &Ui) ->
 }
 
 /// Saves a learned model for `predict` and `plan`.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn save_model(model: &HostModel, path: &Path, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     keep_aside(path, ui)?;
     write_result(path, &serde_json::to_vec(model)?, global)?;

@@ -128,7 +128,6 @@ struct StoredArrival {
     until_ms: u64,
     /// End on the clock when it was reserved, for people.
     until: String,
-    /// Number of renewals.
     #[serde(default)]
     renewals: u32,
 }

@@ -67,7 +67,6 @@ pub enum ContractFileError {
     /// The contract does not fit on this host together with the others.
     #[error("the contract of {vm} does not fit, so nothing is changed: {why}")]
     DoesNotFit {
-        /// VM of the contract.
         vm: String,
         /// Reason, and what would fit.
         why: String,
@@ -211,9 +210,6 @@ fn part(vm: &str, spec: &Path) -> Result<(Vm, String)> {
 }
 
 /// The file in `dir` with the contract of a VM. Files with mistakes are skipped.
-///
-/// # Errors
-/// When the directory cannot be read.
 pub fn find(dir: &Path, vm: &str) -> Result<Option<PathBuf>> {
     Ok(all(dir)?.into_iter().find(|path| names(path).iter().any(|name| name == vm)))
 }
@@ -231,7 +227,6 @@ pub fn remove(dir: &Path, vm: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Removes a VM from all files but one.
 fn remove_from(dir: &Path, vm: &str, but: &Path) -> Result<()> {
     for path in all(dir)? {
         if path != but && names(&path).iter().any(|name| name == vm) {

@@ -75,7 +75,6 @@ impl Contract {
         self.vm.cpu.need.is_some()
     }
 
-    /// The contracts of one spec.
     #[must_use]
     pub fn of_spec(spec: &HostSpec, origin: impl Into<Origin>) -> Vec<Self> {
         let origin = origin.into();
@@ -171,7 +170,6 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// The contract of a VM.
     #[must_use]
     pub fn contract_of(&self, vm: &str) -> Option<&Contract> {
         self.contracts.iter().find(|c| c.vm.name == vm)

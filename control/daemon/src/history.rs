@@ -164,9 +164,6 @@ fn append(path: &Path, event: &Event) -> io::Result<()> {
 }
 
 /// Reads the events of a file, for people; lines that are cut are skipped.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn read(path: &Path) -> io::Result<Vec<Event>> {
     let lines = BufReader::new(trusted::open_config(path)?).lines();
     Ok(lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).collect())

@@ -30,7 +30,6 @@ pub enum ScanDepth {
     Compare,
 }
 
-/// A setting that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingChange {
     /// Name of the setting, such as `weight of plc`.

@@ -132,7 +132,6 @@ impl Memory {
         self.accepted.insert(format!("{vm} {contract}"));
     }
 
-    /// Whether a contract was accepted.
     #[must_use]
     pub fn is_accepted(&self, vm: &str, contract: &str) -> bool {
         self.accepted.contains(&format!("{vm} {contract}"))

@@ -116,7 +116,6 @@ pub enum Outside {
     /// All threads are in the contract.
     #[default]
     None,
-    /// Number of threads outside.
     Threads(usize),
     /// No scan for them since the service began.
     NotLookedFor,
@@ -205,9 +204,7 @@ pub struct PlanScope {
 /// Prediction of the plan in force for one target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PredictionSnapshot {
-    /// Name of the VM.
     pub vm: String,
-    /// Name of the task.
     pub task: String,
     /// Percentile of the target, such as `p99.99`.
     pub percentile: String,

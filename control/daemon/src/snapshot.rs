@@ -83,7 +83,6 @@ pub enum VmState {
 /// A target of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetSnapshot {
-    /// Name of the task.
     pub task: String,
     /// Percentile of completion latency.
     pub percentile: Percentile,
@@ -94,7 +93,6 @@ pub struct TargetSnapshot {
 /// State of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmSnapshot {
-    /// Name of the VM.
     pub name: String,
     /// State of its contract.
     pub state: VmState,

@@ -16,7 +16,6 @@ use crate::snapshot::{Snapshot, TargetSnapshot, VmSnapshot, VmState};
 /// Line of one target, or of a VM without targets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TroubleLine {
-    /// Name of the VM.
     pub vm: String,
     /// State of its contract.
     pub state: VmState,
@@ -54,7 +53,6 @@ pub struct LongestWait {
     pub kind: WaitKind,
 }
 
-/// Order of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LineOrder {
     /// The most trouble first.

@@ -70,7 +70,6 @@ pub struct ContractRow {
 pub enum FitsOn {
     /// The contract is in force already.
     InForce,
-    /// Names of the hosts.
     Hosts(Vec<String>),
     /// Number of hosts, in a fleet of more than [`MATRIX_HOSTS`].
     Count(usize),
@@ -81,7 +80,6 @@ pub enum FitsOn {
 pub struct Loss {
     /// Name of the lost host; `a new host` for one not in the file.
     pub host: String,
-    /// Contracts that were there.
     pub contracts: usize,
     /// Names of the contracts that no other host admits.
     pub lost: Vec<String>,

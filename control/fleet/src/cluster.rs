@@ -117,7 +117,6 @@ impl Cluster {
         self.need(kind, self.hosts[host].class as usize).map(|(scalars, _)| scalars)
     }
 
-    /// Number of a host's class, and the class.
     #[must_use]
     pub fn class_of(&self, host: usize) -> (usize, &Node) {
         let class = self.hosts[host].class as usize;

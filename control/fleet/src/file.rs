@@ -169,7 +169,6 @@ pub enum FleetError {
     /// The fleet file is not valid TOML or contradicts itself.
     #[error("{}: {message} (docs/reference/fleet-toml.md has the keys)", .path.display())]
     Form {
-        /// Path of the fleet file.
         path: PathBuf,
         /// Description with line and column where known.
         message: String,
@@ -216,7 +215,6 @@ pub enum FleetError {
         .spec.display()
     )]
     Budget {
-        /// Path of the spec.
         spec: PathBuf,
         /// VM without an entry in `budgets`.
         vm: String,

@@ -32,7 +32,6 @@ pub struct Fleet {
     pub doubts: Vec<String>,
 }
 
-/// A host of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetHost {
     /// Unique name in the fleet.
@@ -41,7 +40,6 @@ pub struct FleetHost {
     pub class: usize,
 }
 
-/// A contract of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetContract {
     /// Unique name: `HOST/VM` of one in force, else `VM` or `VM-N`.

@@ -51,7 +51,6 @@ pub struct Proxmox {
 /// Node priorities of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HaRule {
-    /// Name of the contract.
     pub contract: String,
     /// Name of the rule, or the group.
     pub name: String,
@@ -63,7 +62,6 @@ pub struct HaRule {
     pub commands: Vec<String>,
 }
 
-/// A node of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HaNode {
     /// Name of the node and host.
@@ -76,7 +74,6 @@ pub struct HaNode {
 /// A contract without a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Without {
-    /// Name of the contract.
     pub contract: String,
     /// Reason for the missing rule.
     pub why: NoRule,
@@ -116,9 +113,6 @@ pub enum ProxmoxError {
 
 impl Proxmox {
     /// Rules of a fleet whose hosts have the names of the nodes. `cancelled` ends it early.
-    ///
-    /// # Errors
-    /// [`ProxmoxError`].
     pub fn from_fleet(
         fleet: &Fleet,
         version: ProxmoxVersion,

@@ -149,7 +149,6 @@ pub enum DatasetError {
     /// The file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Path of the dataset.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -157,7 +156,6 @@ pub enum DatasetError {
     /// A line is invalid.
     #[error("{} line {line}: {reason}", path.display())]
     Line {
-        /// Path of the dataset.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
@@ -439,7 +437,6 @@ impl Recorder {
         Ok((recorder, points))
     }
 
-    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -35,7 +35,6 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub struct Entry {
     /// Always [`LIBRARY_SCHEMA`], for readers of the file.
     pub schema: String,
-    /// Kind of the devices.
     pub kind: DeviceKind,
     /// Number of merged shares.
     pub shares: usize,
@@ -54,7 +53,6 @@ pub enum LibraryError {
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Path of the file.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -62,7 +60,6 @@ pub enum LibraryError {
     /// A file that is something else, or of another version.
     #[error("{}: {reason}", path.display())]
     Form {
-        /// Path of the file.
         path: PathBuf,
         /// Parse error, or the unexpected value.
         reason: String,
@@ -84,7 +81,6 @@ pub enum LibraryError {
         "the kernel knows no model of {device}, so its kind is not known: name it with --kind, the same on every host"
     )]
     NoModel {
-        /// Name of the device.
         device: String,
     },
     /// Two kinds of devices.
@@ -181,7 +177,6 @@ impl Library {
         Self { dir: dir.to_owned() }
     }
 
-    /// Path of the entry of a kind.
     #[must_use]
     pub fn entry_file(&self, kind: &DeviceKind) -> PathBuf {
         self.dir.join(format!("{}.json", kind.key()))

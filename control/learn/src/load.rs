@@ -110,7 +110,6 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }
 }
 
-/// Name of a VM by its index.
 #[must_use]
 pub fn vm_name(index: usize) -> String {
     format!("vm{index}")

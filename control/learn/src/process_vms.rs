@@ -55,7 +55,6 @@ pub enum ProcessVmsError {
     Writes {
         /// Name of the task's VM.
         vm: String,
-        /// Name of the task.
         task: String,
     },
     /// A process in a cgroup to be removed cannot be ended.
@@ -270,9 +269,6 @@ impl ProcessVms {
     }
 
     /// Elevators that the disk offers and the models know.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub fn elevators(&self) -> Result<Vec<Elevator>, HostError> {
         let offered = self.stack.offered(&self.root)?;
         let known = [Elevator::None, Elevator::MqDeadline, Elevator::Kyber, Elevator::Bfq];

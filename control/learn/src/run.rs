@@ -44,9 +44,6 @@ pub struct Job<'a> {
 /// Measures jobs: a [`Stage`], or a substitute in tests.
 pub trait Measurer {
     /// Measures a job, as [`measure`] does.
-    ///
-    /// # Errors
-    /// [`StageError`].
     fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError>;
 }
 
@@ -57,9 +54,6 @@ impl Measurer for Stage<'_> {
 }
 
 /// Measures a job. Of several tries the one with the shortest host stall counts.
-///
-/// # Errors
-/// [`StageError`].
 pub fn measure(
     job: &Job<'_>,
     stage: &Stage<'_>,

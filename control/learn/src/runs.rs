@@ -35,7 +35,6 @@ pub enum RunsError {
     /// The file's directory cannot be created.
     #[error("cannot create {}: {source}", path.display())]
     Directory {
-        /// Path of the directory.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -194,9 +193,6 @@ impl<'a> Runs<'a> {
     }
 
     /// Measures a run and records it.
-    ///
-    /// # Errors
-    /// [`RunsError`].
     pub fn measure(&mut self, wanted: RunRequest<'_>) -> Result<Point, RunsError> {
         let job = Job {
             id: wanted.id,

@@ -107,7 +107,6 @@ pub fn profile_cost(profile: &Profile) -> Cost {
 pub struct Design {
     /// Conditions of the space-filling design.
     pub points: usize,
-    /// Seed of the design.
     pub seed: u64,
     /// Number of the first conditions that run three times.
     pub again: usize,
@@ -120,7 +119,6 @@ pub struct Design {
 
 /// Device, data and time for learning a host model.
 pub struct Learning<'a> {
-    /// Device to be measured.
     pub device: &'a MeasuredDevice,
     /// Permissions on the device.
     pub allowed: Allowed,
@@ -271,9 +269,6 @@ impl<'a> Sweep<'a> {
     /// Measures the conditions of a design, and the first of them again: the design's order is
     /// random, so these are a fair sample. With `guests`, measures in guests those that they can
     /// carry. Then conditions like the paper's. Runs in the file are not repeated.
-    ///
-    /// # Errors
-    /// [`SweepError`].
     pub fn design(&mut self, design: &Design) -> Result<(), SweepError> {
         let (n, seed) = (design.points, design.seed);
         let all = self.conditions(n, seed);
@@ -316,9 +311,6 @@ impl<'a> Sweep<'a> {
 
     /// Measures as many conditions as the time allows: a space-filling design first, then where the
     /// model is least certain.
-    ///
-    /// # Errors
-    /// [`SweepError`].
     pub fn adaptive(&mut self, time: Duration) -> Result<(), SweepError> {
         let start = Instant::now();
         let name = &self.device.name;
@@ -350,9 +342,6 @@ impl<'a> Sweep<'a> {
 
     /// Measures the shard's conditions of a space-filling design, then of further designs, as many
     /// as the time allows. Runs in the file are not repeated.
-    ///
-    /// # Errors
-    /// [`SweepError`].
     pub fn shard(&mut self, time: Duration, shard: Shard) -> Result<(), SweepError> {
         let start = Instant::now();
         let name = &self.device.name;

@@ -272,9 +272,6 @@ struct Bounded {
 ///
 /// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile reflects the
 /// uncertainty of a tail, the score its error on runs that the trees did not see.
-///
-/// # Errors
-/// [`TrainError`].
 fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Result<Bounded, TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let lost: Vec<f64> = rows.iter().map(|r| r.lost - (start.lost)(r)).collect();

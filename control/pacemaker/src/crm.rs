@@ -84,9 +84,6 @@ impl<'p> Crm<'p> {
 
     /// Sets a node's capacity of one utilization attribute; written only where it differs, because
     /// each write is a change of the CIB.
-    ///
-    /// # Errors
-    /// Those of the tool.
     pub fn set_capacity(self, node: &str, name: &str, value: u32) -> Result<(), PacemakerError> {
         let args = ["--node", node, "--utilization", "--name", name];
         let now = self.run("crm_attribute", &[&args[..], &["--query", "--quiet"]].concat());
@@ -99,9 +96,6 @@ impl<'p> Crm<'p> {
     }
 
     /// Sets a transient attribute of a node: it is gone when the node leaves the cluster.
-    ///
-    /// # Errors
-    /// Those of the tool.
     pub fn set_attribute(self, node: &str, name: &str, value: &str) -> Result<(), PacemakerError> {
         self.run("attrd_updater", &["--name", name, "--update", value, "--node", node]).map(|_| ())
     }

@@ -71,7 +71,6 @@ pub enum PacemakerError {
     /// A file of the state directory.
     #[error("{}", .path.display())]
     State {
-        /// Path of the file.
         path: PathBuf,
         /// Error of the system call.
         source: std::io::Error,

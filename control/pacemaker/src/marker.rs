@@ -53,7 +53,6 @@ pub(crate) fn is_in_force(own: &Dirs) -> Result<bool, PacemakerError> {
     Ok(marker.boot_id == boot_id()? && !marker.vms.iter().any(StartedVm::has_ended))
 }
 
-/// Removes the marker, if there is one.
 pub(crate) fn remove(own: &Dirs) -> Result<(), PacemakerError> {
     let Some(dir) = StateDir::find(&own.state)? else { return Ok(()) };
     dir.remove(FILE).map_err(|e| failed(own, e))

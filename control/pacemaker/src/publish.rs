@@ -27,7 +27,6 @@ fn why(resource: &str) -> String {
 pub struct Published {
     /// Name of the VM's resource.
     pub resource: String,
-    /// Name of the node.
     pub node: String,
     /// Demand of the contract there, by utilization attribute.
     pub takes: BTreeMap<String, u32>,

@@ -45,7 +45,6 @@ pub struct KeystoneConfig {
     pub url: String,
     /// The application credential's id.
     pub id: String,
-    /// A file with its secret.
     pub secret_file: PathBuf,
 }
 

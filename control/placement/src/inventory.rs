@@ -16,7 +16,6 @@ pub struct Wanted {
 /// Demand of one contract in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Name of the VM.
     pub vm: String,
     /// UUID of the VM, which is the consumer's in Placement where Nova has started it.
     pub uuid: Option<String>,

@@ -185,7 +185,6 @@ impl Key<'_> {
     }
 }
 
-/// Results of a run, each with its key.
 pub(crate) fn keyed(run: &Run) -> impl Iterator<Item = (Key<'_>, &TaskResult)> {
     let mut before = HashMap::new();
     run.tasks.iter().map(move |t| {

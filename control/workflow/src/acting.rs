@@ -170,9 +170,6 @@ fn acts(state: &Path, dirs: &Dirs) -> Result<bool> {
 }
 
 /// Settings that act, and that the journals of this state directory do not have.
-///
-/// # Errors
-/// When the notes cannot be read.
 pub fn elsewhere(dirs: &Dirs) -> Result<Vec<Acting>> {
     let dir = notes(dirs);
     let entries = match std::fs::read_dir(&dir) {

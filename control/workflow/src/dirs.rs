@@ -94,9 +94,6 @@ pub(crate) fn digest(content: &[u8]) -> String {
 /// Writes a file of the state directory, or of a directory in it, so that a crash leaves the old or
 /// the new one. No symbolic link is followed, and a directory that another user owns or can write
 /// to is refused.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
     let path = dir.join(name);
     let dir = StateDir::open_or_create(dir)?;
@@ -105,9 +102,6 @@ pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
 
 /// Like [`write_state`] without a sync, for a file that is valid only with a journal written after
 /// it: a killed process leaves the old or the new content, a crash of the host may lose both.
-///
-/// # Errors
-/// When it cannot be written.
 pub(crate) fn write_before_journal(dir: &StateDir, name: &str, content: &[u8]) -> Result<()> {
     let path = || format!("cannot write {}", dir.path().join(name).display());
     dir.replace_unsynced(name, 0o644, content).with_context(path)

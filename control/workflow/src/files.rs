@@ -28,9 +28,6 @@ pub fn check_writable(path: &Path) -> Result<()> {
 }
 
 /// Writes a user's file so that a crash leaves the old or the new one. A symbolic link is followed.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     let is_link = match path.symlink_metadata() {

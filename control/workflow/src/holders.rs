@@ -135,9 +135,6 @@ pub(crate) fn cpu_of_resources(dirs: &Dirs) -> Result<Vec<InForce>> {
 
 /// CPU contracts in force in the journal of a directory, each with the processes of its VM, of VMs
 /// that run.
-///
-/// # Errors
-/// When they cannot be read.
 pub(crate) fn cpu_in(state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
     let started = started::started(state_dir)?;
     let of = |of: InForce| match started.iter().find(|start| start.vm == of.vm) {
@@ -149,9 +146,6 @@ pub(crate) fn cpu_in(state_dir: &Path) -> Result<Vec<(InForce, Vec<u32>)>> {
 
 /// CPU contracts of the service and of agents of a cluster's resources, each with the processes of
 /// its VM, of VMs that run.
-///
-/// # Errors
-/// When they cannot be read.
 pub(crate) fn cpu_of_others(dirs: &Dirs) -> Result<Vec<(InForce, Vec<u32>)>> {
     let mut all = Vec::new();
     for vm in scope_files::vms(dirs)? {

@@ -39,9 +39,6 @@ pub fn plan(state_dir: &Path) -> Result<Option<HostPlan>> {
 }
 
 /// Removes plan, contracts and VMs of a removed journal: they do not belong to the next one.
-///
-/// # Errors
-/// When a file cannot be removed.
 pub fn forget(state_dir: &Path) -> Result<()> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(()) };
     for file in [PLAN_FILE, IN_FORCE_FILE, VMS_FILE, COVERED_FILE] {

@@ -119,9 +119,6 @@ impl Inventory {
     }
 
     /// Removes the list; no error when there is none.
-    ///
-    /// # Errors
-    /// When it cannot be removed.
     pub fn remove(run_dir: &Path) -> Result<()> {
         match std::fs::remove_file(run_dir.join(FILE)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -73,18 +73,12 @@ pub fn remove_contracts(root: &Root) -> Result<Vec<PathBuf>> {
 }
 
 /// The cgroups of labs whose state is gone.
-///
-/// # Errors
-/// When the cgroups cannot be read.
 pub fn lab_groups(root: &Root) -> Result<Vec<OurGroup>> {
     let all = left(root, leftovers::groups(root)?)?;
     Ok(all.into_iter().filter(is_of_a_lab).collect())
 }
 
 /// Mount points of twins whose lab's state is gone.
-///
-/// # Errors
-/// When the mounts cannot be read.
 pub fn lab_twins(root: &Root) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for mount in mounts(root)?.into_iter().filter(|m| m.source == TWIN_SOURCE) {

@@ -108,9 +108,6 @@ impl HostPlan {
 
     /// Changes of the spec and of profiles since the plan was made, one sentence each; none for a
     /// plan that does not record them.
-    ///
-    /// # Errors
-    /// When a profile cannot be read.
     pub fn changes_since(&self, host: &HostSpec, dirs: &Dirs) -> Result<Vec<String>> {
         let mut changes = Vec::new();
         let now = digest(&serde_json::to_vec(host)?);

@@ -60,9 +60,6 @@ pub(crate) fn cpusets_dir(dirs: &Dirs) -> PathBuf {
 }
 
 /// The VMs for which a journal is there, sorted.
-///
-/// # Errors
-/// When the directory cannot be read.
 pub fn vms(dirs: &Dirs) -> Result<Vec<String>> {
     let dir = dir(dirs);
     if !is_there(&dir)? {

@@ -90,9 +90,6 @@ impl<'a> ScopedContracts<'a> {
     }
 
     /// The vCPUs that may be moved, until these contracts are replaced or released.
-    ///
-    /// # Errors
-    /// When the journal cannot be read.
     pub fn levels(&self) -> Result<Levels> {
         Ok(Levels::of_session(&self.session)?)
     }

@@ -34,9 +34,6 @@ const CPUSETS: &str = "(groups above partitions)";
 
 /// The CPU contracts in force that have journals of their own, without that in the directory
 /// `name`: of VMs that have not ended since.
-///
-/// # Errors
-/// When a directory cannot be read.
 pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
     let mut all = Vec::new();
     for vm in vms(dirs)? {
@@ -158,9 +155,6 @@ impl<'a> Scopes<'a> {
     }
 
     /// Saves the contract in force for a VM anew.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn save(&self, saved: &VmInForce) -> Result<()> {
         write_state(&vm_dir(self.dirs, &saved.vm), IN_FORCE_FILE, &serde_json::to_vec_pretty(saved)?)
     }

@@ -175,9 +175,6 @@ impl Site {
     }
 
     /// The settings in force.
-    ///
-    /// # Errors
-    /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
         Ok(self.config_and_doubts()?.0)
     }

@@ -76,9 +76,6 @@ pub fn writes_escape(all: &[Uncovered]) -> bool {
 
 /// Whether the kernel charges write-back to a cgroup: on v2, with the memory controller
 /// (`Documentation/admin-guide/cgroup-v2.rst`, Writeback).
-///
-/// # Errors
-/// When that cannot be read.
 pub fn charges_write_back(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<bool> {
     Ok(cgroups.hierarchy == Hierarchy::V2 && root.exists(cgroups.dir(cgroup)?.join("memory.current"))?)
 }

@@ -183,9 +183,6 @@ fn not_as_applied(status: &Status) -> Vec<String> {
 }
 
 /// Keeps a result for later comparison.
-///
-/// # Errors
-/// When the file cannot be written.
 pub fn keep(result: &ResultFile, dirs: &Dirs) -> Result<()> {
     let file = AsFound { schema: SCHEMA.to_owned(), generated: generated(), result: result.clone() };
     write_state(&dirs.state, FILE, &serde_json::to_vec_pretty(&file)?)

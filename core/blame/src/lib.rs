@@ -83,7 +83,6 @@ pub const OVER: f64 = 1.1;
 /// time that the hypervisor below stole, from which on it is named.
 pub const WAITED: f64 = 0.3;
 
-/// Kinds of causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
@@ -140,7 +139,6 @@ impl CauseKind {
 /// Cause of a missed target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
-    /// Kind of the cause.
     pub kind: CauseKind,
     /// Estimated share of the late requests that it delayed, 0 to 1, of stops: of other causes it
     /// is not known.
@@ -154,7 +152,6 @@ pub struct Cause {
 /// Stops of something in the window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stops {
-    /// Number of stops.
     pub count: u64,
     /// Sum of their lengths.
     pub total: Nanos,
@@ -208,7 +205,6 @@ impl Load {
 /// Facts of the window in which a target was missed. `None` is what could not be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// Name of the VM.
     pub vm: String,
     /// Length of the window in seconds.
     pub seconds: f64,
@@ -220,7 +216,6 @@ pub struct Facts {
     pub n: u64,
     /// Requests above the target.
     pub late: u64,
-    /// Target.
     pub target: Nanos,
     /// Median latency.
     pub median: Nanos,
@@ -246,7 +241,6 @@ pub struct Facts {
     pub host: Option<Stops>,
     /// Standstills of the disk, less the host's stalls.
     pub disk: Option<Stops>,
-    /// Use of the device.
     pub device: Option<DeviceUse>,
     /// Share of the time in which the elevator held requests back while the driver had none.
     pub held: Option<f64>,

@@ -33,7 +33,6 @@ pub struct OnDisk {
 /// A task or flow whose target no admission covers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unpromised {
-    /// Name of the VM.
     pub vm: String,
     /// Name of the task or flow.
     pub task: String,

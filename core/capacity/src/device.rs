@@ -93,10 +93,6 @@ impl DeviceModel {
         }
     }
 
-    /// From a measured profile.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
     pub fn measured(profile: &Profile) -> Result<Self, DeviceError> {
         let s = service(profile)?;
         let Some(write) = s.write else {

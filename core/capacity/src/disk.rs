@@ -32,7 +32,6 @@ pub struct NoTimeLeft {
 }
 
 impl DiskCapacity {
-    /// A device with this shape.
     #[must_use]
     pub fn new(device: &DeviceModel, options: &Options, shape: Shape) -> Self {
         let device = shape.device(device);

@@ -55,7 +55,6 @@ impl Disk {
         Ok(Self::new(name, &DeviceModel::measured(profile)?, &Options::of_profile(profile)))
     }
 
-    /// A device of this model.
     #[must_use]
     pub fn new(name: Option<String>, device: &DeviceModel, options: &Options) -> Self {
         let shapes = Shape::all(device, options);

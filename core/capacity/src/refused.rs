@@ -28,7 +28,6 @@ pub enum Refused {
     /// More device time is asked for than there is.
     #[error("{disk}: contracts would take {asked:.1} % of its time, and it can give {available:.1} %")]
     DeviceTime {
-        /// Name of the disk.
         disk: String,
         /// Sum of the rates, in percent of one server.
         asked: f64,
@@ -42,7 +41,6 @@ pub enum Refused {
         discard_clause(*.discard)
     )]
     Deadline {
-        /// Name of the disk.
         disk: String,
         /// The VM whose promise would break: the candidate, or one in force.
         vm: String,
@@ -63,7 +61,6 @@ pub enum Refused {
          time, and it can give {available:.1} %; lower its rate, or write loop = \"open\""
     )]
     OneAtATime {
-        /// Name of the disk.
         disk: String,
         /// The VM whose task would miss its rate: the candidate, or one in force.
         vm: String,
@@ -85,7 +82,6 @@ pub enum Refused {
         "{network}: contracts would take {asked:.1} % of the link's time, and it can give {available:.1} %"
     )]
     LinkRate {
-        /// Name of the network.
         network: String,
         /// Sum of the rates, in percent of what is used of the link.
         asked: f64,
@@ -98,7 +94,6 @@ pub enum Refused {
          {latency} while the host does not run the thread"
     )]
     LinkDeadline {
-        /// Name of the network.
         network: String,
         /// The VM whose promise would break: the candidate, or one in force.
         vm: String,
@@ -117,9 +112,7 @@ pub enum Refused {
         held_words(*.held, *.target)
     )]
     HeldBack {
-        /// Name of the network.
         network: String,
-        /// Name of the VM.
         vm: String,
         /// Shortest target of the class.
         target: Nanos,
@@ -129,9 +122,7 @@ pub enum Refused {
     /// Frames that are longer than the network's.
     #[error("{network}: {vm} sends frames of {frame}, and the longest there has {largest}")]
     Frame {
-        /// Name of the network.
         network: String,
-        /// Name of the VM.
         vm: String,
         /// Length of the flow's frames.
         frame: Bytes,

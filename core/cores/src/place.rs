@@ -42,7 +42,6 @@ pub struct Request {
     pub service: u32,
     /// Thousandths of a CPU for each of these, at least one.
     pub service_share: u32,
-    /// Node on which all have to be.
     pub node: Option<u32>,
 }
 

@@ -8,7 +8,6 @@ pub const MAX_CPUS: usize = 8192;
 /// A CPU that is online.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// Number of the CPU.
     pub id: u32,
     /// Core, by its lowest CPU: SMT siblings have the same.
     pub core: u32,

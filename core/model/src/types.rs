@@ -108,7 +108,6 @@ impl Profile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LargeRequests {
-    /// Size of the requests.
     pub block: Bytes,
     /// Reads by rising depth.
     pub read: Vec<DepthPoint>,

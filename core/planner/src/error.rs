@@ -31,7 +31,6 @@ pub enum PlanError {
     NoSuchVm {
         /// Name of the knob, for the user.
         setting: String,
-        /// Name of the VM.
         vm: String,
     },
     /// A device that io.cost divides: what a search chooses rests on predictions.

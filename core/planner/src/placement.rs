@@ -112,7 +112,6 @@ impl Placements {
         this.is_held() && self.all.iter().enumerate().any(sibling)
     }
 
-    /// Whether any weights compare.
     #[must_use]
     pub fn any_weights_compare(&self) -> bool {
         self.all.is_empty() || (0..self.all.len()).any(|vm| self.weights_compare(vm))

@@ -12,7 +12,6 @@ use crate::{Knob, LimitKind, PlanError, Setting};
 /// A VM that a plan limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttled {
-    /// Name of the VM.
     pub vm: String,
     /// Requests per second that pass under the limit.
     pub limit: Iops,

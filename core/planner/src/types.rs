@@ -35,7 +35,6 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setting {
-    /// Knob that is set.
     pub knob: Knob,
     /// The value as it is written to the kernel, without a newline, in the kernel's own unit.
     pub value: String,
@@ -60,36 +59,30 @@ pub enum Knob {
     /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1
     /// to 1000.
     VmWeight {
-        /// Name of the VM.
         vm: String,
     },
     /// Weight of a VM's cgroup for the device under io.cost: `io.weight` (v2). Value: 1 to 10000.
     VmIoWeight {
-        /// Name of the VM.
         vm: String,
     },
     /// Latency target of a VM's cgroup for the device: `io.latency` (v2). Value: a whole number of
     /// us, or `max` for none.
     VmIoLatency {
-        /// Name of the VM.
         vm: String,
     },
     /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1).
     /// Value: a whole number per second, or `max` for none.
     VmLimit {
-        /// Name of the VM.
         vm: String,
         /// Direction and unit of the limit.
         limit: LimitKind,
     },
     /// The I/O scheduler inside a guest, set through its agent.
     GuestElevator {
-        /// Name of the VM.
         vm: String,
     },
     /// A BFQ tunable inside a guest, set through its agent.
     GuestBfq {
-        /// Name of the VM.
         vm: String,
         /// Tunable of the guest's BFQ.
         tunable: BfqTunable,
@@ -147,7 +140,6 @@ pub enum IoCostFile {
 }
 
 impl IoCostFile {
-    /// Name of the file.
     #[must_use]
     pub fn file_name(self) -> &'static str {
         match self {
@@ -186,13 +178,10 @@ pub enum LimitKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskOutlook {
-    /// Name of the VM.
     pub vm: String,
-    /// Name of the task.
     pub task: String,
     /// Percentile of the prediction.
     pub percentile: Percentile,
-    /// The target, if the task has one.
     pub target_ns: Option<Nanos>,
     /// The prediction with its terms.
     pub forecast: Forecast,
@@ -275,9 +264,7 @@ pub struct Infeasible {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Relaxation {
-    /// Name of the VM.
     pub vm: String,
-    /// Name of the task.
     pub task: String,
     /// Percentile of the target; of plans that older versions saved p99.99.
     #[serde(default = "p9999")]

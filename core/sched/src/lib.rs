@@ -25,6 +25,8 @@
 //! - [`bound`] computes worst-case latencies, and admission refuses reservations that cannot be
 //!   kept.
 
+#![deny(missing_docs)]
+
 mod active;
 mod backoff;
 pub mod bound;

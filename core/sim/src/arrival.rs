@@ -58,7 +58,6 @@ pub enum Arrival {
 pub struct Load {
     /// Name in the result.
     pub name: String,
-    /// Index of the VM.
     pub vm: usize,
     /// Times at which requests are due.
     pub arrival: Arrival,

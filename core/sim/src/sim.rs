@@ -22,7 +22,6 @@ pub enum SimError {
     Config(ConfigError),
     /// A load names a VM that the configuration lacks.
     NoVm {
-        /// Name of the load.
         load: String,
         /// Index of a VM that is not configured.
         vm: usize,

@@ -3,12 +3,9 @@
 use rtvirtio_sched::VmCounters;
 use rtvirtio_units::Nanos;
 
-/// Result of one load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadResult {
-    /// Name of the load.
     pub name: String,
-    /// Index of the VM.
     pub vm: usize,
     /// Requests of this load that completed.
     pub n: u64,
@@ -33,6 +30,5 @@ pub struct SimResult {
     pub requests: u64,
     /// Results in the order of the loads.
     pub loads: Vec<LoadResult>,
-    /// Counters of each VM.
     pub vms: Vec<VmCounters>,
 }

@@ -7,6 +7,8 @@
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
 //! bounded, and nothing in it makes the parser panic.
 
+#![deny(missing_docs)]
+
 mod block;
 mod contract_keys;
 mod cores;

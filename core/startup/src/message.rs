@@ -21,7 +21,6 @@ pub enum StartMessage {
     },
     /// The start with this id is over: `end ID`.
     End {
-        /// Id of the start.
         id: u32,
     },
 }

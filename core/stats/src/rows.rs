@@ -67,7 +67,6 @@ impl Rows {
         Ok(())
     }
 
-    /// Number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.y.len()
@@ -122,7 +121,6 @@ impl Rows {
         kept
     }
 
-    /// Sum of the weights.
     #[must_use]
     pub fn weight_sum(&self) -> f64 {
         self.weight.iter().sum()

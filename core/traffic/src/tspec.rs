@@ -52,7 +52,6 @@ impl Direction {
         }
     }
 
-    /// Whether the direction is one of a disk.
     #[must_use]
     pub fn is_disk(self) -> bool {
         matches!(self, Self::Read | Self::Write)

@@ -30,7 +30,6 @@ pub struct TwinProfile {
     /// Service times are stretched by up to this share, uniformly.
     #[serde(default, deserialize_with = "text")]
     pub jitter: Ratio,
-    /// Write cache, if any.
     pub write_cache: Option<WriteCache>,
     /// Stalls by garbage collection, if any.
     pub garbage_collection: Option<GarbageCollection>,
@@ -135,7 +134,6 @@ impl TwinProfile {
         Self::parse(name, text)
     }
 
-    /// Names of the built-in profiles.
     #[must_use]
     pub fn built_in_names() -> Vec<&'static str> {
         BUILT_IN.iter().map(|(n, _)| *n).collect()

@@ -21,7 +21,6 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// Length of a window.
     pub const WINDOW: Nanos = Nanos::from_millis(250);
 
     /// Records that a time `guest` of the guest was read at `host`.

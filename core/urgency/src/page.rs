@@ -20,7 +20,6 @@ pub use host::{Blocks, Host, Memory};
 
 /// Bytes of a block: a cache line of the machines that run VMs.
 pub const BLOCK: usize = 64;
-/// Words of a block.
 pub const WORDS: usize = BLOCK / 4;
 /// Least size of the region, in bytes: a page, with room for 63 vCPUs.
 pub const LEAST_SIZE: usize = 4096;

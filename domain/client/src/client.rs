@@ -93,9 +93,6 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Connects and starts all queues.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn connect(socket: &Path, options: Options) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
         let backend = |what| backend_error(socket, what);

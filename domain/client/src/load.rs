@@ -19,9 +19,7 @@ const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 pub struct Stream {
     /// Name in the result.
     pub name: String,
-    /// Index of the client.
     pub client: usize,
-    /// Index of its queue.
     pub queue: usize,
     /// Requests per second at fixed times; `None` keeps `depth` outstanding.
     pub rate: Option<f64>,
@@ -71,10 +69,8 @@ impl Stream {
     }
 }
 
-/// Result of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamResult {
-    /// Name of the stream.
     pub name: String,
     /// Requests that were due after the warm-up.
     pub n: u64,

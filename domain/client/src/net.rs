@@ -48,25 +48,16 @@ impl NetClient {
     pub const BUFFERS: u16 = SIZE / 3;
 
     /// Connects, starts both queues, and provides all buffers.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
         Self::connect_with(socket, 0)
     }
 
     /// Connects as [`NetClient::connect`] does, with further features where they are offered.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn connect_with(socket: &Path, more: u64) -> Result<Self, ClientError> {
         Self::connect_sized(socket, more, SIZE)
     }
 
     /// Connects with queues of `size` descriptors, and a third as many buffers.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn connect_sized(socket: &Path, more: u64, size: u16) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
         let backend = |what| backend_error(socket, what);

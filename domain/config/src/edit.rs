@@ -86,9 +86,6 @@ impl Kind {
 
 /// Adds the `[[device.disk]]` and `[[network.port]]` tables of `addition` to the devices and
 /// networks of the same names. Returns the new text and the names of what was added.
-///
-/// # Errors
-/// [`EditError`].
 pub fn add(text: &str, addition: &str) -> Result<(String, Vec<String>), EditError> {
     let mut doc: DocumentMut = text.parse()?;
     let addition: DocumentMut = addition.parse()?;
@@ -146,9 +143,6 @@ fn add_kind(
 
 /// Removes the tables of these disks and ports. A name that both have is written with its kind,
 /// `disk:NAME` or `port:NAME`.
-///
-/// # Errors
-/// [`EditError`].
 pub fn remove(text: &str, names: &[String]) -> Result<String, EditError> {
     let mut doc: DocumentMut = text.parse()?;
     for name in names {

@@ -28,7 +28,6 @@ pub enum FileError {
     /// Invalid numbers for the scheduler.
     #[error("device \"{device}\": {message}")]
     Sched {
-        /// Name of the device.
         device: String,
         /// The error, with the disk's name.
         message: String,
@@ -40,13 +39,11 @@ pub enum FileError {
         "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us, from Linux 6.12 on the fair server); leave one of them out"
     )]
     Conflict {
-        /// Name of the device.
         device: String,
     },
     /// A reservation that admission refuses.
     #[error("device \"{device}\": {message}")]
     Refused {
-        /// Name of the device.
         device: String,
         /// The reason, with the disk's name where one disk is the cause.
         message: String,
@@ -58,13 +55,11 @@ pub enum FileError {
         "disk \"{disk}\": `migrate` is neither with `cached`, because the other host would not see what is in this one's page cache, nor with `shared`, which takes no locks"
     )]
     Migrate {
-        /// Name of the disk.
         disk: String,
     },
     /// A block size that guests cannot use.
     #[error("disk \"{disk}\": `block_size` must be 512B, 1KiB, 2KiB or 4KiB")]
     BlockSize {
-        /// Name of the disk.
         disk: String,
     },
     /// A rate that cannot be counted exactly.
@@ -78,7 +73,6 @@ pub enum FileError {
     /// A network with an invalid value, or with a reservation that is not admitted.
     #[error("network \"{network}\": {what}")]
     Network {
-        /// Name of the network.
         network: String,
         /// The error, with the port's name where one port is the cause.
         what: String,

@@ -35,19 +35,12 @@ const BLOCK_SIZES: [u64; 4] = [512, 1_024, 2_048, 4_096];
 
 impl File {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// [`FileError`].
     pub fn load(path: &Path) -> Result<Self, FileError> {
         let text = rtvirtio_kernel::trusted::read_config_text(path, CONFIG_LIMIT)
             .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
         Self::parse(path, &text)
     }
 
-    /// Parses a file's text.
-    ///
-    /// # Errors
-    /// [`FileError`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
         let file: Self = toml::from_str(text)
             .map_err(|e| FileError::Parse { path: path.to_owned(), message: e.to_string() })?;

@@ -37,7 +37,6 @@ pub trait StartThread {
     fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>>;
 }
 
-/// Body of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
 impl StartThread for Confine {

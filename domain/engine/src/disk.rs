@@ -155,7 +155,6 @@ pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: VmId, part: &Part) -
     }
 }
 
-/// Serves a disk's socket.
 pub(crate) fn serve_disk(
     info: DeviceInfo,
     socket: SocketListener,

@@ -137,7 +137,6 @@ fn pinner_of(disk: &Disk, row: u32) -> Option<Arc<Pinner>> {
 }
 
 impl Domain {
-    /// Handles of all engines.
     #[must_use]
     pub fn handles(&self) -> Vec<(String, EngineHandle)> {
         self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()

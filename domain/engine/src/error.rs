@@ -16,7 +16,6 @@ pub enum DomainError {
     /// A network cannot start.
     #[error("network \"{network}\": {source}")]
     Network {
-        /// Name of the network.
         network: String,
         /// Error of the network's engine.
         source: EngineError,
@@ -24,7 +23,6 @@ pub enum DomainError {
     /// An engine cannot start.
     #[error("device \"{device}\": {source}")]
     Engine {
-        /// Name of the device.
         device: String,
         /// Error of the device's engine.
         source: EngineError,

@@ -50,7 +50,6 @@ pub enum InflightError {
     Shape {
         /// Size of the region in bytes.
         bytes: u64,
-        /// Number of queues.
         queues: u16,
         /// Descriptors of each queue.
         size: u16,
@@ -104,7 +103,6 @@ impl Region {
         Ok(Self { map, queues, size })
     }
 
-    /// Queues of the region.
     #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues

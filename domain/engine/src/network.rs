@@ -64,7 +64,6 @@ impl OpenedNetwork {
     }
 }
 
-/// Serves a port's socket.
 pub(crate) fn serve_port(
     port: &Port,
     place: VmId,

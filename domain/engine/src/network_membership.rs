@@ -28,7 +28,6 @@ pub(crate) struct ReadyPort {
 }
 
 impl ReadyPort {
-    /// Path of the port's socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.adopted.socket.path
     }

@@ -64,7 +64,6 @@ pub enum ReloadError {
         "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
     )]
     Lock {
-        /// Name of the disk.
         disk: String,
         /// The use that is locked, in words.
         held: &'static str,
@@ -72,7 +71,6 @@ pub enum ReloadError {
     /// An engine has no room for a disk.
     #[error("nothing is changed: disk \"{disk}\": {source}")]
     Attach {
-        /// Name of the disk.
         disk: String,
         /// Error of the engine.
         source: AttachError,
@@ -91,7 +89,6 @@ pub enum ReloadError {
     /// A network's engine refuses what was checked, a defect. Changes before it are in force.
     #[error("network \"{network}\": {message}")]
     Network {
-        /// Name of the network.
         network: String,
         /// Reason of the engine, in words.
         message: String,
@@ -99,7 +96,6 @@ pub enum ReloadError {
     /// An engine refuses what was checked, a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
     Engine {
-        /// Name of the device.
         device: String,
         /// Error of the engine.
         source: ReconfigureError,

@@ -89,7 +89,6 @@ pub(crate) struct PortCaps {
     sent: Vec<Tspec>,
 }
 
-/// The caps of a VM's port.
 pub(crate) fn port_caps(vm: &Vm, largest_frame: u64) -> PortCaps {
     let mut of = PortCaps::default();
     let limits: Vec<(Direction, Tspec)> = frame_limits(&vm.traffic, largest_frame).collect();

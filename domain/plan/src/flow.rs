@@ -12,7 +12,6 @@ pub struct FlowPromise {
     pub vm: String,
     /// Name of the flow in its VM.
     pub flow: String,
-    /// Name of the network.
     pub network: String,
     /// Direction as the VM sees it.
     pub direction: Direction,

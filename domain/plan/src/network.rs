@@ -20,7 +20,6 @@ const UNPROMISED_RX: &str = "frames to a VM have no reservation: those that the 
 /// A VM's port, its reservations and caps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PortPlan {
-    /// Name of the VM.
     pub vm: String,
     /// Name of the port in the I/O domain's file.
     pub port: String,
@@ -38,10 +37,8 @@ pub struct PortPlan {
     pub refused_caps: Vec<String>,
 }
 
-/// The plan of one network.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NetworkPlan {
-    /// Name of the network.
     pub network: String,
     /// Rate of the link.
     pub link: BytesPerSec,

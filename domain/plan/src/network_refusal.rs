@@ -12,7 +12,6 @@ const MAX_TARGET: Nanos = Nanos(3_600_000_000_000);
 
 /// The frames of a port that admission refuses a reservation.
 pub(crate) struct RefusedClass {
-    /// Index of the port.
     pub(crate) port: usize,
     /// Class of the refused frames.
     pub(crate) class: Class,

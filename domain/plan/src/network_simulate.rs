@@ -17,7 +17,6 @@ const FLOOD: usize = 16;
 /// Largest latency that the histograms distinguish: one hour.
 const MAX_LATENCY: Nanos = Nanos(3_600_000_000_000);
 
-/// Outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FlowOutcome {
     /// VM that sends the flow.

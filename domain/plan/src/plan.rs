@@ -19,7 +19,6 @@ use crate::promise::{PathPromise, TaskPromise};
 /// A VM's reservation of the device, and its caps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmPlan {
-    /// Name of the VM.
     pub vm: String,
     /// Reservation of device time; `None` for a VM that shares the unreserved rest.
     pub reserve: Option<Reserve>,
@@ -71,7 +70,6 @@ pub struct DomainPlan {
     pub paths: Vec<PathPromise>,
     /// Whether every target holds in the worst case, those of flows and paths too.
     pub feasible: bool,
-    /// The device model of the plan.
     #[serde(skip)]
     pub device: DeviceModel,
     /// The group whose members may connect to the sockets of disks and ports.

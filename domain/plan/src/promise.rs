@@ -8,7 +8,6 @@ use serde::Serialize;
 /// completion, for requests that the reservation of its VM covers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskPromise {
-    /// VM of the task.
     pub vm: String,
     /// Name of the task in its VM.
     pub task: String,
@@ -40,7 +39,6 @@ pub struct IntendedBound {
 /// The bound of a path, against its target.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathPromise {
-    /// VM of the path.
     pub vm: String,
     /// Name of the path in its VM.
     pub path: String,

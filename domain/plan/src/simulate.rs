@@ -17,10 +17,8 @@ pub(crate) const DRIFT: f64 = 100e-6;
 /// is no miss.
 pub(crate) const RATE_SLACK: f64 = 0.99;
 
-/// Outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskOutcome {
-    /// VM of the task.
     pub vm: String,
     /// Name of the task in its VM.
     pub task: String,
@@ -71,9 +69,6 @@ pub struct Simulation {
 
 impl Simulation {
     /// A simulation with this configuration; `as_planned` when the plan's bounds apply to it.
-    ///
-    /// # Errors
-    /// [`SimError`].
     pub fn new(
         spec: &Spec,
         plan: &DomainPlan,

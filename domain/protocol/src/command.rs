@@ -78,9 +78,6 @@ impl Command {
     }
 
     /// Reads a line.
-    ///
-    /// # Errors
-    /// [`CommandError`].
     pub fn parse(line: &str) -> Result<Self, CommandError> {
         #[derive(Deserialize)]
         struct Name {

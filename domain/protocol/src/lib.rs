@@ -8,6 +8,8 @@
 //! - a number that the other end does not have is `None`: unknown, which is not 0;
 //! - fields that this end does not know are ignored, but for the facts of passed files.
 
+#![deny(missing_docs)]
+
 mod command;
 pub mod handover;
 pub mod histograms;

@@ -83,9 +83,6 @@ pub enum ReplyError {
 }
 
 /// Reads the reply to a command.
-///
-/// # Errors
-/// [`ReplyError`].
 pub fn parse_reply<T: DeserializeOwned>(line: &str) -> Result<T, ReplyError> {
     match serde_json::from_str(line) {
         Ok(Failure { error, .. }) => Err(ReplyError::Refused(error)),

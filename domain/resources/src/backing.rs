@@ -99,9 +99,6 @@ const BLKSSZGET: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 104);
 
 impl Backing {
     /// Opens a disk and takes its locks.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     pub fn open(config: &BackingConfig) -> Result<Self, BackingError> {
         let wanted = DiskUse { read_only: config.read_only, shared: config.shared };
         let lock = DiskLock::acquire(&config.path, wanted, LOCK_TIMEOUT)?;

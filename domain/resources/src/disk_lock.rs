@@ -144,7 +144,6 @@ impl DiskLock {
         self.held
     }
 
-    /// Whether locks are held.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()
     }

@@ -34,9 +34,6 @@ pub struct OpenedDisks {
 impl OpenedDisks {
     /// Locks and opens all disks; refuses overlaps, and image formats of the disks that `checked`
     /// accepts. A start, `--check`, a dry run and an attach all come through here.
-    ///
-    /// # Errors
-    /// [`OpenError`].
     pub fn open(
         file: &File,
         take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,

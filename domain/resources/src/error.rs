@@ -15,9 +15,7 @@ pub enum OpenError {
     /// A disk cannot be opened.
     #[error("disk \"{disk}\": {source}")]
     Disk {
-        /// Name of the disk.
         disk: String,
-        /// Error of its backing.
         source: BackingError,
     },
     /// Two disks overlap on one file, and at least one is written.
@@ -51,21 +49,17 @@ pub enum OpenError {
     /// The uplink of a port cannot be opened.
     #[error("port \"{port}\": {source}")]
     Uplink {
-        /// Name of the port.
         port: String,
-        /// Error of the uplink.
         source: UplinkError,
     },
 }
 
 impl OpenError {
-    /// A path of a disk, by its key.
     #[must_use]
     pub fn disk_path(disk: &Disk, key: &str, source: io::Error) -> Self {
         Self::Path { what: format!("`{key}` of disk \"{}\"", disk.name), source }
     }
 
-    /// A path of a port, by its key.
     #[must_use]
     pub fn port_path(port: &Port, key: &str, source: io::Error) -> Self {
         Self::Path { what: format!("`{key}` of port \"{}\"", port.name), source }

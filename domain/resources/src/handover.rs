@@ -219,7 +219,6 @@ impl PassedDisk {
         Some(Self { facts, file: file.into(), lock: lock.into(), socket })
     }
 
-    /// Name of the disk.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.facts.name

@@ -83,7 +83,6 @@ impl PassedPort {
         Some(Self { facts, uplink: descriptors.next()?, socket: descriptors.next()? })
     }
 
-    /// Name of the port.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.facts.name

@@ -162,7 +162,6 @@ fn lock_directory(path: &Path) -> Option<File> {
     None
 }
 
-/// An error with the path.
 fn named(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
     move |e| io::Error::new(e.kind(), format!("{}: {e}", path.display()))
 }

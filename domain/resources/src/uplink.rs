@@ -105,10 +105,6 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Opens the uplink of a port.
-    ///
-    /// # Errors
-    /// [`UplinkError`].
     pub fn open(network: &Network, port: &Port) -> Result<Self, UplinkError> {
         let name = Self::interface(network, port).to_owned();
         let fd = match network.uplink {
@@ -165,9 +161,6 @@ impl Uplink {
 
     /// Lets frames to unlisted groups pass the filter or not: a storm of them is stopped in the
     /// kernel.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn accept_groups(&mut self, groups: bool) -> io::Result<()> {
         if self.groups == Some(groups) {
             return Ok(());
@@ -186,9 +179,6 @@ impl Uplink {
     }
 
     /// Sets the offloads (`TUN_F_*`) that the reader of a tap takes over.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn set_offloads(&self, offloads: u32) -> io::Result<()> {
         if self.kind != Kind::Tap {
             return Ok(());

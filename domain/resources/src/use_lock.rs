@@ -65,9 +65,6 @@ impl UseLock {
     }
 
     /// Takes the lock; waits up to `timeout` for another I/O domain that stops or has died.
-    ///
-    /// # Errors
-    /// [`UseLockError`].
     pub fn acquire(&self, timeout: Duration) -> Result<(), UseLockError> {
         let begin = Instant::now();
         while !self.try_acquire()? {
@@ -92,9 +89,6 @@ impl UseLock {
 
     /// Gives the part another size, in bytes. A part that is locked is locked up to its new end
     /// after that; after an error it is as before.
-    ///
-    /// # Errors
-    /// [`UseLockError`].
     pub fn set_size(&self, size: u64) -> Result<(), UseLockError> {
         let mut state = self.state();
         let (old, start) = (state.size, self.start);

@@ -376,7 +376,6 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The text of a file at a place.
     pub(crate) fn read_at(&self, place: &Place, path: &Path) -> Result<String, Fault> {
         match place {
             Place::Host | Place::Thread { .. } => self.host.read(path).map_err(Fault::from_io),

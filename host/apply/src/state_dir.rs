@@ -199,9 +199,6 @@ impl StateDir {
 
     /// Removes a file; none is no error. A symbolic link itself is removed, not its target.
     /// [`StateDir::sync`] makes the removal durable.
-    ///
-    /// # Errors
-    /// As the system call reports.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.dir, one_name(name)?, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -232,9 +229,6 @@ impl StateDir {
     }
 
     /// Waits until the names in the directory are on disk.
-    ///
-    /// # Errors
-    /// As the system call reports.
     pub fn sync(&self) -> io::Result<()> {
         count_sync();
         Ok(rustix::fs::fsync(&self.dir)?)

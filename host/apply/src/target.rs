@@ -23,7 +23,6 @@ pub enum Place {
     Host,
     /// In a guest's file system, reached through its agent.
     Guest {
-        /// Name of the VM.
         vm: String,
         /// Address of its guest agent.
         agent: AgentAddress,

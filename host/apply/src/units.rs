@@ -32,9 +32,6 @@ const PERIOD: u64 = 100_000;
 const SHORTEST: u64 = 1_000;
 
 /// Whether systemd is the init.
-///
-/// # Errors
-/// When its directory cannot be read.
 pub fn has_systemd(root: &Root) -> Result<bool, HostError> {
     root.exists(BOOTED)
 }

@@ -76,7 +76,6 @@ impl Host {
     }
 }
 
-/// Kills at a step.
 struct KillAt(Step);
 
 impl Observer for KillAt {

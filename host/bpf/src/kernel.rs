@@ -94,7 +94,6 @@ pub fn update(hash: &OwnedFd, key: u32, value: u32) -> io::Result<()> {
     attributes.double(16, (&raw const value) as u64).ask(MAP_UPDATE).map(drop)
 }
 
-/// Removes a key from a [`hash`].
 pub fn remove(hash: &OwnedFd, key: u32) -> io::Result<()> {
     Attributes::from_fd(hash).double(8, (&raw const key) as u64).ask(MAP_DELETE).map(drop)
 }

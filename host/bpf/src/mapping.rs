@@ -49,7 +49,6 @@ impl Mapping {
         Ok(Self { at, bytes })
     }
 
-    /// All words of the mapping.
     #[must_use]
     pub fn as_words(&self) -> &[AtomicU32] {
         // SAFETY: `bytes` are mapped at a page's start until this is dropped, and other writers of

@@ -55,7 +55,6 @@ pub(crate) fn main_of(threads: &[Thread]) -> Option<&Thread> {
     first.or_else(|| threads.iter().find(|t| !t.kernel)).or(threads.first())
 }
 
-/// Write of a thread's scheduling.
 pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
     // The kernel neither sets nor reports a real-time thread's nice value; it applies again once
     // the thread is ordinary.

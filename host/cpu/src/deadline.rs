@@ -60,9 +60,6 @@ pub(crate) fn deadline(
 }
 
 /// CPUs of a VM's deadline threads: those of its root domain. Empty for no threads.
-///
-/// # Errors
-/// When the host cannot be read.
 pub fn domain_of(root: &Root, threads: &[Thread]) -> Result<BTreeSet<u32>, HostError> {
     match main_of(threads) {
         Some(main) => root_domain(root, &main.cgroups, &main.affinity),

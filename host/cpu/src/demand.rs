@@ -161,7 +161,6 @@ pub enum DemandError {
          ask for at most {fits}, give the VM more vCPUs, or move its neighbours"
     )]
     TooMany {
-        /// Name of the VM.
         vm: String,
         /// Requests a second asked for.
         asked: Iops,
@@ -181,7 +180,6 @@ pub enum DemandError {
         "{vm}: no measured budget answers within {deadline}: at its profile's period of {period} the latest answer comes after {best}, with {percent} % of each CPU; {remedy}"
     )]
     TooLate {
-        /// Name of the VM.
         vm: String,
         /// Deadline that was asked for.
         deadline: Nanos,
@@ -199,7 +197,6 @@ pub enum DemandError {
         "{vm}: its CPU profile cannot be used: {why}; measure again with `rtvirtio profile cpu {vm}{options}`"
     )]
     Profile {
-        /// Name of the VM.
         vm: String,
         /// Reason why the profile is not usable.
         why: String,
@@ -331,7 +328,6 @@ pub fn find(
 pub enum Asked<'a> {
     /// No contract: the VM runs alongside the others without a limit.
     Nothing,
-    /// A contract that is given.
     Given(Contract),
     /// A demand, for which a contract is searched.
     Found {

@@ -12,7 +12,6 @@ pub enum CpuError {
     /// The sum of all budgets is more than the kernel grants.
     #[error("{vm}: its contract of {contract} is {by:.1} % of each CPU too much: {grant}; {remedy}")]
     TooMuch {
-        /// Name of the VM.
         vm: String,
         /// Contract that does not fit.
         contract: Contract,
@@ -26,7 +25,6 @@ pub enum CpuError {
     /// No mechanism of this kernel can hold the contract.
     #[error("{vm}: no mechanism of this kernel can enforce its contract: {why}; {remedy}")]
     NoBackend {
-        /// Name of the VM.
         vm: String,
         /// Reason for each mechanism.
         why: String,
@@ -36,7 +34,6 @@ pub enum CpuError {
     /// The mechanism cannot hold this VM's threads.
     #[error("{vm}: {backend} cannot limit its threads: {why}; {remedy}")]
     CannotHold {
-        /// Name of the VM.
         vm: String,
         /// Mechanism that was asked for.
         backend: Backend,
@@ -48,7 +45,6 @@ pub enum CpuError {
     /// The VM has no thread any more.
     #[error("{vm}: none of its threads is there: has it ended?")]
     NoThreads {
-        /// Name of the VM.
         vm: String,
     },
     /// No thread of one of its processes is known to run vCPUs: the guest would run outside of the
@@ -58,13 +54,11 @@ pub enum CpuError {
          `qmp` or `domain`, or start QEMU with `-name NAME,debug-threads=on`"
     )]
     NoVcpu {
-        /// Name of the VM.
         vm: String,
         /// Process in which no thread has a vCPU's name.
         pid: u32,
         /// Name of the process.
         name: String,
-        /// Number of its threads.
         threads: usize,
     },
     /// A cgroup with the name that ours would have exists already.
@@ -72,7 +66,6 @@ pub enum CpuError {
         "{vm}: the cgroup {path} is there already: if it is left from another run, revert that first or remove it with rmdir"
     )]
     GroupExists {
-        /// Name of the VM.
         vm: String,
         /// Directory of the existing cgroup.
         path: PathBuf,

@@ -86,9 +86,6 @@ pub(crate) fn budget(
 /// another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most `(ceil(P /
 /// p) + 1) q`, since its own periods are not in step with `P`. The kernel detects at the next tick
 /// that a budget is used up, and takes the excess from the next one: another `q`.
-///
-/// # Errors
-/// When a group cannot be read.
 pub fn room(
     root: &Root,
     probe: &Probe,
@@ -181,7 +178,6 @@ fn number(root: &Root, path: &Path) -> Result<i64, HostError> {
     })
 }
 
-/// Write that moves a thread into a group.
 pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
     let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
     Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())

@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::{Backend, Grant, Load, Over};
 
-/// Mechanism that this kernel has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelMechanism {
     /// Mechanism that can be used.

@@ -48,7 +48,6 @@ pub struct Setup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbour {
-    /// Name of the VM.
     pub vm: String,
     /// Source of its load: a URL, or a command.
     pub load: String,
@@ -79,7 +78,6 @@ pub enum ProfileError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// Error of the read.
         source: std::io::Error,
@@ -87,7 +85,6 @@ pub enum ProfileError {
     /// The file is no profile of this version, or holds impossible values.
     #[error("{path} is no CPU profile: {why}; measure again with `rtvirtio profile cpu`")]
     Form {
-        /// Path of the file.
         path: PathBuf,
         /// Reason why it was refused.
         why: String,

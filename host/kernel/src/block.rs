@@ -191,9 +191,6 @@ impl BlockDevice {
     }
 
     /// Tunables of the elevator in use, name to text; empty for `none`.
-    ///
-    /// # Errors
-    /// When one cannot be read.
     pub fn tunables(&self, root: &Root) -> Result<BTreeMap<String, String>, HostError> {
         let dir = self.queue("iosched");
         let names = match root.list(&dir) {
@@ -211,9 +208,6 @@ impl BlockDevice {
     }
 
     /// Size in bytes.
-    ///
-    /// # Errors
-    /// When it cannot be read.
     pub fn size(&self, root: &Root) -> Result<u64, HostError> {
         self.size_in(root, &self.sysfs())
     }

@@ -124,7 +124,7 @@ enum Search {
 
 impl Search {
     /// Searches for a controller by its names on v1 and v2.
-    fn of(root: &Root, v1: &'static str, v2: &str) -> Result<Self, HostError> {
+    fn find(root: &Root, v1: &'static str, v2: &str) -> Result<Self, HostError> {
         let mounts = mounts(root)?;
         // The same hierarchy may be mounted twice; the mount of its root sees all groups.
         let outermost = |f: &dyn Fn(&&Mount) -> bool| {
@@ -153,7 +153,7 @@ impl Cgroups {
     /// # Errors
     /// [`HostError::NoIoController`] when neither is there, with the remedy.
     pub fn detect(root: &Root) -> Result<Self, HostError> {
-        let why = match Search::of(root, "blkio", "io")? {
+        let why = match Search::find(root, "blkio", "io")? {
             Search::Found(found) => return Ok(found),
             Search::Unmounted => {
                 "neither v1 `blkio` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`"
@@ -173,7 +173,7 @@ impl Cgroups {
     /// # Errors
     /// [`HostError::NoCpuController`] when neither is there, with the remedy.
     pub fn detect_cpu(root: &Root) -> Result<Self, HostError> {
-        let why = match Search::of(root, "cpu", "cpu")? {
+        let why = match Search::find(root, "cpu", "cpu")? {
             Search::Found(found) => return Ok(found),
             Search::Unmounted => {
                 "neither v1 `cpu` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`"
@@ -194,7 +194,7 @@ impl Cgroups {
     /// # Errors
     /// When the mounts or the controllers cannot be read.
     pub fn detect_memory(root: &Root) -> Result<Option<Self>, HostError> {
-        Ok(match Search::of(root, "memory", "memory")? {
+        Ok(match Search::find(root, "memory", "memory")? {
             Search::Found(found) => Some(found),
             Search::Unmounted | Search::Without { .. } => None,
         })
@@ -234,9 +234,6 @@ impl Cgroups {
     }
 
     /// Makes a cgroup, and its parents when they are missing.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn create(&self, root: &Root, cgroup: &Path) -> Result<(), HostError> {
         let dir = self.dir(cgroup)?;
         fs::create_dir_all(root.at(&dir)).map_err(|source| HostError::Directory {
@@ -351,17 +348,11 @@ impl Cgroups {
 
     /// On v2, the `cgroup.subtree_control` files, outermost first, that must get `+io` before a
     /// cgroup has I/O files. None on v1.
-    ///
-    /// # Errors
-    /// When one cannot be read.
     pub fn io_to_enable(&self, root: &Root, cgroup: &Path) -> Result<Vec<PathBuf>, HostError> {
         self.to_enable(root, cgroup, "io")
     }
 
     /// Files as of [`Cgroups::io_to_enable`], for a controller of this name.
-    ///
-    /// # Errors
-    /// When one cannot be read.
     pub fn to_enable(&self, root: &Root, cgroup: &Path, controller: &str) -> Result<Vec<PathBuf>, HostError> {
         if self.hierarchy == Hierarchy::V1 {
             return Ok(Vec::new());

@@ -60,9 +60,6 @@ pub struct PinnedCpus {
 
 /// Pinned threads of a process, by the names of its threads; none in one without a pinned vCPU, or
 /// that ends meanwhile. `online` are the CPUs that are online.
-///
-/// # Errors
-/// When a thread cannot be read.
 pub fn pinned_cpus(root: &Root, pid: u32, online: &BTreeSet<u32>) -> Result<PinnedCpus, HostError> {
     let mut pinned = PinnedCpus::default();
     let tids = unless_gone(task::tids(root, pid))?.unwrap_or_default();

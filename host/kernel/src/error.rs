@@ -11,7 +11,6 @@ pub enum HostError {
     /// A file could not be read.
     #[error("cannot read {path}: {source}{}", hint(source))]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -19,7 +18,6 @@ pub enum HostError {
     /// A file could not be written.
     #[error("cannot write `{value}` to {path}: {source}{}", hint(source))]
     Write {
-        /// Path of the file.
         path: PathBuf,
         /// Text that was to be written.
         value: String,
@@ -31,7 +29,6 @@ pub enum HostError {
     Directory {
         /// Verb of the operation: `create` or `remove`.
         action: &'static str,
-        /// Path of the directory.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -39,7 +36,6 @@ pub enum HostError {
     /// A file has a content that is not understood.
     #[error("{path} holds `{text}`, which is not {expected}; please report this kernel's form")]
     Form {
-        /// Path of the file.
         path: PathBuf,
         /// Content of the file, or the part in question.
         text: String,

@@ -20,14 +20,12 @@ const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
 pub struct ProcessFaults {
     /// Start time of the process, in 1/100 s since boot.
     pub start: u64,
-    /// Number of faults.
     pub count: u64,
 }
 
 /// Faults of all threads of the host since its boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFaults {
-    /// Number of faults.
     pub count: u64,
     /// Memory may be swapped to compressed memory: zram, or zswap before any swap. Reading it back
     /// is a fault too, and takes no disk.

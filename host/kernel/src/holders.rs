@@ -184,7 +184,6 @@ pub enum ClaimError {
         describe(holders)
     )]
     InUse {
-        /// Path that was to be claimed.
         path: PathBuf,
         /// Users that were found.
         holders: Vec<Holder>,
@@ -196,7 +195,6 @@ pub enum ClaimError {
         describe_unseen(processes).unwrap_or_default()
     )]
     Unseen {
-        /// Path that was to be claimed.
         path: PathBuf,
         /// Processes whose open files cannot be read.
         processes: Vec<Unseen>,
@@ -204,7 +202,6 @@ pub enum ClaimError {
     /// Opening or locking it failed.
     #[error("{}: cannot {what}: {source}", path.display())]
     Io {
-        /// Path that was to be claimed.
         path: PathBuf,
         /// Operation that failed, such as `open it`.
         what: &'static str,

@@ -13,7 +13,6 @@ pub struct IoCounters {
     pub reads: u64,
     /// Number of write requests.
     pub writes: u64,
-    /// Number of bytes read.
     pub read_bytes: u64,
     /// Number of bytes written.
     pub write_bytes: u64,

@@ -32,7 +32,6 @@ pub struct Vector {
 /// Vectors of the controller of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vectors {
-    /// Name of the disk.
     pub disk: String,
     /// The vectors, by number; none for a disk without a controller on PCI, and for a controller
     /// with a line interrupt, which it may share with others.

@@ -101,9 +101,6 @@ fn known_by(root: &Root, dir: &Path, name: &str) -> KnownBy {
 }
 
 /// All cgroups of rtvirtio, of every hierarchy.
-///
-/// # Errors
-/// When a hierarchy cannot be read.
 pub fn groups(root: &Root) -> Result<Vec<OurGroup>, HostError> {
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
@@ -144,9 +141,6 @@ fn pids_of_threads(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
 }
 
 /// Loop devices whose backing file is below a directory.
-///
-/// # Errors
-/// When sysfs cannot be read.
 pub fn loops_below(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
     let mut found = Vec::new();
     for name in root.list("/sys/block")? {

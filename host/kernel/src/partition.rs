@@ -64,7 +64,6 @@ pub struct PartitionStep {
     pub group: PathBuf,
     /// Setting that the file holds.
     pub what: PartitionFile,
-    /// Path of the file.
     pub file: PathBuf,
     /// Value to be written.
     pub value: String,

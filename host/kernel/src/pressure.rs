@@ -61,9 +61,6 @@ pub struct Throttled {
 
 /// Throttling in `cpu.stat` of a cgroup's directory; `None` without the file, or where it counts no
 /// throttling.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn throttled(root: &Root, dir: &Path) -> Result<Option<Throttled>, HostError> {
     let Some(text) = root.read_optional(dir.join("cpu.stat"))? else { return Ok(None) };
     let value = |key: &str| {

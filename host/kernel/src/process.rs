@@ -268,9 +268,6 @@ pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
 
 /// Id of the process or thread that was created last in this PID namespace (proc_loadavg(5)): as
 /// long as it stays the same, none was created.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn last_created(root: &Root) -> Result<u32, HostError> {
     const PATH: &str = "/proc/loadavg";
     let text = root.read(PATH)?;

@@ -118,7 +118,6 @@ pub enum Counter {
     No(String),
 }
 
-/// Counters of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupCounters {
     /// Path of the group below the mount point; empty for the root group.
@@ -274,9 +273,6 @@ impl Resctrl {
 
     /// Counters of every group: control groups and, below them, monitoring groups. A group that
     /// vanishes meanwhile is left out.
-    ///
-    /// # Errors
-    /// When a counter cannot be read.
     pub fn counters(&self, root: &Root) -> Result<Vec<GroupCounters>, HostError> {
         let mut groups = vec![self.mount.clone()];
         groups.extend(children(root, &self.mount)?);

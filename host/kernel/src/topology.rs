@@ -72,9 +72,6 @@ pub(crate) fn isolated(root: &Root) -> Result<BTreeSet<u32>, HostError> {
 }
 
 /// CPUs that run without a tick (`nohz_full=`).
-///
-/// # Errors
-/// When the list cannot be read.
 pub(crate) fn tickless(root: &Root) -> Result<BTreeSet<u32>, HostError> {
     let text = root.read_optional(format!("{CPUS}/nohz_full"))?;
     // A text that is no list, such as `(null)`, is the kernel's word for none.

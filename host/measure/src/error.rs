@@ -13,7 +13,6 @@ pub enum MeasureError {
     Io {
         /// Operation that failed, such as `read`.
         op: &'static str,
-        /// Path of the file.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
@@ -40,17 +39,13 @@ pub enum MeasureError {
     /// fio reported an error for one task.
     #[error("task {task} failed: {reason}; check that the device is still there and large enough")]
     Task {
-        /// Name of the task.
         task: String,
-        /// Text of the error.
         reason: String,
     },
     /// A flow that was not run, or got no answers.
     #[error("flow {vm}/{flow}: {reason}")]
     Flow {
-        /// Name of its VM.
         vm: String,
-        /// Name of the flow.
         flow: String,
         /// Reason, and the remedy.
         reason: String,
@@ -58,7 +53,6 @@ pub enum MeasureError {
     /// A task that fio cannot run as declared.
     #[error("task {task} cannot be measured: {reason}")]
     Unsupported {
-        /// Name of the task.
         task: String,
         /// Reason, and the remedy.
         reason: String,
@@ -66,7 +60,6 @@ pub enum MeasureError {
     /// A path or region that a job file cannot hold.
     #[error("job of VM {vm}: {reason}")]
     JobFile {
-        /// Name of the VM.
         vm: String,
         /// Reason, and the remedy.
         reason: String,
@@ -80,7 +73,6 @@ pub enum MeasureError {
     /// A latency log with a bad line.
     #[error("latency log of task {task}, line {line}: {reason}")]
     Log {
-        /// Name of the task.
         task: String,
         /// Line, counted from 1.
         line: usize,
@@ -93,7 +85,6 @@ pub enum MeasureError {
          is the disk that holds the log full?"
     )]
     LogIncomplete {
-        /// Name of the task.
         task: String,
         /// Lines in the log.
         logged: u64,

@@ -47,14 +47,12 @@ const HEAD: usize = 16;
 pub struct Peer {
     /// Network namespace of the interface, as a file; this process's own when `None`.
     pub namespace: Option<PathBuf>,
-    /// Name of the interface.
     pub interface: String,
 }
 
 /// Flow to run, with its addresses.
 #[derive(Clone, Debug)]
 pub struct FlowLoad {
-    /// Name of its VM.
     pub vm: String,
     /// Declaration of the flow.
     pub flow: Flow,
@@ -66,7 +64,6 @@ pub struct FlowLoad {
     pub mtu: u32,
 }
 
-/// Measurement of a flow.
 #[derive(Clone, Debug)]
 pub struct FlowMeasurement {
     /// Latency of each frame from its scheduled time; of lost ones the time waited.

@@ -48,7 +48,6 @@ pub struct Timed {
     pub latency_ns: u64,
     /// Latency counted by fio, in ns.
     pub fio_ns: u64,
-    /// Whether it was a write.
     pub write: bool,
     /// Bytes that the request counts in the schedule.
     pub bytes: u64,

@@ -44,7 +44,6 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// All of the host.
     #[must_use]
     pub fn host() -> Self {
         Self { pressure: "/proc/pressure/memory".into(), faults: faults::HOST.into() }
@@ -133,7 +132,6 @@ impl Counters {
     }
 }
 
-/// Reading of the counters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reading {
     /// CLOCK_MONOTONIC, ns.

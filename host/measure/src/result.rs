@@ -75,7 +75,6 @@ pub struct Run {
 /// Result of a task, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskResult {
-    /// Name of the VM.
     pub vm: String,
     /// Name of the task or flow.
     pub task: String,
@@ -87,7 +86,6 @@ pub struct TaskResult {
     /// a target, and in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_target_ns: Option<Nanos>,
-    /// Declared rate, if any.
     pub declared_rate: Option<Iops>,
     /// Completed requests per second.
     pub achieved_rate: Iops,

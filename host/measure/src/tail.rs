@@ -15,7 +15,6 @@ pub const CONFIDENCE: Ratio = Ratio(0.95);
 /// Extreme-value estimate of a percentile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailEstimate {
-    /// Percentile that was estimated.
     pub percentile: Percentile,
     /// Best estimate of the percentile.
     pub estimate_ns: Nanos,

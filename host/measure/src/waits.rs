@@ -38,7 +38,6 @@ pub struct WaitFor {
 /// with pieces at the device at the same time counts in full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WaitRow {
-    /// Name of the waiting VM.
     pub vm: String,
     /// Path of the device, or its name in the I/O domain.
     pub device: String,
@@ -71,7 +70,6 @@ impl WaitRow {
 /// Use of a device by one VM in an interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Use {
-    /// Name of the VM.
     pub vm: String,
     /// Device time of its requests, in seconds, as computed from its profile.
     pub device_s: f64,

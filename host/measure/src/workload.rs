@@ -53,7 +53,6 @@ const GUEST_LINES: usize = 20;
 pub enum Place {
     /// Inside the guest, through its agent.
     Guest {
-        /// Address of its agent.
         agent: AgentAddress,
         /// Block device inside the guest.
         target: PathBuf,
@@ -108,7 +107,6 @@ pub enum WorkloadError {
     /// Error of fio, or of its output.
     #[error("vm {vm}: {source}")]
     Measure {
-        /// Name of the VM.
         vm: String,
         /// Error of the measurement.
         source: MeasureError,
@@ -116,7 +114,6 @@ pub enum WorkloadError {
     /// The guest's agent has a command disabled that is needed.
     #[error("vm {vm}: {source}")]
     AgentDisabled {
-        /// Name of the VM.
         vm: String,
         /// Error with the name of the command.
         source: Box<VmmError>,
@@ -126,7 +123,6 @@ pub enum WorkloadError {
         "vm {vm}: {source}; is the guest still alive, and does it run qemu-guest-agent? For a lab: `rtvirtio-lab status`"
     )]
     Agent {
-        /// Name of the VM.
         vm: String,
         /// Error of the agent's client.
         source: Box<VmmError>,
@@ -134,7 +130,6 @@ pub enum WorkloadError {
     /// A command inside the guest failed.
     #[error("vm {vm}: {what} failed inside the guest: {said}")]
     InGuest {
-        /// Name of the VM.
         vm: String,
         /// Command that was run.
         what: String,
@@ -144,7 +139,6 @@ pub enum WorkloadError {
     /// A directory on the host could not be made.
     #[error("cannot create {}: {source}", path.display())]
     Io {
-        /// Path of the directory.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,

@@ -51,7 +51,6 @@ impl Signals {
     }
 }
 
-/// Whether a signal is ignored.
 fn is_ignored(signal: c_int) -> io::Result<bool> {
     // SAFETY: sigaction(2) with a null action only fills the structure, which is valid zeroed.
     let (done, old) = unsafe {

@@ -24,7 +24,6 @@ pub enum ReporterError {
     /// The lock is held by another process of this guest that reports.
     #[error("another process reports already ({lock}): end it first; `rtvirtio-guest bpf` reports for all processes", lock = lock.display())]
     Taken {
-        /// File that it has locked.
         lock: PathBuf,
     },
     /// The guest's kernel lacks something.

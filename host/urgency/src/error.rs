@@ -17,7 +17,6 @@ pub enum UrgencyError {
          -device ivshmem-plain,memdev=urgency` (libvirt: <shmem name='rtvirtio-{vm}'><model type='ivshmem-plain'/><size unit='M'>1</size></shmem>)"
     )]
     NoDevice {
-        /// Name of the VM.
         vm: String,
     },
     /// The memory of its device cannot be opened.
@@ -25,7 +24,6 @@ pub enum UrgencyError {
         "{vm}: the memory of its ivshmem device cannot be used: {why}; use memory-backend-file with share=on"
     )]
     NoMemory {
-        /// Name of the VM.
         vm: String,
         /// Reason, such as a private mapping.
         why: String,
@@ -44,7 +42,6 @@ pub enum UrgencyError {
     /// The page is followed by another process.
     #[error("{vm}: another process follows its urgency page {path}: end that `rtvirtio keep` first", path = path.display())]
     Taken {
-        /// Name of the VM.
         vm: String,
         /// Path of the page.
         path: PathBuf,
@@ -52,7 +49,6 @@ pub enum UrgencyError {
     /// The monitor of its QEMU cannot be reached.
     #[error("{vm}: its QEMU cannot be asked: {why}")]
     NoMonitor {
-        /// Name of the VM.
         vm: String,
         /// Reason, for the user.
         why: String,
@@ -68,13 +64,11 @@ pub enum UrgencyError {
         "{vm}: one thread runs several vCPUs, so it has no urgency of its own: start QEMU with `-accel tcg,thread=multi`"
     )]
     SharedThread {
-        /// Name of the VM.
         vm: String,
     },
     /// The guest has named an address without memory.
     #[error("{vm}: the guest says that its reports are at {address:#x}, where it has no memory: {why}")]
     Address {
-        /// Name of the VM.
         vm: String,
         /// Guest-physical address from the guest.
         address: u64,

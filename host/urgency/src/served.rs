@@ -184,7 +184,6 @@ impl ServedVm {
         Ok(Self { reports: false, ..Self::new(name, pid, config, page, monitor)? })
     }
 
-    /// Name of the VM.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -322,9 +321,6 @@ impl ServedVm {
     /// Sets all vCPUs to their contract's level. Where another rtvirtio has the lock, which may be
     /// a revert, or the journal is no longer that of the process `by`, they stay: the journal has
     /// their possible levels.
-    ///
-    /// # Errors
-    /// When the journal cannot be read.
     pub(crate) fn settle(&mut self, levels: &mut Levels, by: Option<u32>) -> Result<(), UrgencyError> {
         for _ in 0..100 {
             let is_changed = match levels.hold()? {

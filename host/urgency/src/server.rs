@@ -62,7 +62,6 @@ fn place(socket: &Path) -> Result<(StateDir, &str), UrgencyError> {
     }
 }
 
-/// Path of the file with the memory that is served at a socket.
 #[must_use]
 pub fn memory_file(socket: &Path) -> PathBuf {
     sibling_path(socket, ".page")

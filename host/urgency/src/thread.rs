@@ -92,7 +92,6 @@ impl VcpuThread {
         self.level
     }
 
-    /// Level of its contract.
     pub fn contract(&self) -> Level {
         level_of(&self.movable.contract)
     }

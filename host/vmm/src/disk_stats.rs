@@ -98,16 +98,12 @@ pub struct DiskStats {
     pub format: Option<String>,
     /// Whether it is read-only for the guest.
     pub read_only: bool,
-    /// Counters of all reads.
     pub read: Counters,
-    /// Counters of all writes.
     pub write: Counters,
-    /// Counters of all flushes.
     pub flush: Counters,
 }
 
 impl DiskStats {
-    /// Counters of a direction.
     #[must_use]
     pub fn counters(&self, direction: Direction) -> &Counters {
         match direction {

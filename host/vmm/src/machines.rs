@@ -55,9 +55,6 @@ impl Vmm {
     /// VMM of a process by its executable: a process name can be chosen freely, as by QEMU's `-name
     /// process=`. By the name where only the process's owner may read the link. `None` also for a
     /// process that has ended.
-    ///
-    /// # Errors
-    /// When its program cannot be read.
     pub fn of_process(root: &Root, pid: u32) -> Result<Option<Self>, HostError> {
         Ok(process::program_or_name(root, pid)?.and_then(|program| Self::of_program(&program)))
     }
@@ -74,7 +71,6 @@ impl Vmm {
     }
 }
 
-/// Disk that a VMM has open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OpenDisk {
     /// Path of the disk, as the VMM sees it.

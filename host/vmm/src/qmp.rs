@@ -217,7 +217,6 @@ impl Qmp {
         &self.version
     }
 
-    /// Number of events that were skipped.
     #[must_use]
     pub fn events_skipped(&self) -> u64 {
         self.events_skipped

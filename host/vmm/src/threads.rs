@@ -32,7 +32,6 @@ pub struct Thread {
     pub tid: u32,
     /// Start time in 1/100 s since boot: with `tid` it identifies a thread for good.
     pub start: u64,
-    /// Name of the thread.
     pub name: String,
     /// Role of the thread in the VM.
     pub role: Role,

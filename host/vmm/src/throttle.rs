@@ -125,7 +125,6 @@ impl ThrottleLimits {
         self.iops_size > 0 && name.starts_with("iops")
     }
 
-    /// Limits that are set.
     pub fn set(&self) -> impl Iterator<Item = ThrottleLimit> + use<> {
         self.each().into_iter().filter(|limit| limit.average > 0)
     }

@@ -37,9 +37,6 @@ impl FairGroup {
     }
 
     /// Moves a process with all its threads into the group.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn attach(&self, pid: u32) -> anyhow::Result<()> {
         Ok(self.cgroups.attach(&Root::default(), &self.path, pid)?)
     }
@@ -76,9 +73,6 @@ pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
 }
 
 /// Binds the calling thread to one CPU.
-///
-/// # Errors
-/// When the kernel refuses.
 pub fn bind_this_thread(cpu: u32) -> anyhow::Result<()> {
     rustix::thread::sched_setaffinity(None, &set_of(&[cpu])).with_context(|| format!("CPU {cpu}"))
 }

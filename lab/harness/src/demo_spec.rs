@@ -26,7 +26,6 @@ const PERCENTILES: [f64; 4] = [99.99, 99.9, 99.0, 90.0];
 /// A spec with lower rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaled {
-    /// The spec.
     pub spec: Spec,
     /// Rates over those of the original, above 0 and below 1.
     pub factor: f64,

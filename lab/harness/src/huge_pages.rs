@@ -136,9 +136,6 @@ impl Drop for HugePages {
 }
 
 /// Removes the pages that a killed process has added; whether there were some.
-///
-/// # Errors
-/// When the number cannot be set.
 pub fn remove_left() -> anyhow::Result<bool> {
     Files::real().remove_left()
 }

@@ -204,9 +204,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Sectors of 512 bytes that the device has read and written so far.
-    ///
-    /// # Errors
-    /// When its counters cannot be read.
     pub fn sectors(&self) -> anyhow::Result<u64> {
         let path = self.site.stack.device.sysfs().join("stat");
         let text = Root::default().read(&path)?;
@@ -264,9 +261,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// The settings of the lab when nothing is applied.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub fn baseline(&self) -> anyhow::Result<Config> {
         Ok(self.site.config()?)
     }
@@ -287,9 +281,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Elevators that the device offers.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub fn elevators(&self) -> anyhow::Result<Vec<Elevator>> {
         let options = self.site.plan_options(self.baseline()?, &ModelChoice::formula(ModelKind::Slice))?;
         Ok(options.space.elevators)
@@ -318,9 +309,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Removes device and VMs. Dropping the test bed does the same without reporting errors.
-    ///
-    /// # Errors
-    /// When a part cannot be removed.
     pub fn remove(self) -> anyhow::Result<()> {
         self.labs.remove()?;
         Ok(())

@@ -154,7 +154,6 @@ impl<'a> BoxRun<'a> {
     }
 }
 
-/// Outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoxOutcome {
     /// The script's exit status. `None` when the box ended without one: its kernel died, or it

@@ -129,7 +129,6 @@ pub enum ImageError {
         "apt knows no package {package}: run `apt-get update`; it is in Debian 12 and 13, component main"
     )]
     NoPackage {
-        /// Name of the package.
         package: String,
     },
     /// A package could not be downloaded.
@@ -151,7 +150,6 @@ pub enum ImageError {
     /// A kernel module is neither in the package nor built in.
     #[error("kernel package {kernel} has no module {module}, which a guest needs")]
     Module {
-        /// Name of the module.
         module: String,
         /// Release of the package's kernel.
         kernel: String,
@@ -183,7 +181,6 @@ pub enum ImageError {
     Io {
         /// Operation that failed, as a verb.
         operation: &'static str,
-        /// Path of the file.
         path: PathBuf,
         /// Error of the kernel.
         source: io::Error,

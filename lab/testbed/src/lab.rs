@@ -48,7 +48,6 @@ pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
-    /// A lab is up already.
     #[error("a lab is up already (from {0}): remove it with `rtvirtio-lab down`")]
     AlreadyUp(String),
     /// No lab is up in this run directory.
@@ -117,7 +116,6 @@ pub fn domain_socket(run_dir: &Path, vm: &str) -> PathBuf {
     run_dir.join(DOMAIN_DIR).join(format!("{vm}.sock"))
 }
 
-/// A guest image for each kernel.
 pub type GuestImages = BTreeMap<Kernel, GuestImage>;
 
 /// Kernels that the guests of a spec boot.
@@ -144,7 +142,6 @@ pub struct UpOptions<'a> {
     pub progress: &'a dyn Fn(&str),
 }
 
-/// A lab that is up.
 #[derive(Clone, Debug)]
 pub struct Lab {
     run_dir: PathBuf,
@@ -154,9 +151,6 @@ pub struct Lab {
 impl Lab {
     /// Makes device, cgroups and guests. On failure or cancellation everything made so far is
     /// removed.
-    ///
-    /// # Errors
-    /// [`LabError`].
     pub fn up(spec: &Spec, name: &str, text: &str, options: &UpOptions<'_>) -> Result<Self, LabError> {
         for vm in &spec.vms {
             if !matches!(vm.reach, Reach::Lab(_)) {
@@ -191,9 +185,6 @@ impl Lab {
     }
 
     /// Whether a lab, complete or not, is in this run directory.
-    ///
-    /// # Errors
-    /// When its state cannot be read.
     pub fn is_there(run_dir: &Path) -> Result<bool, LabError> {
         Ok(load(run_dir)?.is_some())
     }
@@ -208,7 +199,6 @@ impl Lab {
         Ok(true)
     }
 
-    /// State of the lab.
     #[must_use]
     pub fn state(&self) -> &LabState {
         &self.state

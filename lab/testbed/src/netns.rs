@@ -155,18 +155,11 @@ impl RawSocket {
         Ok(Self { fd })
     }
 
-    /// Sends a frame.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         Ok(rustix::io::write(&self.fd, frame).map(drop)?)
     }
 
     /// Receives a frame into a buffer; returns its length, `None` after the timeout.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
     pub fn receive_into(&self, buffer: &mut [u8], patience: Duration) -> io::Result<Option<usize>> {
         let begin = Instant::now();
         loop {
@@ -180,9 +173,6 @@ impl RawSocket {
     }
 
     /// Receives the next frame; `None` after the timeout.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
     pub fn receive(&self, patience: Duration) -> io::Result<Option<Vec<u8>>> {
         let mut buffer = vec![0u8; 65_600];
         let len = self.receive_into(&mut buffer, patience)?;

@@ -50,7 +50,6 @@ pub struct LabState {
     pub vms: Vec<LabVm>,
 }
 
-/// State of a VM of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LabVm {

@@ -18,9 +18,7 @@ const FIRMWARE: usize = 64 << 10;
 /// A thread of a [`Machine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadCpus {
-    /// Number of the thread.
     pub tid: u32,
-    /// Name of the thread.
     pub name: String,
     /// CPUs that it may use: `0-3,6`.
     pub cpus: String,

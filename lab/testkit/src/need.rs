@@ -18,7 +18,6 @@ pub enum Need {
 }
 
 impl Need {
-    /// A QEMU for x86.
     pub const QEMU: Self = Self::Program("qemu-system-x86_64");
     /// Budgets of real-time groups, where cgroup v1 mounts them.
     pub const RT_GROUPS: Self =

@@ -10,7 +10,6 @@ use crate::{LoopDevice, Need};
 /// system that is frozen then.
 #[derive(Debug)]
 pub struct StuckDisk {
-    /// The disk.
     pub disk: LoopDevice,
     mount: PathBuf,
     _below: LoopDevice,

@@ -68,9 +68,6 @@ impl Calibration {
 }
 
 /// Fits the coefficients, with intervals and the unexplained variance.
-///
-/// # Errors
-/// [`CalibrateError`].
 pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calibration, CalibrateError> {
     let points = of_the_paper(points);
     let runs = PaperRuns::from_points(&points)?;

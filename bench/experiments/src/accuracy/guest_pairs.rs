@@ -38,7 +38,6 @@ pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, V
 pub struct Pair {
     /// Run in the guest.
     pub id: String,
-    /// Index of the task in it.
     pub task: usize,
     /// Regime of the run.
     pub regime: Regime,

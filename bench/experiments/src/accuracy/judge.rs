@@ -128,9 +128,6 @@ pub struct Accuracy {
 }
 
 /// Fits our model on `train` and judges it on the other points.
-///
-/// # Errors
-/// [`TrainError`].
 pub fn evaluate(
     train: &[Point],
     test: &[Point],
@@ -141,9 +138,6 @@ pub fn evaluate(
 }
 
 /// Judges all models together on points that they were not fitted on.
-///
-/// # Errors
-/// [`TrainError`].
 pub fn judge(models: &[(Models, Vec<Point>)], profile: &Profile) -> Result<Accuracy, TrainError> {
     let trained = models.iter().map(|(model, _)| model.host.points).max().unwrap_or(0);
     let held_out = models.iter().map(|(_, test)| test.len()).sum();
@@ -157,9 +151,6 @@ pub fn judge(models: &[(Models, Vec<Point>)], profile: &Profile) -> Result<Accur
 impl Accuracy {
     /// Judges the bound for tails as measured on `others` too: runs in which the host stalled for
     /// so long that its share of the tail is unknown.
-    ///
-    /// # Errors
-    /// [`TrainError`].
     pub fn as_measured_with(
         self,
         model: &Models,
@@ -349,9 +340,6 @@ fn score(model: &'static str, held: &[HeldOut], of: &dyn Fn(&HeldOut) -> Option<
 
 /// Learning curve: accuracy over the number of points, for sizes with enough conditions for a
 /// bound.
-///
-/// # Errors
-/// [`TrainError`].
 pub fn learning_curve(
     train: &[Point],
     test: &[Point],

@@ -26,9 +26,6 @@ pub struct Size {
 }
 
 /// The loss of each size on the runs of the paper's kind; empty with too few of them for the folds.
-///
-/// # Errors
-/// [`EnsembleError`].
 pub fn loss_by_size(points: &[Point], seed: u64, epochs: usize) -> Result<Vec<Size>, EnsembleError> {
     let rows = rows(points);
     let n = rows.len();

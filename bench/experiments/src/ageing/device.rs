@@ -48,7 +48,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// A new device.
     pub fn new(twin: &TwinProfile, seed: u64) -> Self {
         let model = ServiceModel::new(twin.clone(), SIZE, seed);
         let random = Random::new(seed.wrapping_add(1));

@@ -76,7 +76,6 @@ impl Condition {
         Self { read: self.read * times, write: self.write * times, ..self }
     }
 
-    /// The twin in this condition.
     pub fn twin(&self, twin: &TwinProfile) -> TwinProfile {
         let timing = |of: &Timing, times: f64| Timing {
             base: Nanos((of.base.0 as f64 * times) as u64),

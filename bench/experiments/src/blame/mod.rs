@@ -40,7 +40,6 @@ pub struct BlameOptions {
     pub vm: LabKind,
     /// Kinds to plant; all that fit the VM when empty.
     pub only: Vec<Kind>,
-    /// Rounds.
     pub rounds: usize,
     /// Length of each run.
     pub length: Nanos,

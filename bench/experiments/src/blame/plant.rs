@@ -121,7 +121,6 @@ impl FromStr for Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlantedCause {
-    /// Kind of the cause.
     pub kind: Kind,
     /// Strength, 0 for the weakest to 1.
     pub strength: f64,

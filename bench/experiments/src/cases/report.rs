@@ -15,7 +15,6 @@ use rtvirtio_planner::tune::TuneGoal;
 
 use crate::report::ExperimentReport;
 
-/// The report of a dataset.
 #[must_use]
 pub fn report(tiers: &[Tier], data: &Dataset) -> ExperimentReport {
     let options = CaseOptions { writes: 0.0, third_of: None };

@@ -46,7 +46,6 @@ pub struct RunnerOptions {
     pub schemes: Vec<String>,
     /// Repetitions of every case.
     pub repeat: usize,
-    /// Length of each run.
     pub length: Nanos,
     /// Most repetitions of a run while the host stalls.
     pub tries: u32,

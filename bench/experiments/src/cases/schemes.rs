@@ -23,7 +23,6 @@ pub struct Basis<'a> {
     pub baseline: &'a Config,
     /// Knobs that may be used here.
     pub space: &'a Space,
-    /// The model learned on this host.
     pub learned: Option<&'a Arc<HostModel>>,
     /// The paper's models, fitted on this host.
     pub paper: &'a PaperModels,

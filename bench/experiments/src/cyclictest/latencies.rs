@@ -59,7 +59,6 @@ impl Latencies {
         self.max_us
     }
 
-    /// Counts one latency, in us.
     pub fn add(&mut self, us: u64) {
         self.max_us = self.max_us.max(us);
         self.add_many(us, 1);

@@ -66,7 +66,6 @@ impl Drop for MemoryWalk {
 pub struct HostFio(Child);
 
 impl HostFio {
-    /// Starts fio on a core.
     pub fn start(disk: &Path, core: u32) -> anyhow::Result<Self> {
         let args = fio_argv(&disk.display().to_string());
         let mut command = Command::new(&args[0]);

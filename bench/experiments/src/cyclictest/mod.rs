@@ -98,7 +98,6 @@ pub struct Series {
     pub setup: Setup,
     /// Release of the kernel that runs cyclictest.
     pub kernel: String,
-    /// The latencies of each round.
     pub rounds: Vec<Latencies>,
 }
 

@@ -413,7 +413,6 @@ fn wrong(daemon: &mut Daemon<SimHost>) -> u64 {
     wrong
 }
 
-/// Simulates a host for `days` days.
 #[must_use]
 pub fn simulate(seed: u64, days: u64) -> Month {
     let mut daemon = Daemon::new(SimHost::new(seed), config(), Memory::default());

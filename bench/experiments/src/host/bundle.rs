@@ -28,7 +28,6 @@ impl Saved for Bundle {
     const SCHEMA: &str = "rtvirtio-host/1";
 }
 
-/// Result of one part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartResult {
     /// Name of the part ([`Part::name`](super::Part::name)).
@@ -41,7 +40,6 @@ pub struct PartResult {
     pub outcome: Outcome,
 }
 
-/// Outcome of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {

@@ -21,9 +21,6 @@ const HEAD: [&str; 9] =
     ["claim", "what", "here", "unit", "n", "reference", "here / reference", "should be", ""];
 
 /// The report of a saved bundle.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
     let bundle: Bundle = read(path)?;
     let reference = reference(REFERENCE);

@@ -108,7 +108,6 @@ pub fn prepare(options: &HostOptions) -> anyhow::Result<Work> {
 /// Announcement of a part before the run.
 #[derive(Debug, Serialize)]
 pub struct PlannedPart {
-    /// Name of the part.
     pub name: &'static str,
     /// Subject of the part.
     pub shows: &'static str,
@@ -116,7 +115,6 @@ pub struct PlannedPart {
     pub touches: &'static str,
     /// Approximate duration, s; 0 for a part that is measured already or left out.
     pub seconds: u64,
-    /// Command of the part.
     pub command: String,
     /// Reason for not measuring the part; `None` where it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]

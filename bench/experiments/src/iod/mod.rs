@@ -60,7 +60,6 @@ pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
     FloodScheme { name: "fifo", policy: "fifo", window: "64", deadline: TARGET, flood: true },
 ];
 
-/// Path of a VM's socket.
 #[must_use]
 pub fn socket(dir: &Path, vm: usize) -> PathBuf {
     dir.join(format!("vm{vm}.sock"))
@@ -438,7 +437,6 @@ fn bound_claims(data: &IodData) -> Vec<Claim> {
     ]
 }
 
-/// All claims of the data.
 #[must_use]
 pub fn claims(data: &IodData) -> Vec<Claim> {
     let mut claims = if data.rounds.is_empty() { Vec::new() } else { flood_claims(&data.rounds) };

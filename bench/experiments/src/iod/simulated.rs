@@ -66,9 +66,6 @@ fn spec() -> Result<Spec, SimulatedError> {
 }
 
 /// Runs all simulations; some seconds. `measured` is the length of the runs on the machine.
-///
-/// # Errors
-/// [`SimulatedError`].
 pub fn measure(measured: Duration) -> Result<Simulated, SimulatedError> {
     let of_run = u64::try_from(measured.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PER_MEASURED);
     let time = TIME.min(Nanos(of_run));

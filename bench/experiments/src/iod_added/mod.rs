@@ -200,7 +200,6 @@ impl Added {
     }
 }
 
-/// Rounds on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRounds {
     /// Name in ids of claims, such as [`MEMORY`].

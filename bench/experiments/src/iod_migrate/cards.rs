@@ -28,7 +28,6 @@ const TAPS: [&str; 2] = ["tap-0", "tap-1"];
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CardMove {
-    /// The move.
     pub moved: Move,
     /// Whether the flow lasted until the guest had arrived.
     pub covered: bool,
@@ -138,7 +137,6 @@ pub(super) fn network(side: &Path, number: usize) -> String {
     )
 }
 
-/// Card of a guest on a side.
 pub(super) fn card(side: &Path) -> GuestNic {
     GuestNic { mac: mac(GUESTS[0]), backend: NicBackend::VhostUser(socket(side)) }
 }

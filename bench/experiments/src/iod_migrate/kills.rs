@@ -87,7 +87,6 @@ pub enum Outcome {
     Source,
     /// The target alone.
     Target,
-    /// Both.
     Both,
 }
 

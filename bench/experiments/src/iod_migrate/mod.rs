@@ -225,7 +225,7 @@ struct Checks {
 impl Checks {
     fn of_disk(data: &MigrateData, disk: DiskKind) -> Self {
         let mut all = Self::default();
-        for (moves, findings) in pieces::of(data) {
+        for (moves, findings) in pieces::parts(data) {
             let moves: Vec<&Move> = moves.iter().filter(|m| m.disk == disk).collect();
             let failed = moves.iter().filter(|m| m.failed.is_some()).count();
             all.lost += failed as u64;

@@ -131,7 +131,7 @@ pub(super) fn begin(
 }
 
 /// Migrations and findings of each piece.
-pub(super) fn of(data: &MigrateData) -> Vec<(&[Move], &[Findings])> {
+pub(super) fn parts(data: &MigrateData) -> Vec<(&[Move], &[Findings])> {
     let mut begins: Vec<(usize, usize)> = data.pieces.iter().map(|p| (p.moves, p.findings)).collect();
     if begins.is_empty() {
         begins.push((0, 0));

@@ -54,7 +54,6 @@ pub struct Refusal {
     pub answer: Answer,
     /// Window from the request for the move until the reservation is seen in force after it.
     pub during: Window,
-    /// Window before it.
     pub before: Window,
     /// Reservation where the guest runs, afterwards.
     pub contract: Contract,

@@ -214,7 +214,6 @@ pub fn read_script(said: &str) -> Option<(i32, f64)> {
 pub struct Start {
     /// Id of the scheme ([`Scheme::name`]).
     pub scheme: String,
-    /// Index of the round.
     pub round: usize,
     /// From exec to exit, or the limit, s.
     pub seconds: f64,

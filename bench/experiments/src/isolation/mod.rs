@@ -65,7 +65,6 @@ pub struct IsolationRun {
     pub case: Case,
     /// Way to divide the device.
     pub mode: Mode,
-    /// Outcome of each VM.
     pub vms: Vec<VmOutcome>,
     /// Time of each burst of the first VM, from its start to the end of its last request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -104,9 +103,7 @@ impl IsolationRun {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
-    /// The mode.
     pub mode: Mode,
-    /// The case.
     pub case: Case,
     /// Reason for the user.
     pub why: String,
@@ -139,7 +136,7 @@ fn vm_kind(kind: LabKind) -> &'static str {
 
 impl IsolationData {
     /// Median over the rounds, and their number; `None` without runs.
-    fn of(
+    fn median(
         &self,
         case: Case,
         mode: Mode,
@@ -182,8 +179,8 @@ impl IsolationData {
                 }
             };
             let over_none = |case, figure: fn(&IsolationRun) -> f64| {
-                let (value, n) = self.of(case, mode, |run| Some(figure(run)))?;
-                let (base, _) = self.of(case, Mode::Plain, |run| Some(figure(run)))?;
+                let (value, n) = self.median(case, mode, |run| Some(figure(run)))?;
+                let (base, _) = self.median(case, Mode::Plain, |run| Some(figure(run)))?;
                 (base > 0.0).then(|| (value / base, n))
             };
             let p99 = over_none(Case::Apps4, IsolationRun::p99_ms);
@@ -191,14 +188,14 @@ impl IsolationData {
             let bytes = over_none(Case::Batch, IsolationRun::bytes);
             add("D1.rate_over_none", "rate of four VMs that always read, over that of none", bytes, "times");
             for case in Case::ALL.into_iter().filter(|case| case.question() == 2) {
-                let jain = self.of(case, mode, |run| Some(run.jain()));
+                let jain = self.median(case, mode, |run| Some(run.jain()));
                 add(&format!("D2.jain.{}", case.name()), "Jain's index of bytes over weights", jain, "index");
             }
-            let p99 = self.of(Case::Strong, mode, |run| Some(run.p99_ms()));
+            let p99 = self.median(Case::Strong, mode, |run| Some(run.p99_ms()));
             add("D3.p99_ms", "p99 of the VM with priority where others are held back most", p99, "ms");
             let used = over_none(Case::Strong, IsolationRun::bytes);
             add("D3.use_over_none", "bytes of all VMs in the same runs, over those of none", used, "times");
-            let burst = self.of(Case::Bursts, mode, IsolationRun::burst_ms);
+            let burst = self.median(Case::Bursts, mode, IsolationRun::burst_ms);
             add("D4.burst_ms", "median time of a burst of reads next to three VMs that read", burst, "ms");
         }
         claims

@@ -32,7 +32,7 @@ pub fn sections(data: &IsolationData) -> Vec<Section> {
 fn curves(data: &IsolationData, cases: &[Case], figure: fn(&IsolationRun) -> f64) -> Vec<Series> {
     let of = |(index, mode): (usize, Mode)| {
         let point = |(x, case): (usize, &Case)| {
-            let (value, _) = data.of(*case, mode, |run| Some(figure(run)))?;
+            let (value, _) = data.median(*case, mode, |run| Some(figure(run)))?;
             Some((x as f64, value, format!("{}, {}: {value:.3}", mode.name(), case.name())))
         };
         let points = cases.iter().enumerate().filter_map(point).collect();
@@ -51,7 +51,7 @@ fn named<'a>(label: &str, names: impl Iterator<Item = &'a str>) -> Axis {
 /// A table with a row for each mode and a column for each case.
 fn rows(data: &IsolationData, label: &str, cases: &[Case], figure: fn(&IsolationRun) -> f64) -> Table {
     let cell = |case: &Case, mode: Mode| {
-        let found = data.of(*case, mode, |run| Some(figure(run)));
+        let found = data.median(*case, mode, |run| Some(figure(run)));
         found.map_or_else(|| "-".to_owned(), |(value, n)| format!("{value:.3} ({n})"))
     };
     let row = |mode: Mode| {
@@ -110,8 +110,8 @@ fn priority(data: &IsolationData) -> Section {
     let cases = [Case::Weak, Case::Medium, Case::Strong];
     let of = |(index, mode): (usize, Mode)| {
         let point = |case: &Case| {
-            let (used, _) = data.of(*case, mode, |run| Some(mib(run)))?;
-            let (p99, _) = data.of(*case, mode, |run| Some(run.p99_ms()))?;
+            let (used, _) = data.median(*case, mode, |run| Some(mib(run)))?;
+            let (p99, _) = data.median(*case, mode, |run| Some(run.p99_ms()))?;
             Some((used, p99, format!("{}, {}: {p99:.3} ms at {used:.1} MiB/s", mode.name(), case.name())))
         };
         let mut points: Vec<_> = cases.iter().filter_map(point).collect();
@@ -144,9 +144,9 @@ fn bursts(data: &IsolationData) -> Section {
     let point = |(x, mode): (usize, &Mode), longest: bool| {
         let longest_ms = |run: &IsolationRun| run.bursts_ns.iter().max().map(|time| time.as_millis_f64());
         let (ms, n) = if longest {
-            data.of(Case::Bursts, *mode, longest_ms)?
+            data.median(Case::Bursts, *mode, longest_ms)?
         } else {
-            data.of(Case::Bursts, *mode, IsolationRun::burst_ms)?
+            data.median(Case::Bursts, *mode, IsolationRun::burst_ms)?
         };
         Some((x as f64, ms, format!("{}: {ms:.2} ms, {n} runs", mode.name())))
     };

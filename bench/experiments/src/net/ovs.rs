@@ -115,7 +115,6 @@ impl Drop for OvsDpdk {
 
 /// A switch whose start is not finished.
 struct Making {
-    /// Directory of its files.
     run: PathBuf,
     commands: Vec<String>,
 }

@@ -61,7 +61,6 @@ impl Part {
         word(&self)
     }
 
-    /// Whether the part has guests.
     pub(super) fn has_guests(self) -> bool {
         !matches!(self, Self::Simulated | Self::Frames | Self::Web)
     }

@@ -16,7 +16,6 @@ const LENGTH: Nanos = Nanos(2_000_000_000);
 /// Counts over all cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Simulated {
-    /// Simulated cases.
     pub cases: usize,
     /// Frames under a reservation.
     pub promised: u64,

@@ -325,9 +325,6 @@ impl NetTestBed {
     }
 
     /// Bytes on the wire that were sent toward the host's end.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub fn sent_bytes(&self) -> anyhow::Result<u64> {
         self.namespace.enter()?;
         let text = std::fs::read_to_string("/proc/thread-self/net/dev")?;
@@ -468,9 +465,6 @@ impl Drop for NetTestBed {
 }
 
 /// Runs a shell command in a guest.
-///
-/// # Errors
-/// When it fails.
 pub fn command(guest: &mut QemuGuest, script: &str) -> anyhow::Result<()> {
     let out = guest.exec(&["sh", "-c", script], COMMAND)?;
     if !out.success() {

@@ -212,9 +212,6 @@ fn picture(data: &TimelineData) -> Plot {
 }
 
 /// The picture of a saved result, with its file name.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<(&'static str, String)> {
     Ok((PICTURE, picture(&read(path)?).standalone_svg()))
 }

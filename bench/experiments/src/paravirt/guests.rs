@@ -261,7 +261,6 @@ impl<'c> Guests<'c> {
         Ok(&self.following.as_ref().context("A's page is not followed")?.contract)
     }
 
-    /// Disks of the guests.
     pub fn disks(&self) -> anyhow::Result<&DiskTestBed> {
         self.disks.as_ref().context("guests without disks")
     }

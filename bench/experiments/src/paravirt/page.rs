@@ -43,9 +43,6 @@ impl Experiment for ParavirtData {
 
 /// Report of a result of `rtvirtio-lab box`. Its limits are those of a host whose CPU is not
 /// emulated, so they do not apply here; the ids of its claims end with the file's name.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn report_in_box(path: &Path) -> anyhow::Result<ExperimentReport> {
     let mut report = report::<ParavirtData>(path)?;
     report.claims = report.claims.into_iter().map(Claim::for_comparison).collect();

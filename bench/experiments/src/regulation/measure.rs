@@ -358,9 +358,6 @@ fn on_frontend<T: Send + 'static>(
 
 /// Gives the calling thread a front end's priority: above the memory load, below the engine.
 /// Threads that it starts later are ordinary.
-///
-/// # Errors
-/// When the kernel refuses.
 pub(super) fn raise() -> anyhow::Result<()> {
     let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     sched::set(tid, &Attr::fifo(FRONTEND)).context("a frontend needs a real-time priority")

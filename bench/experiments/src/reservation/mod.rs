@@ -54,7 +54,6 @@ pub struct Alone {
 /// Throughput of one VM with a neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WithNeighbour {
-    /// Index of the round.
     pub round: usize,
     /// The neighbour's budget, in percent of the core; the VM's own is [`OWN_BUDGET`].
     pub neighbour: u64,
@@ -90,9 +89,7 @@ pub struct Web {
 pub struct Kills {
     /// Date of the kills, and version of the program.
     pub generated: String,
-    /// Number of kills of `apply`.
     pub apply: usize,
-    /// Number of kills of `revert`.
     pub revert: usize,
     /// Differences that remain after the next `revert`: scheduling, affinity or cgroups of a
     /// thread, a cgroup, or a journal.

@@ -25,7 +25,6 @@ const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 /// Bytes of a request of the I/O domain's client, the same as of the host's readers.
 const BLOCK: u32 = 128 << 10;
 
-/// Starts the load in a guest; `None` where there is none.
 pub fn start_in_guest(load: &GuestLoad, vm: &mut QemuGuest) -> anyhow::Result<Option<Process>> {
     let args = load.fio(GUEST_DISK);
     let argv: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -42,7 +41,6 @@ pub fn end_in_guest(process: Option<Process>, vm: &mut QemuGuest) -> anyhow::Res
 
 /// Load of the host's readers.
 pub enum HostReaders {
-    /// No readers.
     None,
     /// Process of fio on the device.
     Fio(Child),

@@ -54,7 +54,6 @@ pub struct RunOfStarts {
     pub cell: Cell,
     /// Way in which the VM was served.
     pub plane: Plane,
-    /// Index of the repetition.
     pub repetition: usize,
     /// Start-ups in order. After a start over the limit the others are skipped, as in the paper.
     pub starts: Vec<Start>,

@@ -58,7 +58,6 @@ pub struct Video {
     pub device: String,
     /// Way in which the VMs are served.
     pub plane: Plane,
-    /// Name of the host's load.
     pub host_load: String,
     /// Frames of each VM.
     pub vms: Vec<Frames>,

@@ -129,7 +129,6 @@ impl TaskTails {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongRun {
-    /// Name of the [`Setup`].
     pub setup: String,
     /// Stalls of the host during the run.
     pub noise: Noise,
@@ -154,7 +153,6 @@ pub struct TailsData {
     pub generated: String,
     /// Length of each run, s.
     pub seconds: f64,
-    /// Length of each piece, ns.
     pub piece_ns: Nanos,
     /// Runs of all set-ups.
     pub runs: Vec<LongRun>,

@@ -28,7 +28,6 @@ pub struct Column {
 pub struct Scaler {
     /// Columns in the order of the features.
     pub features: Vec<Column>,
-    /// Column of the target.
     pub target: Column,
     /// Whether features are held within the training range plus [`Scaler::margin`].
     pub clamp: bool,

@@ -7,7 +7,6 @@ use super::adam::Adam;
 use super::backprop::Backprop;
 use super::{Loss, Mlp, MlpError, Scratch};
 
-/// Options of training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainOptions {

@@ -169,9 +169,6 @@ impl Filters {
     }
 
     /// Filters the calling thread, irreversibly.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn apply(&self, role: Role) -> io::Result<()> {
         let filters = match role {
             Role::Engine { .. } => &self.engine,

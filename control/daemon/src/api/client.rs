@@ -50,7 +50,6 @@ pub enum ClientError {
     /// No service listens on the socket.
     #[error("no rtvirtiod answers on {socket}: {source}; start it with `systemctl start rtvirtiod`")]
     NotThere {
-        /// Path of the socket.
         socket: PathBuf,
         /// Connection error, or that no service runs.
         source: io::Error,
@@ -60,7 +59,6 @@ pub enum ClientError {
         "rtvirtiod runs but does not listen on {socket}: it is starting or stopping, or the socket was removed: `systemctl restart rtvirtiod`"
     )]
     Deaf {
-        /// Path of the socket.
         socket: PathBuf,
     },
     /// The service listens, and did not answer in time.
@@ -69,7 +67,6 @@ pub enum ClientError {
         .patience.as_secs_f64()
     )]
     Silent {
-        /// Path of the socket.
         socket: PathBuf,
         /// Timeout of the answer.
         patience: Duration,
@@ -80,7 +77,6 @@ pub enum ClientError {
          run it with sudo"
     )]
     NotAllowed {
-        /// Path of the socket.
         socket: PathBuf,
     },
     /// Whether a service runs is not known.
@@ -92,7 +88,6 @@ pub enum ClientError {
     /// Other I/O error of the connection.
     #[error("rtvirtiod on {socket}: {source}")]
     Io {
-        /// Path of the socket.
         socket: PathBuf,
         /// Error of the connection.
         source: io::Error,
@@ -100,7 +95,6 @@ pub enum ClientError {
     /// The answer is malformed or too large.
     #[error("rtvirtiod on {socket} did not answer as it should: {why}")]
     Answer {
-        /// Path of the socket.
         socket: PathBuf,
         /// Defect of the answer.
         why: String,

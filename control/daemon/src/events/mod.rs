@@ -31,7 +31,6 @@ const NOISE: Duration = Duration::from_millis(10);
 
 /// Files and daemons that events come from.
 pub(crate) struct Sources {
-    /// The directory of contract files.
     pub contracts: PathBuf,
     /// Spec files besides the directory.
     pub specs: Vec<PathBuf>,

@@ -54,7 +54,6 @@ impl WatchKind {
     }
 }
 
-/// Watches on contract files and specs, by directory.
 pub(super) fn of_files(contracts: &Path, specs: &[PathBuf]) -> BTreeMap<PathBuf, WatchKind> {
     let none = |contracts| WatchKind::Files { contracts, names: BTreeSet::new() };
     let mut out = BTreeMap::from([(contracts.to_owned(), none(true))]);

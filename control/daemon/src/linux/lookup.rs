@@ -91,7 +91,6 @@ impl Lookups {
         self.under_way.extend(started.ok().map(|thread| (vm.name.clone(), thread)));
     }
 
-    /// Whether any lookup is under way.
     pub fn are_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }

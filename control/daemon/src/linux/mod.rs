@@ -68,7 +68,6 @@ const DOMAIN_LOOKUP_EVERY: Duration = Duration::from_secs(15);
 pub struct Places {
     /// Directories of journals and sockets.
     pub dirs: Dirs,
-    /// The directory of contract files.
     pub contracts: PathBuf,
     /// Spec files besides the directory.
     pub specs: Vec<PathBuf>,

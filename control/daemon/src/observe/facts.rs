@@ -173,7 +173,6 @@ fn member(vm: &RunningVm, groups: &BTreeMap<String, PathBuf>, path: &Path) -> Op
     Some(DeviceMember { name, group, tasks })
 }
 
-/// The cgroup of each VM.
 fn groups_of(vms: &[Arc<RunningVm>], cgroups: &Cgroups, root: &Root) -> BTreeMap<String, PathBuf> {
     let of = |vm: &Arc<RunningVm>| {
         let group = cgroups.of_pid(root, vm.processes.first()?.pid).ok()?;

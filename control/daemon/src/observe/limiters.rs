@@ -123,7 +123,6 @@ impl LimiterCounters {
         all
     }
 
-    /// A limiter that counts its hits.
     fn counted(
         &self,
         kind: LimiterKind,

@@ -26,12 +26,10 @@ pub struct ObservedVmTargets {
     /// Verdicts, one for each target.
     #[serde(default)]
     pub targets: Vec<TargetObservation>,
-    /// Tails of its disks.
     #[serde(default)]
     pub disks: Vec<DiskTails>,
 }
 
-/// Tails of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiskTails {
     /// Device id in QEMU, or device and disk of the I/O domain.
@@ -40,7 +38,6 @@ pub struct DiskTails {
     pub directions: Vec<DirectionTails>,
 }
 
-/// Tails of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DirectionTails {
     /// `read`, `write` or `flush`.

@@ -23,7 +23,6 @@ use super::facts::devices;
 use crate::history::now;
 use crate::linux::RunningVm;
 
-/// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
 
 /// Waits of VMs for each other, over the last minutes.
@@ -128,7 +127,6 @@ fn domain(dirs: &Dirs) -> Result<Option<DomainCounters>, String> {
     Ok(Some(domain_counters(status.vms)))
 }
 
-/// The cgroup of each VM that has one of its own.
 fn groups(
     vms: &[Arc<RunningVm>],
     root: &Root,

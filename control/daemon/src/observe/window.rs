@@ -16,7 +16,6 @@ use rtvirtio_workflow::vm_counters::directions;
 use super::facts::IntervalFacts;
 use super::{HistogramObservation, TargetObservation};
 
-/// Length of a window.
 const WINDOW: Duration = Duration::from_secs(300);
 /// A VM that its quota stops for this share of the time, or more, may send less because of it.
 const STOPPED: f64 = 0.01;
@@ -27,7 +26,6 @@ const WAITED: f64 = 0.5;
 /// Stalls of host and disk in the interval that a sample ends; `None` where nothing watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoodStill {
-    /// Stalls of the host.
     pub host: Option<StallTotal>,
     /// The disk below, without the host's stalls.
     pub disk: Option<StallTotal>,

@@ -17,7 +17,6 @@ pub(crate) const LOCK: &str = "service.lock";
 /// Only root, or who owns the directory, may hold it.
 const MODE: u32 = 0o600;
 
-/// A service that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningService {
     /// Process id, as the service has written it.

@@ -121,7 +121,6 @@ impl From<Shard> for String {
 pub struct Share {
     /// Always [`SHARE_SCHEMA`], for readers of the file.
     pub schema: String,
-    /// The kind of the device.
     pub kind: DeviceKind,
     /// Part of the sweep with these runs.
     pub shard: Shard,

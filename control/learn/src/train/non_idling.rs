@@ -38,9 +38,6 @@ pub(super) struct Split {
 /// Choosing between two bounds by the runs that calibrated both may cost some of their confidence;
 /// the remaining difference shows in `rtvirtio-bench accuracy`, which fits and chooses again
 /// in each part.
-///
-/// # Errors
-/// [`TrainError`].
 pub(super) fn split(
     one: &Bounded,
     rows: &[Row],

@@ -17,9 +17,6 @@ const APPLIED: &str = "applied.toml";
 const REFUSED: &str = "refused.toml";
 
 /// Saves the spec that is about to be applied.
-///
-/// # Errors
-/// When it cannot be written.
 pub(super) fn save(own: &Dirs, text: &[u8]) -> Result<(), PacemakerError> {
     Ok(write_state(&own.state, APPLIED, text)?)
 }
@@ -38,9 +35,6 @@ pub(super) fn applied(own: &Dirs, file: &Path) -> Result<Option<(HostSpec, Vec<u
 
 /// Notes a spec that is about to take the place of the one in force: unless it is accepted, no
 /// other try is made while the file has this text. A spec that is applied already is not noted.
-///
-/// # Errors
-/// When it cannot be written.
 pub(super) fn refuse(own: &Dirs, text: &[u8]) -> Result<(), PacemakerError> {
     if read(own, APPLIED)?.is_some_and(|applied| applied == text) {
         return Ok(());
@@ -66,9 +60,6 @@ pub(super) fn accept(own: &Dirs, text: &[u8]) -> Result<(), PacemakerError> {
 }
 
 /// Removes both copies.
-///
-/// # Errors
-/// When one cannot be removed.
 pub(super) fn forget(own: &Dirs) -> Result<(), PacemakerError> {
     remove(own, &[APPLIED, REFUSED])
 }

@@ -11,7 +11,6 @@ use crate::node::{contract_dirs, has_directory};
 /// Parameters of the agent's resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// Path of the spec file.
     pub spec: PathBuf,
     /// Name of the VM's resource.
     pub resource: String,

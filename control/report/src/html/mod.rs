@@ -26,7 +26,6 @@ const GAP: &str = "\u{a0}";
 /// Between groups of three digits: a narrow space that does not break.
 const THIN: &str = "\u{202f}";
 
-/// The input of a report.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportInput<'a> {
     /// Heading of the page.

@@ -11,7 +11,6 @@ use crate::num;
 pub struct BarPlot {
     /// Text for screen readers.
     pub title: String,
-    /// Names of the series.
     pub series: Vec<String>,
     /// The rows from top to bottom.
     pub rows: Vec<BarRow>,
@@ -29,7 +28,6 @@ pub struct BarRow {
 /// Share of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
-    /// Index of the series.
     pub series: usize,
     /// Length of the bar, 0 to 1.
     pub share: f64,

@@ -37,7 +37,6 @@ pub struct LatencyRow {
 /// Latencies of one task in one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
-    /// Index of the series.
     pub series: usize,
     /// Median, mark (the tail) and maximum; `None` when no request completed.
     pub measured: Option<[Nanos; 3]>,

@@ -36,7 +36,6 @@ impl Frame {
         if self.narrow { lanes + 26.0 } else { lanes.max(32.0) + 12.0 }
     }
 
-    /// Centre of a lane.
     pub(crate) fn lane_centre(&self, row_top: f64, lanes: usize, lane: usize) -> f64 {
         let offset = self.lane * (lane as f64 + 0.5);
         if self.narrow {
@@ -140,7 +139,6 @@ impl Frame {
 pub struct RatePlot {
     /// Text for screen readers.
     pub title: String,
-    /// Names of the series.
     pub series: Vec<String>,
     /// Rows from top to bottom, one per task.
     pub rows: Vec<RateRow>,
@@ -160,7 +158,6 @@ pub struct RateRow {
 /// Rates of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateBar {
-    /// Index of the series.
     pub series: usize,
     /// Achieved requests per second.
     pub achieved: f64,

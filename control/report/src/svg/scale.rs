@@ -3,7 +3,6 @@
 /// A tick of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tick {
-    /// Value at the tick.
     pub value: f64,
     /// Whether there is room for its number.
     pub labelled: bool,

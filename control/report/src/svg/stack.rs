@@ -35,7 +35,6 @@ pub struct StackRow {
 pub struct Segment {
     /// Index into [`StackPlot::parts`].
     pub part: usize,
-    /// Length of the segment, as time.
     pub value: Nanos,
 }
 

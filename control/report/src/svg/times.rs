@@ -10,7 +10,6 @@ use super::{NARROW, Scale};
 pub struct TimePlot {
     /// Text for screen readers.
     pub title: String,
-    /// Names of the series.
     pub series: Vec<String>,
     /// The rows from top to bottom.
     pub rows: Vec<TimeRow>,
@@ -32,7 +31,6 @@ pub struct TimeRow {
 /// Time of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeBar {
-    /// Index of the series.
     pub series: usize,
     /// Length of the bar, in s.
     pub seconds: f64,

@@ -122,9 +122,6 @@ fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
 }
 
 /// Control socket of the I/O domain that was started; `None` where it is not recorded.
-///
-/// # Errors
-/// When the record cannot be read.
 pub fn control(state_dir: &Path) -> Result<Option<PathBuf>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
     Ok(record(&dir)?.and_then(|record| record.control))

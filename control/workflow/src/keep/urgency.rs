@@ -44,9 +44,6 @@ pub struct UrgencyStatus {
 
 impl UrgencyStatus {
     /// Reads the last state; `None` when the process that wrote it has ended.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub fn read(dirs: &Dirs) -> Result<Option<Self>> {
         let path = dirs.run.join(STATUS_FILE);
         let text = match rtvirtio_kernel::trusted::read_config(&path, DATA_LIMIT) {

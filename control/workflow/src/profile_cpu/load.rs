@@ -156,9 +156,6 @@ impl Load {
     }
 
     /// Starts the load in the background, while something else is measured.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub fn background(&self, length: Duration) -> Result<Background<'_>> {
         Ok(match self {
             Self::Http { request, connections, answer, .. } => {

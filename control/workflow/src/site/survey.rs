@@ -39,9 +39,6 @@ fn cpu_hierarchy(root: &Root) -> Result<Option<Cgroups>> {
 
 impl Site {
     /// The settings in force, and all that acts already and is set by no plan. Warns of each.
-    ///
-    /// # Errors
-    /// When the kernel's files cannot be read.
     pub fn survey(&self, progress: &dyn Progress) -> Result<Survey> {
         let (config, doubts) = self.config_and_doubts()?;
         let placed = self.placed(&config);

@@ -161,9 +161,6 @@ impl Raise {
     }
 
     /// Whether the values are still in force.
-    ///
-    /// # Errors
-    /// When the journal cannot be read.
     pub fn is_in_force(&mut self) -> Result<bool> {
         if matches!(self.levels.hold()?, Hold::Changed) {
             self.levels.reload()?;

@@ -74,7 +74,6 @@ impl Part {
 /// A part that is slower, or faster, than profiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// The part.
     pub part: Part,
     /// Factor that covers it: a power of [`STEP`].
     pub factor: f64,
@@ -181,7 +180,6 @@ impl Ageing {
         if self.profiled.service().write.is_some() { reads.max(self.factor_of(Part::Writes)) } else { reads }
     }
 
-    /// Factor of one part.
     #[must_use]
     pub fn factor_of(&self, part: Part) -> f64 {
         self.channels[part as usize].factor()

@@ -24,9 +24,7 @@ pub struct Completed {
 pub struct AgeingWindow {
     /// Length of the window, s.
     pub seconds: f64,
-    /// Reads.
     pub read: Completed,
-    /// Writes.
     pub write: Completed,
     /// Time in which at least one request was in the device, s.
     pub busy_s: f64,
@@ -35,7 +33,6 @@ pub struct AgeingWindow {
     /// Longest time in which requests were in the device and none was completed, without the
     /// host's stalls, s; `None` where nothing watched.
     pub standstill_s: Option<f64>,
-    /// Number of flushes.
     pub flushes: u64,
     /// Sum of their times, s.
     pub flush_s: f64,

@@ -67,7 +67,6 @@ impl Estimate {
     }
 }
 
-/// Estimate of a forest for one row.
 pub(super) fn estimate(
     forest: &Forest,
     high: f64,

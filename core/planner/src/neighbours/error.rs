@@ -43,7 +43,6 @@ pub enum NeighbourError {
         "vm {vm}: task {task} syncs its writes, and what a flush delays is in neither profile line nor curve: leave it out, or plan with --domain"
     )]
     Synced {
-        /// Name of the VM.
         vm: String,
         /// Task that syncs its writes.
         task: String,
@@ -53,7 +52,6 @@ pub enum NeighbourError {
         "vm {vm}: task {task} has no target, and a limit of the VM would hold back its other tasks too: move it into a VM of its own"
     )]
     Mixed {
-        /// Name of the VM.
         vm: String,
         /// Task without a target.
         task: String,
@@ -63,7 +61,6 @@ pub enum NeighbourError {
         "vm {vm}: task {task} has a target and no rate, so that it leaves the other targets nothing: give it a rate"
     )]
     Unpaced {
-        /// Name of the VM.
         vm: String,
         /// Task with a target and without a rate.
         task: String,
@@ -73,7 +70,6 @@ pub enum NeighbourError {
         "vm {vm} writes, and the profile has no measured writes: measure them, which destroys the device's data (`rtvirtio profile --allow-write`), or give a curve"
     )]
     NoWrites {
-        /// Name of the VM.
         vm: String,
     },
     /// The curve is of other traffic.

@@ -28,7 +28,6 @@ const MAX_RATE: f64 = 10e6;
 /// Service that a VM must get, whatever targets its tasks have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AskedService {
-    /// Name of the VM.
     pub vm: String,
     /// alpha in requests per second of its largest size, and Delta.
     pub service: ServiceTarget,
@@ -63,7 +62,6 @@ pub struct NeighbourPlan {
 /// The limit of one direction of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourLimit {
-    /// Name of the VM.
     pub vm: String,
     /// Direction that is limited, reads or writes.
     pub direction: Direction,
@@ -80,7 +78,6 @@ pub struct NeighbourLimit {
 /// A need and its service in the worst case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VictimOutlook {
-    /// Name of the VM.
     pub vm: String,
     /// The task; `None` for alpha and Delta of the whole VM.
     pub task: Option<String>,

@@ -41,7 +41,6 @@ impl Change {
 /// Effect of a change on one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Name of the VM.
     pub vm: String,
     /// Criticality in the VM's contract.
     pub criticality: Criticality,

@@ -256,7 +256,6 @@ fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Mo
     out
 }
 
-/// The level nearest to `wish`.
 pub(super) fn nearest(levels: &[u32], wish: f64) -> u32 {
     let off = |w: &u32| (f64::from(*w) - wish).abs();
     levels.iter().copied().min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(100)

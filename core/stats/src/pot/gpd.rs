@@ -27,7 +27,6 @@ pub enum Method {
 /// A fitted generalised Pareto distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpdFit {
-    /// Method of the fit.
     pub method: Method,
     /// Shape, in [-1/2, 1): above zero a heavy tail, below zero a tail with an end.
     pub shape: f64,

@@ -34,7 +34,6 @@ const SEARCH: (f64, f64) = (-10.0, 25.0);
 /// Half the width of the search next to a known maximum.
 const NEAR: f64 = 1.5;
 
-/// A point of the profile.
 #[derive(Clone, Copy)]
 struct Point {
     distance: f64,

@@ -102,7 +102,6 @@ impl Record {
         }
     }
 
-    /// Exceedances of a threshold.
     pub(super) fn above(&self, threshold: f64) -> Exceedances {
         let scale = self.n as f64 / self.span;
         let high = |i: &usize| self.values[*i] > threshold;

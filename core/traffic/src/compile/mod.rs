@@ -35,12 +35,10 @@ pub enum Place {
     },
     /// A network interface, such as a VM's tap.
     TcTbf {
-        /// Name of the interface.
         interface: String,
     },
     /// A network interface, for an HTB class.
     TcHtb {
-        /// Name of the interface.
         interface: String,
     },
     /// A drive of QEMU.

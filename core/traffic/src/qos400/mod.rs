@@ -53,7 +53,6 @@ pub struct AxiPort {
     pub transaction: u64,
 }
 
-/// A channel of AXI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Channel {

@@ -25,7 +25,6 @@ pub struct Master {
 /// GPV of the ZynqMP's full-power domain, and of its low-power domain.
 const FPD: u64 = 0xFD70_0000;
 const LPD: u64 = 0xFE10_0000;
-/// The NIC of the S32.
 const S32_NIC: u64 = 0x4001_0000;
 /// First register block of the S32's NIC: its blocks are at xx80.
 const S32_FIRST: u64 = 0x4_2000;

@@ -72,9 +72,6 @@ impl<M: Memory> Host<M> {
 
     /// Offers the page to the guest. `doorbell` is the value that the guest writes to the device.
     /// The guest's half stays: the guest may report already, to a host process that has ended.
-    ///
-    /// # Errors
-    /// Those of the memory.
     pub fn serve(&self, doorbell: Option<u32>) -> Result<(), M::Error> {
         let generation = word(&self.memory, header::GENERATION * 4)?;
         self.put(header::VERSION, VERSION)?;
@@ -87,17 +84,11 @@ impl<M: Memory> Host<M> {
     }
 
     /// Marks the page as no longer served.
-    ///
-    /// # Errors
-    /// Those of the memory.
     pub fn leave(&self) -> Result<(), M::Error> {
         self.put(header::SERVED, 0)
     }
 
     /// Place of the guest's reports, and its beat.
-    ///
-    /// # Errors
-    /// Those of the memory.
     pub fn mode(&self) -> Result<(Mode, u32), M::Error> {
         let mut bytes = [0; 16];
         self.memory.read(header::MODE * 4, &mut bytes)?;
@@ -123,9 +114,6 @@ impl<M: Memory> Blocks<M> {
 
     /// Report of a vCPU with its sequence number. `None` while the guest writes it, forever if it
     /// never finishes, and for a vCPU without a block.
-    ///
-    /// # Errors
-    /// Those of the memory.
     pub fn read(&self, vcpu: usize) -> Result<Option<(u32, RawReport)>, M::Error> {
         if vcpu >= self.changes.len() {
             return Ok(None);
@@ -146,9 +134,6 @@ impl<M: Memory> Blocks<M> {
     }
 
     /// Shows the guest the level of a vCPU.
-    ///
-    /// # Errors
-    /// Those of the memory.
     pub fn show(&mut self, vcpu: usize, level: Level) -> Result<(), M::Error> {
         let Some(changes) = self.changes.get_mut(vcpu) else { return Ok(()) };
         *changes = changes.wrapping_add(1);

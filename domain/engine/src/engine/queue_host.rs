@@ -20,7 +20,6 @@ pub trait QueueHost {
     /// Submission ring of the loop.
     fn ring(&mut self) -> &mut Uring;
 
-    /// The slot of a queue.
     fn queue_slot(&mut self, vm: VmId, queue: QueueId) -> Option<&mut QueueSlot>;
 
     /// A number that no recent queue of the loop had.

@@ -63,7 +63,6 @@ pub enum StartError {
     Size {
         /// Number of descriptors as given.
         size: u16,
-        /// Error of the queue.
         source: virtio_queue::Error,
     },
     /// A misaligned or unreadable ring address.

@@ -163,7 +163,6 @@ impl DirtyLog {
         old
     }
 
-    /// Whether there is a log.
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
     }

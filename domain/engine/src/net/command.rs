@@ -171,7 +171,6 @@ pub struct Flow {
 /// Snapshot of a port.
 #[derive(Clone, Debug)]
 pub struct PortStatus {
-    /// Name of the port.
     pub name: String,
     /// Queues that are served.
     pub queues: u16,

@@ -133,7 +133,6 @@ pub enum Delivery {
 }
 
 impl PortRules {
-    /// The rules of a port.
     #[must_use]
     pub fn new(port: &Port) -> Self {
         Self {
@@ -189,7 +188,6 @@ impl PortRules {
         }
     }
 
-    /// The priority of a frame.
     #[must_use]
     pub fn priority(&self, frame: &Frame) -> Priority {
         let pcp = frame.vlan.is_some_and(|(_, pcp)| self.urgent_pcp >> pcp & 1 == 1);

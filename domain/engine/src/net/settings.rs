@@ -17,7 +17,6 @@ pub struct PortSettings {
 }
 
 impl PortSettings {
-    /// Settings of a port.
     #[must_use]
     pub fn new(network: &Network, port: &Port) -> Self {
         Self {

@@ -50,7 +50,6 @@ pub(super) enum SocketState {
 
 /// A socket that is served by a thread when its front end sends.
 pub(super) trait FrontEndSocket: Send + Sync {
-    /// Name of the thread.
     fn thread_name(&self) -> String;
 
     /// State of the socket, from which the waiting thread tells what to do.

@@ -269,8 +269,8 @@ fn io_latencies(
     not_there_yet: bool,
 ) -> Result<Vec<Target>, ApplyError> {
     // The kernel keeps nanoseconds in 64 bits.
-    const LONGEST: u64 = u64::MAX / 1_000;
-    if ask.value != "max" && !ask.value.parse::<u64>().is_ok_and(|us| (1..=LONGEST).contains(&us)) {
+    const MOST_US: u64 = u64::MAX / 1_000;
+    if ask.value != "max" && !ask.value.parse::<u64>().is_ok_and(|us| (1..=MOST_US).contains(&us)) {
         let why = format!("`{}` is neither `max` nor a whole number of us above 0", ask.value);
         return Err(cannot(&ask.knob, why, "correct it in the plan"));
     }

@@ -32,9 +32,6 @@ pub struct Stack {
 
 impl Stack {
     /// Follows a device down to the disks that schedule.
-    ///
-    /// # Errors
-    /// When sysfs cannot be read.
     pub fn resolve(root: &Root, device: BlockDevice) -> Result<Self, HostError> {
         let mut walk = Walk { root, seen: BTreeSet::new(), disks: Vec::new(), notes: Vec::new() };
         walk.down(&device, 0)?;

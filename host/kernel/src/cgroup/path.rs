@@ -41,7 +41,6 @@ const DEFAULT_WEIGHT: u64 = 100;
 /// A limit of one cgroup for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetLimit {
-    /// Cgroup that has the limit.
     pub cgroup: PathBuf,
     /// Name of the limit's file in the cgroup.
     pub file: &'static str,
@@ -54,7 +53,6 @@ pub struct SetLimit {
 /// Control of a cgroup, or of the device, that is neither a limit nor a BFQ weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherControl {
-    /// Cgroup that has the control.
     pub cgroup: PathBuf,
     /// Name of the control's file in the cgroup.
     pub file: &'static str,

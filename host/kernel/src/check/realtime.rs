@@ -34,9 +34,6 @@ pub(super) fn is_unthrottled(runtime: i64, period: i64) -> bool {
 /// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the
 /// largest of all CPUs, or the default where debugfs is not mounted or not for this user. `None` on
 /// a kernel without one.
-///
-/// # Errors
-/// When the files cannot be read.
 pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::max, &BTreeSet::new())
 }
@@ -53,9 +50,6 @@ pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
 /// Whether the kernel stops FIFO and RR threads that have used up `sched_rt_runtime_us`. Since it
 /// has a fair server (Linux 6.12) it does so with CONFIG_RT_GROUP_SCHED only, seen by the root
 /// group's budget on cgroup v1; else that number bounds the reservations of deadline threads alone.
-///
-/// # Errors
-/// When that cannot be read.
 pub fn stops_fifo(root: &Root) -> Result<bool, HostError> {
     Ok(fair_server(root)?.is_none() || group_budget(root)?.is_some())
 }

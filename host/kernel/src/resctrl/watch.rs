@@ -66,7 +66,6 @@ impl MemoryLook {
         Ok(Self { at, counters, threads })
     }
 
-    /// Counters of all groups.
     #[must_use]
     pub fn counters(&self) -> &[GroupCounters] {
         &self.counters

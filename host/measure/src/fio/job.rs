@@ -225,7 +225,6 @@ impl JobFile {
         self.options.warmup + self.options.runtime
     }
 
-    /// Path of the job file.
     #[must_use]
     pub fn job_path(&self) -> PathBuf {
         self.options.dir.join("job.fio")
@@ -267,7 +266,6 @@ impl JobFile {
         fio_args(&self.job_path(), &self.json_path(), !self.writes())
     }
 
-    /// Text of the job file.
     #[must_use]
     pub fn text(&self) -> String {
         let mut s = String::from("[global]\n");

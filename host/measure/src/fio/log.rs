@@ -19,7 +19,6 @@ pub struct Sample {
     pub time_ms: u64,
     /// Latency counted by fio: from when fio made the request, which may be later than intended.
     pub lat_ns: u64,
-    /// Whether it was a write.
     pub write: bool,
     /// Size of the request.
     pub bytes: u64,

@@ -38,7 +38,6 @@ pub(super) fn slot(measured: Duration) -> Duration {
     (INTERVAL * u32::try_from(intervals).unwrap_or(u32::from(u16::MAX))).max(SHORTEST)
 }
 
-/// Time of all sections.
 pub(super) fn length(sections: &[Section]) -> Duration {
     sections.iter().map(|section| section.slot).sum()
 }

@@ -20,7 +20,7 @@ use crate::run::add_bins;
 /// rate.
 const LONG: Duration = Duration::from_millis(400);
 /// Longest slot of a later measurement.
-const LONGEST: Duration = Duration::from_secs(2);
+const LONGEST_SLOT: Duration = Duration::from_secs(2);
 /// Time that one fio process takes beyond its runs (start, clock calibration, end): 0.4 s measured
 /// on two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
@@ -67,7 +67,7 @@ fn wanted(point: &Point) -> Duration {
     }
     let rate = point.iops.iter().sum::<f64>() / point.iops.len() as f64;
     let more = (samples_wanted(point) - point.latencies.n() as f64).max(0.0) / rate.max(1.0);
-    slot(Duration::from_secs_f64(more.min(LONGEST.as_secs_f64()))).min(LONGEST)
+    slot(Duration::from_secs_f64(more.min(LONGEST_SLOT.as_secs_f64()))).min(LONGEST)
 }
 
 /// Longest slot of each of so many points in a later process that takes at most `left`; `None` when
@@ -247,8 +247,8 @@ mod tests {
         // Some 6 800 samples are wanted, 4 800 more: 0.48 s.
         assert_eq!(wanted(&point(1e4, 500_000)), ms(600));
         assert_eq!(wanted(&point(1e5, 500_000)), SHORTEST);
-        assert_eq!(wanted(&point(100.0, 500_000)), LONGEST);
-        assert_eq!(wanted(&point(0.0, 500_000)), LONGEST);
+        assert_eq!(wanted(&point(100.0, 500_000)), LONGEST_SLOT);
+        assert_eq!(wanted(&point(0.0, 500_000)), LONGEST_SLOT);
     }
 
     #[test]

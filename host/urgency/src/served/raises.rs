@@ -25,7 +25,6 @@ impl Delays {
         self.longest = self.longest.max(delay);
     }
 
-    /// Number of all delays.
     #[must_use]
     pub fn n(&self) -> u64 {
         self.counts.iter().sum()

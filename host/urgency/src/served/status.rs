@@ -7,10 +7,8 @@ use serde::Serialize;
 
 use super::{Raises, ServedVcpu, ServedVm};
 
-/// Status of a VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmStatus {
-    /// Name of the VM.
     pub vm: String,
     /// `off`, `region`, `guest_memory`, or `threads` for a guest that reports nothing.
     pub mode: &'static str,

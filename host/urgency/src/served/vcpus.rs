@@ -13,7 +13,6 @@ use crate::thread::VcpuThread;
 /// Threads of a VM in the journal that are not followed.
 #[derive(Default)]
 pub(super) struct Untaken {
-    /// Whether there are any.
     pub any: bool,
     again: Again,
     /// Reason why the last attempt failed.

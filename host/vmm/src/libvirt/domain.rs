@@ -92,7 +92,6 @@ impl Disk {
     }
 }
 
-/// Address of a disk in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestAddress {
     /// A PCI function: a virtio-blk disk.

@@ -9,7 +9,6 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct AtMost<T, const N: usize> {
     pub(super) items: Vec<T>,
-    /// Whether there were more.
     pub(super) has_more: bool,
 }
 

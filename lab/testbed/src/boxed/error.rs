@@ -33,7 +33,6 @@ pub enum BoxError {
     /// The directory for a command's results is not empty.
     #[error("{} is not empty: name another directory", path.display())]
     NotEmpty {
-        /// Path of the directory.
         path: PathBuf,
     },
     /// Results of a command cannot be unpacked.

@@ -55,7 +55,6 @@ pub enum VmAgent {
     Paused(&'static str),
 }
 
-/// A cluster with contracts.
 pub struct ContractCluster {
     /// The cluster, for its nodes.
     pub cluster: Cluster,
@@ -233,9 +232,6 @@ impl ContractCluster {
     }
 
     /// Lets each of these nodes publish its capacity for contracts.
-    ///
-    /// # Errors
-    /// Errors of the program.
     pub fn publish(&self, nodes: &[usize]) -> Result<(), ClusterError> {
         let file = self.file.display().to_string();
         nodes.iter().try_for_each(|n| self.rtvirtio(*n, &["publish", &file, "--quiet"]).map(|_| ()))
@@ -256,9 +252,6 @@ impl ContractCluster {
     }
 
     /// Writes the contracts' constraints into the CIB.
-    ///
-    /// # Errors
-    /// Errors of the program.
     pub fn constrain(&self, asked: usize) -> Result<(), ClusterError> {
         let file = self.file.display().to_string();
         self.rtvirtio(asked, &["constraints", &file, "--apply", "--quiet"]).map(|_| ())

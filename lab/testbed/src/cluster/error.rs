@@ -14,7 +14,6 @@ pub enum ClusterError {
     /// A program cannot be run.
     #[error("cannot run {program}: `scripts/deps.sh test` installs it")]
     Program {
-        /// Name of the program.
         program: String,
         /// Error of the operating system.
         source: io::Error,

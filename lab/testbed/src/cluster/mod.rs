@@ -56,14 +56,12 @@ pub struct Cluster {
     made: Vec<&'static str>,
 }
 
-/// Options of all nodes.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// Real-time budget of the node's groups in each second, us.
     pub budget_us: u64,
     /// Directory with resource agents of further providers.
     pub agents: PathBuf,
-    /// Whether each node has a libvirt of its own.
     pub libvirt: bool,
     /// Whether a lost node is switched off before its resources start elsewhere.
     pub fencing: bool,

@@ -42,7 +42,6 @@ pub struct DiskRegion {
     pub size: Bytes,
 }
 
-/// Disk of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestDisk {
     /// No disk: the initramfs holds the whole system.

@@ -58,7 +58,6 @@ pub enum QemuError {
     Busy {
         /// Name of the guest.
         name: String,
-        /// Path of the run directory.
         run_dir: PathBuf,
     },
     /// QEMU has ended unexpectedly.
@@ -122,7 +121,6 @@ pub enum QemuError {
     Io {
         /// Operation that failed, as a verb.
         operation: &'static str,
-        /// Path of the file.
         path: PathBuf,
         /// Error of the kernel.
         source: io::Error,

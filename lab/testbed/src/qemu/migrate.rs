@@ -60,35 +60,23 @@ impl QemuGuest {
     }
 
     /// Cancels a migration: the guest runs here.
-    ///
-    /// # Errors
-    /// The monitor's.
     pub fn cancel_migration(&mut self) -> Result<(), QemuError> {
         self.monitor("migrate_cancel", None).map(drop)
     }
 
     /// Makes a migration pause before its target takes over: the guest stands still, in the state
     /// `pre-switchover`, until [`Self::continue_migration`].
-    ///
-    /// # Errors
-    /// The monitor's.
     pub fn pause_before_switchover(&mut self) -> Result<(), QemuError> {
         let pause = json!({ "capability": "pause-before-switchover", "state": true });
         self.monitor("migrate-set-capabilities", Some(json!({ "capabilities": [pause] }))).map(drop)
     }
 
     /// Continues a migration that is paused before its target takes over.
-    ///
-    /// # Errors
-    /// The monitor's.
     pub fn continue_migration(&mut self) -> Result<(), QemuError> {
         self.monitor("migrate-continue", Some(json!({ "state": "pre-switchover" }))).map(drop)
     }
 
     /// State of a migration, as QEMU's `query-migrate` says it.
-    ///
-    /// # Errors
-    /// The monitor's.
     pub fn query_migration(&mut self) -> Result<Value, QemuError> {
         self.monitor("query-migrate", None)
     }

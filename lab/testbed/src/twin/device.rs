@@ -28,7 +28,6 @@ pub enum TwinError {
     Io {
         /// Operation that failed, as a verb.
         what: &'static str,
-        /// Path of the file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
@@ -39,7 +38,6 @@ pub enum TwinError {
     /// The twin's file did not appear in time.
     #[error("the twin's file {} did not appear within {}s", path.display(), MOUNT_DEADLINE.as_secs())]
     Late {
-        /// Path of the file.
         path: PathBuf,
     },
     /// An operation of `losetup` failed.
@@ -73,7 +71,6 @@ pub struct TwinHandle {
 pub struct TwinDevice {
     /// Path of the block device.
     pub path: PathBuf,
-    /// Size of the device.
     pub size: Bytes,
 }
 

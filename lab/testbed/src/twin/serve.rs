@@ -42,7 +42,6 @@ pub enum ServeError {
     /// FUSE cannot be mounted or served.
     #[error("cannot serve a FUSE file on {}: {source} (needs root and /dev/fuse: `modprobe fuse`)", mount.display())]
     Fuse {
-        /// Path of the mount directory.
         mount: PathBuf,
         /// Error of the kernel.
         source: io::Error,

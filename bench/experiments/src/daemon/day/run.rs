@@ -43,7 +43,6 @@ const CONFIG: &str =
 pub struct DayOptions {
     /// The service's program; `rtvirtio` is next to it.
     pub service: PathBuf,
-    /// Length of each window.
     pub window: Duration,
     /// Windows of an hour.
     pub windows: usize,

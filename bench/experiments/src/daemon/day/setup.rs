@@ -99,7 +99,6 @@ impl DaySetup {
         self.guests.iter_mut().flatten().for_each(QemuGuest::close_agent);
     }
 
-    /// The cgroup of a VM.
     pub fn cgroup(&self, vm: usize) -> anyhow::Result<PathBuf> {
         Ok(self.lab.state().vms.get(vm).context("a VM")?.cgroup.clone())
     }
@@ -130,7 +129,6 @@ impl DaySetup {
         Ok(BlockDevice::find(&Root::default(), &self.device)?.dev)
     }
 
-    /// QEMU of a VM.
     pub fn guest(&mut self, vm: usize) -> anyhow::Result<&mut QemuGuest> {
         self.guests.get_mut(vm).and_then(Option::as_mut).context("a guest")
     }

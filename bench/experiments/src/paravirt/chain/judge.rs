@@ -42,7 +42,6 @@ impl Cycle {
 pub struct Request {
     /// Name of the disk.
     pub vm: String,
-    /// Class of the request.
     pub class: String,
     /// Time at which it was fetched.
     pub at_ns: u64,

@@ -145,7 +145,6 @@ struct Trace {
     reader: JoinHandle<anyhow::Result<(Vec<Request>, u64)>>,
 }
 
-/// A line of the trace.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {

@@ -21,7 +21,6 @@ use rtvirtio_harness::cores::bind;
 pub const DISKS: [&str; 2] = ["a", "b"];
 /// Requests at the device.
 pub const WINDOW: u32 = 4;
-/// Size of each disk.
 const DISK: Bytes = Bytes(64 << 20);
 
 /// Both disks, parts of one in memory. To be dropped after the guests.

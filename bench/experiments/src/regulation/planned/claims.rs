@@ -80,7 +80,6 @@ pub fn claims(data: &PlannedData) -> Vec<Claim> {
     all
 }
 
-/// Number of targets with a limit.
 fn targets(limited: &[(&PlannedPoint, PlannedLimit)]) -> usize {
     let first = limited.iter().map(|(p, _)| p.round).min();
     limited.iter().filter(|(p, _)| Some(p.round) == first).count()

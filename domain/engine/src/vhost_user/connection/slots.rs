@@ -26,7 +26,6 @@ impl<C: From<QueueCommand>> Connection<C> {
         started
     }
 
-    /// Adds a region.
     pub(super) fn add_slot(&mut self, region: &VhostUserSingleMemoryRegion, file: &File) -> Result<()> {
         let changed = self.slots().with_region(region, file, self.device.trust);
         self.replace_slots(changed)
