@@ -80,9 +80,7 @@ pub enum LibraryError {
     #[error(
         "the kernel knows no model of {device}, so its kind is not known: name it with --kind, the same on every host"
     )]
-    NoModel {
-        device: String,
-    },
+    NoModel { device: String },
     /// Two kinds of devices.
     #[error(
         "{} is of another kind than {}: {what}; merge each kind by itself",

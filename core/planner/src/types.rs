@@ -58,18 +58,12 @@ pub enum Knob {
     HostIoCost(IoCostFile),
     /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1
     /// to 1000.
-    VmWeight {
-        vm: String,
-    },
+    VmWeight { vm: String },
     /// Weight of a VM's cgroup for the device under io.cost: `io.weight` (v2). Value: 1 to 10000.
-    VmIoWeight {
-        vm: String,
-    },
+    VmIoWeight { vm: String },
     /// Latency target of a VM's cgroup for the device: `io.latency` (v2). Value: a whole number of
     /// us, or `max` for none.
-    VmIoLatency {
-        vm: String,
-    },
+    VmIoLatency { vm: String },
     /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1).
     /// Value: a whole number per second, or `max` for none.
     VmLimit {
@@ -78,9 +72,7 @@ pub enum Knob {
         limit: LimitKind,
     },
     /// The I/O scheduler inside a guest, set through its agent.
-    GuestElevator {
-        vm: String,
-    },
+    GuestElevator { vm: String },
     /// A BFQ tunable inside a guest, set through its agent.
     GuestBfq {
         vm: String,

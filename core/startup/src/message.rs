@@ -20,9 +20,7 @@ pub enum StartMessage {
         wanted: Nanos,
     },
     /// The start with this id is over: `end ID`.
-    End {
-        id: u32,
-    },
+    End { id: u32 },
 }
 
 impl fmt::Display for StartMessage {

@@ -44,9 +44,7 @@ pub enum CpuError {
     },
     /// The VM has no thread any more.
     #[error("{vm}: none of its threads is there: has it ended?")]
-    NoThreads {
-        vm: String,
-    },
+    NoThreads { vm: String },
     /// No thread of one of its processes is known to run vCPUs: the guest would run outside of the
     /// contract.
     #[error(

@@ -38,10 +38,7 @@ pub enum MeasureError {
     },
     /// fio reported an error for one task.
     #[error("task {task} failed: {reason}; check that the device is still there and large enough")]
-    Task {
-        task: String,
-        reason: String,
-    },
+    Task { task: String, reason: String },
     /// A flow that was not run, or got no answers.
     #[error("flow {vm}/{flow}: {reason}")]
     Flow {

@@ -23,9 +23,7 @@ pub enum ReporterError {
     },
     /// The lock is held by another process of this guest that reports.
     #[error("another process reports already ({lock}): end it first; `rtvirtio-guest bpf` reports for all processes", lock = lock.display())]
-    Taken {
-        lock: PathBuf,
-    },
+    Taken { lock: PathBuf },
     /// The guest's kernel lacks something.
     #[error("this kernel cannot watch its scheduler: {what}; `rtvirtio-guest run` works without")]
     Kernel {

@@ -16,9 +16,7 @@ pub enum UrgencyError {
         "{vm}: its QEMU has no ivshmem device for the urgency page: start it with `-object memory-backend-file,id=urgency,size=4K,share=on,mem-path=/dev/shm/rtvirtio-{vm} \
          -device ivshmem-plain,memdev=urgency` (libvirt: <shmem name='rtvirtio-{vm}'><model type='ivshmem-plain'/><size unit='M'>1</size></shmem>)"
     )]
-    NoDevice {
-        vm: String,
-    },
+    NoDevice { vm: String },
     /// The memory of its device cannot be opened.
     #[error(
         "{vm}: the memory of its ivshmem device cannot be used: {why}; use memory-backend-file with share=on"
@@ -63,9 +61,7 @@ pub enum UrgencyError {
     #[error(
         "{vm}: one thread runs several vCPUs, so it has no urgency of its own: start QEMU with `-accel tcg,thread=multi`"
     )]
-    SharedThread {
-        vm: String,
-    },
+    SharedThread { vm: String },
     /// The guest has named an address without memory.
     #[error("{vm}: the guest says that its reports are at {address:#x}, where it has no memory: {why}")]
     Address {

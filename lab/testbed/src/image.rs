@@ -128,9 +128,7 @@ pub enum ImageError {
     #[error(
         "apt knows no package {package}: run `apt-get update`; it is in Debian 12 and 13, component main"
     )]
-    NoPackage {
-        package: String,
-    },
+    NoPackage { package: String },
     /// A package could not be downloaded.
     #[error("cannot download {package}: {detail}; check the network, and run `apt-get update`")]
     Download {

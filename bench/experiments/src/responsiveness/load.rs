@@ -45,7 +45,10 @@ pub enum HostReaders {
     /// Process of fio on the device.
     Fio(Child),
     /// A client of the I/O domain.
-    Client { stop: Arc<AtomicBool>, thread: Option<JoinHandle<std::io::Result<Vec<StreamResult>>>> },
+    Client {
+        stop: Arc<AtomicBool>,
+        thread: Option<JoinHandle<std::io::Result<Vec<StreamResult>>>>,
+    },
 }
 
 impl HostReaders {

@@ -76,6 +76,9 @@ const VHOST_USER: &[c_long] = &[
     // Shared memory of requests in flight.
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,
+    // Negotiation in the place of a front end that had negotiated before.
+    libc::SYS_socketpair,
+    libc::SYS_dup3,
 ];
 
 /// The control socket, signals, the configuration, and removing the sockets at the end.

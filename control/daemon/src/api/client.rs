@@ -58,9 +58,7 @@ pub enum ClientError {
     #[error(
         "rtvirtiod runs but does not listen on {socket}: it is starting or stopping, or the socket was removed: `systemctl restart rtvirtiod`"
     )]
-    Deaf {
-        socket: PathBuf,
-    },
+    Deaf { socket: PathBuf },
     /// The service listens, and did not answer in time.
     #[error(
         "rtvirtiod on {socket} did not answer within {} s: it runs, and is stopped or hangs: `systemctl status rtvirtiod`",
@@ -76,9 +74,7 @@ pub enum ClientError {
         "whether rtvirtiod runs is not known: only root and the members of its group (`rtvirtio`) may use {socket}: \
          run it with sudo"
     )]
-    NotAllowed {
-        socket: PathBuf,
-    },
+    NotAllowed { socket: PathBuf },
     /// Whether a service runs is not known.
     #[error("whether rtvirtiod runs is not known: {why}")]
     Unknown {

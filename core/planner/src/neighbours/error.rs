@@ -69,9 +69,7 @@ pub enum NeighbourError {
     #[error(
         "vm {vm} writes, and the profile has no measured writes: measure them, which destroys the device's data (`rtvirtio profile --allow-write`), or give a curve"
     )]
-    NoWrites {
-        vm: String,
-    },
+    NoWrites { vm: String },
     /// The curve is of other traffic.
     #[error("the curve does not fit the spec: {why}")]
     OtherCurve {

@@ -34,13 +34,9 @@ pub enum Place {
         dev: String,
     },
     /// A network interface, such as a VM's tap.
-    TcTbf {
-        interface: String,
-    },
+    TcTbf { interface: String },
     /// A network interface, for an HTB class.
-    TcHtb {
-        interface: String,
-    },
+    TcHtb { interface: String },
     /// A drive of QEMU.
     Qemu {
         /// Path of the drive's device, as `query-block` shows it (`qdev`).

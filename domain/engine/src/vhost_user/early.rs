@@ -13,6 +13,14 @@ use std::os::unix::net::UnixStream;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
+/// Requests by which a front end negotiates: `VHOST_USER_GET_FEATURES`, `_SET_FEATURES`,
+/// `_GET_PROTOCOL_FEATURES` and `_SET_PROTOCOL_FEATURES`.
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+/// Feature `VHOST_USER_F_PROTOCOL_FEATURES`.
+const HAS_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Request `VHOST_USER_SET_VRING_ENABLE`.
 const SET_VRING_ENABLE: u32 = 18;
 /// Request `VHOST_USER_SET_LOG_FD`.
@@ -64,6 +72,31 @@ pub(super) struct Reply {
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// Waits for the first message, and leaves it. Whether it sets features with protocol features: the
+/// front end has negotiated these on an earlier connection, and does so no more.
+pub(super) fn is_negotiated(stream: &UnixStream) -> io::Result<bool> {
+    let mut message = [0; HEADER + BODY];
+    let header = RecvFlags::PEEK | RecvFlags::WAITALL;
+    let (len, _) = rustix::net::recv(stream.as_fd(), &mut message[..HEADER], header)?;
+    if len < HEADER || (word(&message, 0), word(&message, 8) as usize) != (SET_FEATURES, BODY) {
+        return Ok(false);
+    }
+    let (len, _) = rustix::net::recv(stream.as_fd(), &mut message, header)?;
+    let features = u64::from(word(&message, 16)) << 32 | u64::from(word(&message, 12));
+    Ok(len == message.len() && features & HAS_PROTOCOL_FEATURES != 0)
+}
+
+/// Messages by which a front end takes all protocol features that are `offered`.
+pub(super) fn negotiation(offered: u64) -> [Vec<u8>; 3] {
+    let message = |request: u32, body: &[u8]| {
+        let header = [request, VERSION, body.len() as u32];
+        header.into_iter().flat_map(u32::to_ne_bytes).chain(body.iter().copied()).collect()
+    };
+    let get = |request| message(request, &[]);
+    let set = message(SET_PROTOCOL_FEATURES, &offered.to_ne_bytes());
+    [get(GET_FEATURES), get(GET_PROTOCOL_FEATURES), set]
 }
 
 /// Waits for the next message, and takes it if it is handled here; else leaves it. Before features

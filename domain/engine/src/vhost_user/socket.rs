@@ -1,7 +1,8 @@
 //! The socket of a device: awaited by the thread of all sockets, or served by a thread of its own.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::DupFlags;
 use rustix::net::Shutdown;
-use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
+use vhost::vhost_user::{
+    BackendReqHandler, Error, VhostUserBackendReqHandler as _, VhostUserBackendReqHandlerMut as _,
+};
 
 use super::early::Early;
 use super::front_ends::{Awaited, FrontEndSocket, SocketState, Wake};
@@ -28,6 +32,7 @@ struct Session<C: From<QueueCommand>> {
     stream: Arc<UnixStream>,
     connection: Arc<Mutex<Connection<C>>>,
     handler: BackendReqHandler<Mutex<Connection<C>>>,
+    has_begun: bool,
 }
 
 /// Threads may change; a session is in one place.
@@ -151,7 +156,7 @@ impl<C: From<QueueCommand> + Send> Socket<C> {
         let (device, engine) = (self.device.clone(), self.engine.clone());
         let connection = Arc::new(Mutex::new(Connection::new(device, engine, Arc::clone(&self.in_use))));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&connection));
-        Some(Session { stream: copy, connection, handler })
+        Some(Session { stream: copy, connection, handler, has_begun: false })
     }
 
     /// Handles a message. `None` when the connection ends; a panic ends this connection only.
@@ -256,7 +261,7 @@ fn sends_soon(fd: &impl AsFd) -> bool {
 impl<C: From<QueueCommand> + Send> Session<C> {
     /// Handles a message; `None` when the connection ends.
     fn handle(mut self, name: &str) -> Option<Self> {
-        match self.handle_early() {
+        match self.begin().and_then(|()| self.handle_early()) {
             Ok(true) => return Some(self),
             Ok(false) => {}
             Err(e) => {
@@ -276,6 +281,28 @@ impl<C: From<QueueCommand> + Send> Session<C> {
                 None
             }
         }
+    }
+
+    /// Before the first message: negotiates in the place of a front end that does not.
+    ///
+    /// QEMU before 9.1 does so whose connection was lost before its guest used the disk: while the
+    /// guest is paused, in firmware, or arrives by a migration. It keeps what it had negotiated.
+    fn begin(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.has_begun, true) || !early::is_negotiated(&self.stream)? {
+            return Ok(());
+        }
+        let offered = self.connection.get_protocol_features().map_err(io::Error::other)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        // SAFETY: the handler owns this descriptor, and outlives `own`, which does not close it.
+        let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.handler.as_raw_fd()) });
+        rustix::io::dup3(&theirs, &mut own, DupFlags::CLOEXEC)?;
+        let all = early::negotiation(offered.bits());
+        let negotiated = all.iter().try_for_each(|message| {
+            (&ours).write_all(message)?;
+            self.handler.handle_request().map_err(io::Error::other)
+        });
+        rustix::io::dup3(&*self.stream, &mut own, DupFlags::CLOEXEC)?;
+        negotiated
     }
 
     /// Handles a message that the crate does not handle; `false` for any other.

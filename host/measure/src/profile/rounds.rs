@@ -67,7 +67,7 @@ fn wanted(point: &Point) -> Duration {
     }
     let rate = point.iops.iter().sum::<f64>() / point.iops.len() as f64;
     let more = (samples_wanted(point) - point.latencies.n() as f64).max(0.0) / rate.max(1.0);
-    slot(Duration::from_secs_f64(more.min(LONGEST_SLOT.as_secs_f64()))).min(LONGEST)
+    slot(Duration::from_secs_f64(more.min(LONGEST_SLOT.as_secs_f64()))).min(LONGEST_SLOT)
 }
 
 /// Longest slot of each of so many points in a later process that takes at most `left`; `None` when

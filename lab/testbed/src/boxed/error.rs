@@ -32,9 +32,7 @@ pub enum BoxError {
     Word,
     /// The directory for a command's results is not empty.
     #[error("{} is not empty: name another directory", path.display())]
-    NotEmpty {
-        path: PathBuf,
-    },
+    NotEmpty { path: PathBuf },
     /// Results of a command cannot be unpacked.
     #[error("what the command left cannot be unpacked: {stderr}")]
     Results {

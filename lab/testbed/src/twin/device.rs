@@ -37,9 +37,7 @@ pub enum TwinError {
     Ended(String),
     /// The twin's file did not appear in time.
     #[error("the twin's file {} did not appear within {}s", path.display(), MOUNT_DEADLINE.as_secs())]
-    Late {
-        path: PathBuf,
-    },
+    Late { path: PathBuf },
     /// An operation of `losetup` failed.
     #[error("losetup failed for {}: {message} (needs root and a free loop device: `modprobe loop`)", path.display())]
     Loop {
