@@ -12,7 +12,6 @@ pub enum FileError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Path of the configuration file.
         path: PathBuf,
         /// Error of the read.
         source: std::io::Error,
@@ -20,7 +19,6 @@ pub enum FileError {
     /// The text is not valid TOML, or no configuration.
     #[error("{}: {message}", path.display())]
     Parse {
-        /// Path of the configuration file.
         path: PathBuf,
         /// The error, with its line.
         message: String,
@@ -38,9 +36,7 @@ pub enum FileError {
     #[error(
         "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us, from Linux 6.12 on the fair server); leave one of them out"
     )]
-    Conflict {
-        device: String,
-    },
+    Conflict { device: String },
     /// A reservation that admission refuses.
     #[error("device \"{device}\": {message}")]
     Refused {
@@ -54,14 +50,10 @@ pub enum FileError {
     #[error(
         "disk \"{disk}\": `migrate` is neither with `cached`, because the other host would not see what is in this one's page cache, nor with `shared`, which takes no locks"
     )]
-    Migrate {
-        disk: String,
-    },
+    Migrate { disk: String },
     /// A block size that guests cannot use.
     #[error("disk \"{disk}\": `block_size` must be 512B, 1KiB, 2KiB or 4KiB")]
-    BlockSize {
-        disk: String,
-    },
+    BlockSize { disk: String },
     /// A rate that cannot be counted exactly.
     #[error("{place}: {message}")]
     Rate {

@@ -14,20 +14,12 @@ use crate::uplink::UplinkError;
 pub enum OpenError {
     /// A disk cannot be opened.
     #[error("disk \"{disk}\": {source}")]
-    Disk {
-        disk: String,
-        source: BackingError,
-    },
+    Disk { disk: String, source: BackingError },
     /// Two disks overlap on one file, and at least one is written.
     #[error(
         "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or set `shared = true` for both if their guests coordinate their writes"
     )]
-    Overlap {
-        /// Name of the first disk.
-        first: String,
-        /// Name of the second disk.
-        second: String,
-    },
+    Overlap { first: String, second: String },
     /// Two paths of the configuration lead to the same file.
     #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
     Collision {
@@ -48,10 +40,7 @@ pub enum OpenError {
     },
     /// The uplink of a port cannot be opened.
     #[error("port \"{port}\": {source}")]
-    Uplink {
-        port: String,
-        source: UplinkError,
-    },
+    Uplink { port: String, source: UplinkError },
 }
 
 impl OpenError {
