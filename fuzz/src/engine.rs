@@ -66,15 +66,8 @@ pub fn house() -> &'static Mutex<House> {
         let pattern: Vec<u8> = (0..2 * DISK).map(|i| (i >> 9) as u8).collect();
         std::fs::write(&path, pattern).expect("a disk");
         let disks = [0, DISK].map(|offset| {
-            let config = BackingConfig {
-                path: path.clone(),
-                offset,
-                size: Some(DISK),
-                read_only: false,
-                direct: false,
-                shared: true,
-                block_size: None,
-            };
+            let (path, size) = (path.clone(), Some(DISK));
+            let config = BackingConfig { path, offset, size, shared: true, ..BackingConfig::default() };
             let backing = Backing::open(&config).expect("a disk");
             Disk { name: offset.to_string(), backing, serial: "fuzz".into(), queues: 2, waits_for_room: true }
         });

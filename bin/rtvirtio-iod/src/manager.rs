@@ -48,9 +48,6 @@ impl Manager {
     /// Notifies the watchdog, in a new thread, as long as every engine answers. An engine that does
     /// not answer leaves its guests without a disk, and systemd ends the process then: QEMU
     /// connects to the next one.
-    ///
-    /// # Errors
-    /// The thread cannot be started or confined.
     pub fn watch(&self, engines: Liveness, confine: &Confine) -> anyhow::Result<()> {
         let (Some(socket), Some(interval)) = (&self.socket, self.watchdog) else { return Ok(()) };
         let socket = socket.try_clone()?;

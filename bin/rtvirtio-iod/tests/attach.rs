@@ -9,10 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::resources::Resources;
-use common::{Iod, completion, configure, connect, disk, read, request, two_disks, write};
+use common::{
+    FLUSH, Iod, changed, completion, configure, connect, disk, read, request, two_disks, with_keys, write,
+};
 use rtvirtio_domain_client::{BlkRequest, Client};
 use rtvirtio_testkit::LoopDevice;
 use rtvirtio_testkit::site::wait_for;
+use serde_json::Value;
 use vhost::VhostBackend as _;
 use vhost::vhost_user::VhostUserFrontend as _;
 
@@ -24,11 +27,6 @@ fn table(dir: &Path, name: &str) -> String {
 
 fn image(dir: &Path, name: &str) {
     File::create(dir.join(format!("{name}.img"))).unwrap().set_len(1 << 20).unwrap();
-}
-
-fn changed(reply: &serde_json::Value) -> Vec<String> {
-    let list = reply["changed"].as_array().unwrap_or_else(|| panic!("{reply}"));
-    list.iter().map(|c| c.as_str().unwrap().to_owned()).collect()
 }
 
 /// A guest with several requests in flight that writes each block with its own bytes, reads it, and
@@ -129,9 +127,8 @@ fn a_hundred_disks_come_and_go() {
     assert!(completed > 0 && submitted == completed, "{submitted} submitted, {completed} completed");
     assert!(iod.is_alive());
     drop(connect(&dir.path().join("b")));
-    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-    let names: Vec<&str> =
-        status["vms"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
+    let status = iod.status_json();
+    let names: Vec<&Value> = status["vms"].as_array().unwrap().iter().map(|vm| &vm["name"]).collect();
     assert_eq!(names, ["a", "b"]);
     wait_for("descriptors and threads as before", || {
         let after = Resources::of(iod.pid());
@@ -141,8 +138,7 @@ fn a_hundred_disks_come_and_go() {
     let after = Resources::of(iod.pid());
     eprintln!("{before:?} -> {after:?}");
     assert!(after.resident_kib - before.resident_kib < 4_096, "memory stays: {before:?} -> {after:?}");
-    let (status, stderr) = iod.end();
-    assert!(status.success(), "{status}: {stderr}");
+    iod.end_well();
 }
 
 /// Many disks at once, more than there were at the start; a device may start without any.
@@ -161,36 +157,17 @@ fn a_device_may_start_empty() {
         assert_eq!(request(client, &write(0, 4_096), Some(&data)).0, 0);
         assert_eq!(request(client, &read(0, 4_096), None), (0, data));
         // Each VM may have a flush at the device in addition to the window.
-        client.queues[0].push(&BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
+        client.queues[0].push(&FLUSH).unwrap();
     }
     clients.iter_mut().for_each(|client| client.queues[0].notify().unwrap());
     for client in &mut clients {
         assert_eq!(completion(&mut client.queues[0]).map(|a| a.status), Some(0));
     }
-    let (status, stderr) = iod.end();
-    assert!(status.success(), "{status}: {stderr}");
+    iod.end_well();
     assert!(names.iter().all(|name| !dir.path().join(name).exists()), "sockets go at the end");
 }
 
 /// A disk in use goes only by force; then its guest is cut off, and no other one is.
-/// As QEMU leaves a connection after `device_del`: open, with all queues stopped.
-#[test]
-fn a_disk_whose_queues_are_all_stopped_has_no_guest() {
-    let dir = disk(8);
-    let both = two_disks(dir.path(), 8, "");
-    let iod = Iod::start(dir.path(), &both);
-    let mut a = connect(&dir.path().join("a"));
-    assert_eq!(request(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
-    let at = both.find("[[device.disk]]\nname = \"b\"").unwrap();
-    let only_b = both[..both.find("[[device.disk]]").unwrap()].to_owned() + &both[at..];
-    configure(dir.path(), &only_b);
-    assert!(iod.reload(false)["error"].as_str().unwrap().contains("`chardev-remove`"));
-    a.raw().set_vring_enable(0, false).unwrap();
-    a.raw().get_vring_base(0).unwrap();
-    assert_eq!(changed(&iod.reload(false)), ["disk \"a\": detached"]);
-    assert!(a.raw_is_closed());
-}
-
 #[test]
 fn a_disk_with_a_guest_goes_by_force_only() {
     let dir = disk(8);
@@ -207,6 +184,7 @@ fn a_disk_with_a_guest_goes_by_force_only() {
         error.contains("disk \"a\" would be removed, and a guest is attached") && error.contains("--force"),
         "{error}"
     );
+    assert!(error.contains("`chardev-remove`"), "{error}");
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
     assert_eq!(changed(&iod.reload(true)), ["disk \"a\": detached"]);
     assert!(a.raw_is_closed(), "all that vhost-user has for it is the end of the connection");
@@ -219,6 +197,13 @@ fn a_disk_with_a_guest_goes_by_force_only() {
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
     let inode = dir.path().join("a").metadata().unwrap();
     assert!(inode.file_type().is_socket() && inode.mode() & 0o777 == 0o600);
+    // As QEMU leaves a connection after `device_del`: open, with all queues stopped.
+    configure(dir.path(), &only_b);
+    assert!(iod.reload(false)["error"].as_str().unwrap().contains("`chardev-remove`"));
+    a.raw().set_vring_enable(0, false).unwrap();
+    a.raw().get_vring_base(0).unwrap();
+    assert_eq!(changed(&iod.reload(false)), ["disk \"a\": detached"]);
+    assert!(a.raw_is_closed());
 }
 
 /// What a start refuses is refused, with disk and key, and changes nothing; so is a promise that
@@ -229,7 +214,7 @@ fn an_attach_refuses_what_a_start_refuses() {
     let d = dir.path().display().to_string();
     let costs = "cost = { read = { base = \"100us\", per_mib = \"1ms\" }, write = { base = \"100us\", per_mib = \"1ms\" } }";
     let reserve = "reserve = { share = \"50%\", burst = \"1ms\", deadline = \"5ms\" }\n";
-    let base = two_disks(dir.path(), 8, costs).replace("name = \"a\"\n", &format!("name = \"a\"\n{reserve}"));
+    let base = with_keys(&two_disks(dir.path(), 8, costs), "a", reserve);
     let iod = Iod::start(dir.path(), &base);
     let mut client = connect(&dir.path().join("b"));
     for name in ["x", "odd", "qcow", "held"] {

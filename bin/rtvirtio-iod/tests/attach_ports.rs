@@ -9,12 +9,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::resources::Resources;
-use common::{Iod, configure};
+use common::{Iod, changed, configure, wait_for_links};
 use rtvirtio_domain_client::NetClient;
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{HANG, Need, has};
-use serde_json::Value;
 
 const PEER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xee];
 
@@ -37,11 +36,6 @@ fn port(dir: &Path, name: char, has_tap: bool, keys: &str) -> String {
         "[[network.port]]\nname = \"{name}\"\nsocket = \"{}\"\nmac = \"{mac}\"\n{tap}{keys}\n",
         socket.display()
     )
-}
-
-fn changed(reply: &Value) -> Vec<String> {
-    let list = reply["changed"].as_array().unwrap_or_else(|| panic!("{reply}"));
-    list.iter().map(|c| c.as_str().unwrap().to_owned()).collect()
 }
 
 /// A thread that runs until it is ended.
@@ -110,15 +104,6 @@ fn until_answered(client: &mut NetClient, name: char, number: u32) {
     }
 }
 
-/// Waits until the bridge passes a tap's frames, each of which is sent once and counted.
-fn wait_for_link(tap: &str) {
-    wait_for("the tap's link", || {
-        let out = std::process::Command::new("ip").args(["-o", "link", "show", "dev", tap]).output().unwrap();
-        assert!(out.status.success(), "{out:?}");
-        String::from_utf8_lossy(&out.stdout).contains("state UP")
-    });
-}
-
 /// A VM that counts its frames to the far end and back, one after the other.
 fn neighbour(socket: &Path) -> Running<u32> {
     let socket = socket.to_owned();
@@ -141,8 +126,9 @@ fn come_and_go(rounds: u32, network: &str, has_tap: bool) {
     let base = format!("[[network]]\nname = \"lan\"\n{network}\n{}", port(dir.path(), 'a', has_tap, ""));
     let mut iod = Iod::start(dir.path(), &base);
     let far = far_end(RawSocket::open("up1").unwrap());
+    // Each frame of the neighbour is sent once and counted: the bridge has to pass them.
     if has_tap {
-        wait_for_link("tap-a");
+        wait_for_links(&["tap-a"]);
     }
     let counted = neighbour(&dir.path().join("a"));
     let turn = |iod: &Iod, i: u32| {
@@ -151,7 +137,7 @@ fn come_and_go(rounds: u32, network: &str, has_tap: bool) {
         assert_eq!(changed(&iod.reload(false)), [format!("port \"{name}\": attached")]);
         let mut client = NetClient::connect(&dir.path().join(name.to_string())).unwrap();
         (0..3).for_each(|number| until_answered(&mut client, name, number));
-        let status: Value = serde_json::from_str(&iod.status()).unwrap();
+        let status = iod.status_json();
         assert!(status["ports"][1]["tx"]["frames"].as_u64() >= Some(3), "{status}");
         drop(client);
         configure(dir.path(), &base);
@@ -165,7 +151,7 @@ fn come_and_go(rounds: u32, network: &str, has_tap: bool) {
     (4..rounds).for_each(|i| turn(&iod, i));
     let n = counted.end();
     assert!(n > 0 && iod.is_alive());
-    let status: Value = serde_json::from_str(&iod.status()).unwrap();
+    let status = iod.status_json();
     let ports = status["ports"].as_array().unwrap();
     assert_eq!((ports.len(), ports[0]["name"].as_str()), (1, Some("a")), "{status}");
     for direction in ["tx", "rx"] {
@@ -177,8 +163,7 @@ fn come_and_go(rounds: u32, network: &str, has_tap: bool) {
         let after = Resources::of(iod.pid());
         after.descriptors <= before.descriptors && after.threads <= before.threads
     });
-    let (status, stderr) = iod.end();
-    assert!(status.success(), "{status}: {stderr}");
+    iod.end_well();
 }
 
 #[test]
@@ -220,13 +205,10 @@ fn an_attach_refuses_what_a_start_refuses() {
     let base = head.to_owned() + &port(dir.path(), 'a', true, reserve);
     let iod = Iod::start(dir.path(), &base);
     let far = far_end(RawSocket::open("up1").unwrap());
-    wait_for_link("tap-a");
+    wait_for_links(&["tap-a"]);
     let counted = neighbour(&dir.path().join("a"));
     let x = port(dir.path(), 'x', true, "");
-    wait_for("the neighbour", || {
-        let status: Value = serde_json::from_str(&iod.status()).unwrap();
-        status["ports"][0]["rx"]["frames"].as_u64() > Some(0)
-    });
+    wait_for("the neighbour", || iod.status_json()["ports"][0]["rx"]["frames"].as_u64() > Some(0));
     let descriptors = Resources::of(iod.pid()).descriptors;
     std::fs::write(dir.path().join("taken"), "a file").unwrap();
     let socket = dir.path().join("x").display().to_string();

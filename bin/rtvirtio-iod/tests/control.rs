@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Iod, Neighbour, disk, read, request, two_disks};
+use common::{Iod, Neighbour, disk, read, request, two_disks, until, with_keys};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::HANG;
 use rustix::event::{EventfdFlags, eventfd};
@@ -88,9 +88,8 @@ fn sixty_four_disks_end_at_once() {
     let clients: Vec<Client> =
         (0..32).map(|i| Client::connect(&dir.path().join(i.to_string()), small).unwrap()).collect();
     let begin = Instant::now();
-    let (status, stderr) = iod.end();
+    iod.end_well();
     let took = begin.elapsed();
-    assert!(status.success(), "{stderr}");
     eprintln!("64 disks, 32 with a guest, end after {took:?}");
     assert!(took < HANG, "{took:?}");
     drop(clients);
@@ -100,26 +99,20 @@ fn sixty_four_disks_end_at_once() {
 #[test]
 fn completions_of_urgent_requests_are_signalled() {
     let dir = disk(8);
-    let ceiling = |name: &str| {
-        let line = format!("name = \"{name}\"\n");
-        (line.clone(), line + "guest_priority = { ceiling = \"real-time\" }\n")
-    };
-    let config = ["a", "b"]
-        .map(ceiling)
-        .iter()
-        .fold(two_disks(dir.path(), 8, ""), |config, (from, to)| config.replace(from, to));
+    let ceiling = "guest_priority = { ceiling = \"real-time\" }\n";
+    let config = with_keys(&with_keys(&two_disks(dir.path(), 8, ""), "a", ceiling), "b", ceiling);
     let iod = Iod::start(dir.path(), &config);
     let options = Options { buffer: 65_536, ..Options::default() };
     let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
-    let vm = |at: usize| serde_json::from_str::<serde_json::Value>(&iod.status()).unwrap()["vms"][at].clone();
-    assert_eq!(vm(0)["peer"], std::process::id());
-    assert!(vm(0)["urgent_signals"].is_null(), "nobody has asked");
+    let a_signals = || iod.disk("a")["urgent_signals"].clone();
+    assert_eq!(iod.disk("a")["peer"], std::process::id());
+    assert!(a_signals().is_null(), "nobody has asked");
     let eventfd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let line = r#"{"command": "signal_urgent", "disks": ["a"]}"#;
     let unknown = iod.ask(r#"{"command": "signal_urgent", "disks": ["a", "c"]}"#, &[eventfd.as_fd()]);
     assert!(unknown.contains("there is no disk \\\"c\\\""), "{unknown}");
-    assert!(vm(0)["urgent_signals"].is_null(), "all or none");
+    assert!(a_signals().is_null(), "all or none");
     let two = iod.ask(line, &[eventfd.as_fd(), eventfd.as_fd()]);
     assert!(two.contains("one eventfd"), "{two}");
     assert!(iod.ask(line, &[eventfd.as_fd()]).contains("signalled"));
@@ -133,10 +126,10 @@ fn completions_of_urgent_requests_are_signalled() {
     assert_eq!(signals(), 0, "not urgent, and not of this disk");
     assert_eq!(request(&mut a, &urgent, None).0, 0);
     assert_eq!(signals(), 1, "before the guest is notified");
-    assert_eq!(vm(0)["urgent_signals"], 1);
+    assert_eq!(a_signals(), 1);
     assert!(iod.ask(line, &[]).contains("signalled"), "no more of them");
     assert_eq!(request(&mut a, &urgent, None).0, 0);
-    assert!(signals() == 0 && vm(0)["urgent_signals"].is_null());
+    assert!(signals() == 0 && a_signals().is_null());
 }
 
 /// With one piece at the device at a time each VM waits for the other, and the status says so.
@@ -145,22 +138,12 @@ fn who_waits_for_whom_is_counted() {
     let dir = disk(16);
     let config = two_disks(dir.path(), 16, "").replace("window = 4", "window = 1");
     let iod = Iod::start(dir.path(), &config);
-    let waits = |vm: usize| {
-        let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-        status["vms"][vm]["waits"].clone()
-    };
-    assert_eq!(waits(0)["neighbours"], serde_json::json!([]), "nobody has sent anything");
+    let waits = |vm: &str| iod.disk(vm)["waits"].clone();
+    assert_eq!(waits("a")["neighbours"], serde_json::json!([]), "nobody has sent anything");
     let both = ["a", "b"].map(|socket| Neighbour::start(dir.path().join(socket)));
-    let begin = Instant::now();
-    for (vm, other) in [(0, "b"), (1, "a")] {
-        let found = loop {
-            let waits = waits(vm);
-            if !waits["neighbours"].as_array().unwrap().is_empty() {
-                break waits;
-            }
-            assert!(begin.elapsed() < HANG, "{waits}");
-            std::thread::sleep(Duration::from_millis(10));
-        };
+    for (vm, other) in [("a", "b"), ("b", "a")] {
+        let has_waited = |waits: &serde_json::Value| !waits["neighbours"].as_array().unwrap().is_empty();
+        let found = until("a wait for the other", || Some(waits(vm)).filter(has_waited));
         let (for_other, queued) = (found["neighbours"][0]["ns"].as_u64(), found["queued_ns"].as_u64());
         assert_eq!(found["neighbours"][0]["name"], other);
         assert!(for_other > Some(0) && for_other <= queued, "{found}");

@@ -2,14 +2,16 @@
 
 mod common;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Iod, configure, disk, program, read, request, two_disks, write};
-use rtvirtio_domain_client::{BlkRequest, Client, Options};
+use common::{Iod, configure, deallocate, disk, program, range, read, request, two_disks, with_keys, write};
+use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_testkit::{ChildGuard, LoopDevice, Machine, Need, has};
+use rustix::net::SocketAddrUnix;
 
 /// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {
@@ -30,7 +32,7 @@ fn refused(dir: &Path, config: &str) -> String {
 /// The output of `--check`, or its error.
 fn check(dir: &Path, config: &str) -> Result<String, String> {
     configure(dir, config);
-    let out = program().arg("--config").arg(dir.join("iod.toml")).arg("--check").output().unwrap();
+    let out = common::check(dir);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
 }
@@ -227,8 +229,7 @@ fn a_raw_disk_may_look_like_an_image() {
     drop(iod);
     let stderr = refused(dir.path(), &config);
     assert!(stderr.contains("disk \"a\"") && stderr.contains("format qcow2"), "{stderr}");
-    let raw = config.replace("name = \"a\"\n", "name = \"a\"\nformat = \"raw\"\n");
-    let iod = Iod::start(dir.path(), &raw);
+    let iod = Iod::start(dir.path(), &with_keys(&config, "a", "format = \"raw\"\n"));
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, data));
     drop((a, iod));
@@ -307,12 +308,10 @@ fn kernel_users_are_refused() {
 /// Waits until a device can be opened exclusively.
 fn wait_until_free(device: &Path) {
     use std::os::unix::fs::OpenOptionsExt;
-    let begin = std::time::Instant::now();
     let flags = rustix::fs::OFlags::EXCL.bits() as i32;
-    while let Err(e) = std::fs::File::options().read(true).custom_flags(flags).open(device) {
-        assert!(begin.elapsed() < rtvirtio_testkit::HANG, "{}: {e}", device.display());
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    common::until(&format!("an exclusive open of {}", device.display()), || {
+        std::fs::File::options().read(true).custom_flags(flags).open(device).ok()
+    });
 }
 
 /// Ended when dropped.
@@ -434,34 +433,22 @@ fn only_a_dead_socket_is_replaced() {
     assert!(!d.join("a").exists() && !d.join("b").exists() && !d.join("ctl").exists());
     // The same file by another path.
     std::os::unix::fs::symlink(d, d.join("same")).unwrap();
-    let aliased = config.replace(
-        &format!("socket = \"{}/b\"", d.display()),
-        &format!("socket = \"{}/same/disk\"", d.display()),
-    );
-    let stderr = refused(d, &aliased);
-    assert!(stderr.contains("`socket` of disk \"b\" lead to the same file"), "{stderr}");
-    let aliased = config
-        .replace(&format!("socket = \"{}/b\"", d.display()), &format!("socket = \"{}/same/a\"", d.display()));
-    assert!(refused(d, &aliased).contains("lead to the same file"));
-    let aliased = config.replace(
-        &format!("socket = \"{}/b\"", d.display()),
-        &format!("socket = \"{}/iod.toml\"", d.display()),
-    );
-    assert!(refused(d, &aliased).contains("the configuration file"));
+    let socket = |path: &str| format!("socket = \"{}/{path}\"", d.display());
+    for (path, why) in [
+        ("same/disk", "`socket` of disk \"b\" lead to the same file"),
+        ("same/a", "lead to the same file"),
+        ("iod.toml", "the configuration file"),
+    ] {
+        let stderr = refused(d, &config.replace(&socket("b"), &socket(path)));
+        assert!(stderr.contains(why), "{path}: {stderr}");
+    }
     assert!(text(&d.join("iod.toml")).contains("[[device]]"));
     // A listener that does not accept, with a full backlog, is detected at once.
     let busy = UnixListener::bind(d.join("a")).unwrap();
     let mut waiting = Vec::new();
     rustix::net::listen(&busy, 0).unwrap();
     loop {
-        let next = rustix::net::socket_with(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            rustix::net::SocketFlags::NONBLOCK,
-            None,
-        )
-        .unwrap();
-        let address = rustix::net::SocketAddrUnix::new(d.join("a")).unwrap();
+        let (next, address) = unconnected(&d.join("a"));
         match rustix::net::connect(&next, &address) {
             Ok(()) => waiting.push(next),
             Err(e) => break assert_eq!(e, rustix::io::Errno::AGAIN),
@@ -480,12 +467,17 @@ fn only_a_dead_socket_is_replaced() {
     assert!(!d.join("b").exists() && !d.join("ctl").exists());
 }
 
-/// Whether another user with only this group can connect.
-fn connects(socket: &Path, group: libc::gid_t) -> bool {
-    let address = rustix::net::SocketAddrUnix::new(socket).unwrap();
+/// A socket that does not wait, and the address of another.
+fn unconnected(socket: &Path) -> (OwnedFd, SocketAddrUnix) {
     let flags = rustix::net::SocketFlags::NONBLOCK;
     let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
     let stream = rustix::net::socket_with(family, kind, flags, None).unwrap();
+    (stream, SocketAddrUnix::new(socket).unwrap())
+}
+
+/// Whether another user with only this group can connect.
+fn connects(socket: &Path, group: libc::gid_t) -> bool {
+    let (stream, address) = unconnected(socket);
     // SAFETY: the child makes system calls only, and leaves by _exit.
     unsafe {
         let pid = libc::fork();
@@ -516,7 +508,7 @@ fn sockets_have_explicit_modes_and_groups() {
     let d = dir.path();
     let config = format!(
         "control_group = \"65534\"\n{}",
-        two_disks(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
+        with_keys(&two_disks(d, 8, ""), "b", "socket_group = \"daemon\"\n")
     );
     configure(d, &config);
     // The most permissive umask.
@@ -537,11 +529,7 @@ fn sockets_have_explicit_modes_and_groups() {
     let found = [of("a"), of("b"), of("ctl")];
     std::fs::set_permissions(d, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let connects = [("a", 1), ("b", 1), ("b", 2)].map(|(name, group)| connects(&d.join(name), group));
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(child.id() as i32).unwrap(),
-        rustix::process::Signal::TERM,
-    )
-    .unwrap();
+    rtvirtio_testkit::site::signal(&child, rustix::process::Signal::TERM);
     child.wait().unwrap();
     assert_eq!(line, "ready\n");
     assert_eq!(connects, [false, true, false], "another user, by the group");
@@ -586,13 +574,20 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));
-    let refused = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
-    assert!(refused("/disk\"", "/none\"").contains("disk \"a\""));
-    assert!(refused("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
-    let stderr = refused(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
-    assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains("/no/such/dir"), "{stderr}");
-    let long = format!("socket = \"{}/{}\"", d.display(), "x".repeat(120));
-    assert!(refused(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
+    for (from, to, words) in [
+        ("/disk\"", "/none\"", ["disk \"a\"", "No such file"]),
+        ("offset = \"4MiB\"", "offset = \"2MiB\"", ["disks \"a\" and \"b\"", "lie on the same part"]),
+        ("size = \"4MiB\"", "size = \"40MiB\"", ["disk \"a\"", "would end at byte"]),
+        ("window = 4", "windoww = 4", ["line 4", "windoww"]),
+    ] {
+        let stderr = refused(d, &config.replace(from, to));
+        assert!(words.iter().all(|word| stderr.contains(word)), "{to}: {stderr}");
+    }
+    let long = format!("{}/{}", d.display(), "x".repeat(120));
+    for (to, why) in [("/no/such/dir/b", "/no/such/dir"), (long.as_str(), "`socket` of disk \"b\"")] {
+        let stderr = check(d, &config.replace(&format!("{}/b\"", d.display()), &format!("{to}\""))).unwrap_err();
+        assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains(why), "{stderr}");
+    }
 }
 
 /// A truncated backing file: reads beyond its end fail, a write there extends it again.
@@ -608,10 +603,8 @@ fn a_write_beyond_a_truncated_file_extends_it() {
     open.set_len(1 << 20).unwrap();
     assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 1);
     // Discard and write-zeroes keep the length: at sector 8192, of 8 sectors, no flags.
-    let mut range = 8_192_u64.to_le_bytes().to_vec();
-    range.extend([8_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
     for kind in [11, 13] {
-        let _ = request(&mut a, &BlkRequest { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
+        let _ = request(&mut a, &deallocate(kind), Some(&range(8_192, 8, 0)));
         assert_eq!(std::fs::metadata(&file).unwrap().len(), 1 << 20, "kind {kind}");
     }
     assert_eq!(request(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);

@@ -7,8 +7,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Iod, Neighbour, completion, disk, read, request, two_disks, write};
-use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, Options};
+use common::{
+    FLUSH, Iod, Neighbour, accept_all, begin_log, completion, deallocate, disk, range, read, request, start_at,
+    two_disks, write,
+};
+use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{LoopDevice, StuckDisk, has, skip};
 use rustix::process::Signal;
@@ -41,20 +44,21 @@ impl Drop for Tmpfs {
 
 /// Failed requests of both VMs.
 fn errors(iod: &Iod) -> [u64; 2] {
-    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-    [0, 1].map(|vm| status["vms"][vm]["errors"].as_u64().unwrap())
+    ["a", "b"].map(|disk| iod.disk(disk)["errors"].as_u64().unwrap())
 }
 
-/// Two disks on one engine, each with a backing of its own; writes of the first that find no room
-/// fail.
-fn pair(dir: &Path, a: &Path, b: &Path) -> String {
-    let (d, a, b) = (dir.display(), a.display(), b.display());
+/// Two disks on one engine: `a` with a backing of its own and these keys, `b` on the file `disk`.
+fn pair(dir: &Path, a: &Path, keys: &str) -> String {
+    let (d, a) = (dir.display(), a.display());
     format!(
         "[[device]]\nname = \"d\"\nwindow = 4\n\
-         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{a}\"\ncached = true\non_full = \"error\"\n\
-         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{b}\"\n"
+         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{a}\"\n{keys}\
+         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{d}/disk\"\n"
     )
 }
+
+/// Writes that find no room fail.
+const FAILS: &str = "cached = true\non_full = \"error\"\n";
 
 /// A device shrinks to nothing under a guest that reads and writes: its requests fail one by one,
 /// its neighbour on the same engine is not affected, and when the device is back, so are the
@@ -71,12 +75,7 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     let Some(device) = LoopDevice::attach(&file) else {
         return skip(test, "no loop device can be made here");
     };
-    let iod = Iod::start(
-        dir.path(),
-        &pair(dir.path(), &device.0, &dir.path().join("disk"))
-            .replace("cached = true\n", "")
-            .replace("on_full = \"error\"\n", ""),
-    );
+    let iod = Iod::start(dir.path(), &pair(dir.path(), &device.0, ""));
     let neighbour = Neighbour::start(dir.path().join("b"));
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let (first, last) = (0, (8 << 20) / 512 - 8);
@@ -124,9 +123,7 @@ fn a_device_that_hangs_does_not_hold_the_end_up() {
     }
     let Some(device) = StuckDisk::new() else { return skip(test, "no loop device or no ext4") };
     let dir = disk(8);
-    let config = pair(dir.path(), &device.disk.0, &dir.path().join("disk"))
-        .replace("cached = true\n", "")
-        .replace("on_full = \"error\"\n", "");
+    let config = pair(dir.path(), &device.disk.0, "");
     let log = dir.path().join("log");
     let stderr = Stdio::from(std::fs::File::create(&log).unwrap());
     let mut iod = Iod::with_log(dir.path(), &config, stderr).unwrap();
@@ -160,7 +157,7 @@ fn a_full_file_system_fails_writes_that_need_room() {
     };
     let file = full.0.join("sparse");
     std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-    let iod = Iod::start(dir.path(), &pair(dir.path(), &file, &dir.path().join("disk")));
+    let iod = Iod::start(dir.path(), &pair(dir.path(), &file, FAILS));
     let neighbour = Neighbour::start(dir.path().join("b"));
     let mut a =
         Client::connect(&dir.path().join("a"), Options { buffer: 65_536, ..Options::default() }).unwrap();
@@ -171,16 +168,9 @@ fn a_full_file_system_fails_writes_that_need_room() {
     assert_eq!(request(&mut a, &write(0, 65_536), Some(&data)).0, 0, "over what is there already");
     assert_eq!(request(&mut a, &read(0, 65_536), None), (0, data.clone()));
     assert_eq!(request(&mut a, &read(24_000, 4_096), None), (0, vec![0; 4_096]), "holes are zeroes");
-    assert_eq!(
-        request(&mut a, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0,
-        0,
-        "a flush"
-    );
+    assert_eq!(request(&mut a, &FLUSH, None).0, 0, "a flush");
     // Discarding the first 256 KiB frees space.
-    let mut range = 0u64.to_le_bytes().to_vec();
-    range.extend(512u32.to_le_bytes());
-    range.extend(0u32.to_le_bytes());
-    assert_eq!(request(&mut a, &BlkRequest { kind: 11, priority: 0, sector: 0, len: 16 }, Some(&range)).0, 0);
+    assert_eq!(request(&mut a, &deallocate(11), Some(&range(0, 512, 0))).0, 0);
     assert_eq!(request(&mut a, &write(20_000, 65_536), Some(&data)).0, 0, "room that was given back");
     assert!(neighbour.end().0 > 0);
     assert_eq!(errors(&iod), [2, 0]);
@@ -209,8 +199,7 @@ fn the_sockets_directory_goes_away() {
     std::fs::remove_file(dir.path().join("ctl")).unwrap();
     assert_eq!(request(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
-    let (status, stderr) = iod.end();
-    assert!(status.success(), "{status}: {stderr}");
+    iod.end_well();
 }
 
 /// A sparse image on a full file system: said before, and the reason is in the status.
@@ -223,18 +212,14 @@ fn a_full_file_system_is_said_before_and_after() {
         return;
     };
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
-    let config = pair(dir.path(), &image, &dir.path().join("disk"));
-    let iod = Iod::start(dir.path(), &config);
-    let check =
-        common::program().arg("--config").arg(dir.path().join("iod.toml")).arg("--check").output().unwrap();
-    let said = String::from_utf8(check.stdout).unwrap();
+    let iod = Iod::start(dir.path(), &pair(dir.path(), &image, FAILS));
+    let said = String::from_utf8(common::check(dir.path()).stdout).unwrap();
     assert!(said.contains("disk \"a\" is sparse: its guest may write 8MiB more"), "{said}");
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let failed = (0..2_048).filter(|i| request(&mut client, &write(i * 8, 4_096), Some(&[1; 4_096])).0 != 0);
     let failed = failed.count() as u64;
     assert!(failed > 0 && failed < 2_048, "{failed}");
-    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-    let vm = &status["vms"][0];
+    let vm = iod.disk("a");
     assert_eq!(vm["errors"], failed, "{vm}");
     assert!(vm["last_error"].as_str().unwrap().contains("No space left on device"), "{vm}");
     drop(client);
@@ -265,9 +250,7 @@ impl FullDisk {
         };
         let image = mount.0.join("sparse");
         std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        let config = pair(dir.path(), &image, &dir.path().join("disk"));
-        let config = config.replace("on_full = \"error\"\n", more);
-        let iod = Iod::start(dir.path(), &config);
+        let iod = Iod::start(dir.path(), &pair(dir.path(), &image, &format!("cached = true\n{more}")));
         let filler = mount.0.join("filler");
         let full = Self { iod, dir, _mount: mount, filler };
         full.fill();
@@ -290,8 +273,8 @@ impl FullDisk {
 
     /// Writes that wait, and that had to.
     fn waiting(&self) -> (u64, u64) {
-        let status: serde_json::Value = serde_json::from_str(&self.iod.status()).unwrap();
-        let of = |key: &str| status["vms"][0][key].as_u64().unwrap();
+        let disk = self.iod.disk("a");
+        let of = |key: &str| disk[key].as_u64().unwrap();
         (of("waiting_for_room"), of("waited_for_room"))
     }
 
@@ -307,8 +290,7 @@ impl FullDisk {
 
     fn end(self, errors_of: [u64; 2]) {
         assert_eq!(errors(&self.iod), errors_of);
-        let (status, log) = self.iod.end();
-        assert!(status.success(), "{status}: {log}");
+        self.iod.end_well();
     }
 }
 
@@ -334,11 +316,7 @@ fn writes_wait_for_room_and_go_on() {
         for sector in sectors {
             assert_eq!(request(&mut a, &read(sector, 65_536), None), (0, data.clone()));
             // Room for the next round.
-            let mut range = sector.to_le_bytes().to_vec();
-            range.extend(128u32.to_le_bytes());
-            range.extend(0u32.to_le_bytes());
-            let discard = BlkRequest { kind: 11, priority: 0, sector: 0, len: 16 };
-            assert_eq!(request(&mut a, &discard, Some(&range)).0, 0);
+            assert_eq!(request(&mut a, &deallocate(11), Some(&range(sector, 128, 0))).0, 0);
         }
         full.fill();
     }
@@ -367,9 +345,7 @@ fn start_queue(a: &mut Client, base: u16, (made, file): (&VhostUserInflight, &st
     a.raw().set_inflight_fd(made, file.as_raw_fd()).unwrap();
     let addresses = a.ring_addresses(0);
     a.raw().set_vring_addr(0, &addresses).unwrap();
-    a.raw().set_vring_base(0, base).unwrap();
-    let kick = a.queues[0].kick.try_clone().unwrap();
-    a.raw().set_vring_kick(0, &kick).unwrap();
+    start_at(a, base);
     a.raw().set_vring_enable(0, true).unwrap();
 }
 
@@ -378,14 +354,11 @@ fn start_queue(a: &mut Client, base: u16, (made, file): (&VhostUserInflight, &st
 fn what_waits_survives_a_stop_and_a_disconnect() {
     let Some(full) = FullDisk::start("what_waits_survives_a_stop_and_a_disconnect") else { return };
     let mut a = full.client();
-    let there = a.raw().get_protocol_features().unwrap();
-    a.raw().set_protocol_features(there).unwrap();
+    accept_all(&mut a);
     let wanted = VhostUserInflight::new(0, 0, 1, a.queues[0].size());
     a.raw().get_vring_base(0).unwrap();
     let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
-    let start = |a: &mut Client, base: u16| {
-        start_queue(a, base, (&made, &file));
-    };
+    let start = |a: &mut Client, base: u16| start_queue(a, base, (&made, &file));
     start(&mut a, 0);
     let data = vec![7; 65_536];
     full.push(&mut a, 0, &data);
@@ -400,9 +373,7 @@ fn what_waits_survives_a_stop_and_a_disconnect() {
     assert_eq!(request(&mut a, &read(0, 65_536), None), (0, data));
     // A live migration does not take that memory along: the guest gets its answer here.
     full.fill();
-    let log = DirtyPages::covering(&a.mem).unwrap();
-    a.share_log(&log).unwrap();
-    a.set_logging(true).unwrap();
+    let _log = begin_log(&mut a);
     full.push(&mut a, 8_192, &[1; 65_536]);
     full.wait_for(1);
     let base = a.raw().get_vring_base(0).unwrap();
@@ -428,8 +399,7 @@ fn what_waits_survives_a_stop_and_a_disconnect() {
 fn a_guest_that_was_saved_is_not_served_twice() {
     let Some(full) = FullDisk::start("a_guest_that_was_saved_is_not_served_twice") else { return };
     let mut a = full.client();
-    let there = a.raw().get_protocol_features().unwrap();
-    a.raw().set_protocol_features(there).unwrap();
+    accept_all(&mut a);
     let start = |a: &mut Client, base: u16| {
         let wanted = VhostUserInflight::new(0, 0, 1, a.queues[0].size());
         let (made, file) = a.raw().get_inflight_fd(&wanted).unwrap();
@@ -465,8 +435,7 @@ fn a_stop_before_a_move_waits_for_no_room() {
     let Some(full) = FullDisk::start_with(test, "depth = 2\n") else { return };
     let options = Options { queues: 2, ..Options::default() };
     let mut a = Client::connect(&full.dir.path().join("a"), options).unwrap();
-    let there = a.raw().get_protocol_features().unwrap();
-    a.raw().set_protocol_features(there).unwrap();
+    accept_all(&mut a);
     assert_eq!(a.stop_queue(0).unwrap(), 0);
     let size = a.queues[0].size();
     let (made, file) = a.raw().get_inflight_fd(&VhostUserInflight::new(0, 0, 2, size)).unwrap();
@@ -477,17 +446,13 @@ fn a_stop_before_a_move_waits_for_no_room() {
     file.write_all_at(&size.to_ne_bytes(), 10).unwrap();
     file.write_all_at(&[1], 16 + 16 * 3 * u64::from(slot)).unwrap();
     a.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
-    let log = DirtyPages::covering(&a.mem).unwrap();
-    a.share_log(&log).unwrap();
-    a.set_logging(true).unwrap();
+    let _log = begin_log(&mut a);
     for sector in [1_024, 2_048] {
         a.queues[1].push_with(&write(sector, 4_096), &[2; 4_096]).unwrap();
     }
     a.queues[1].notify().unwrap();
     full.wait_for(2);
-    a.raw().set_vring_base(0, 1).unwrap();
-    let kick = a.queues[0].kick.try_clone().unwrap();
-    a.raw().set_vring_kick(0, &kick).unwrap();
+    start_at(&mut a, 1);
     assert_eq!(a.stop_queue(0).unwrap(), 1);
     assert_eq!(a.queues[0].pop_used().map(|answer| answer.status), Some(1));
     for _ in 0..2 {

@@ -12,7 +12,6 @@ use std::time::Duration;
 use common::{Iod, completion, disk, two_disks};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::HANG;
-use serde_json::Value;
 
 /// What a firmware's driver sends.
 #[derive(Clone, Copy, Debug)]
@@ -95,11 +94,6 @@ impl Bed {
         let iod = Iod::start(dir.path(), &two_disks(dir.path(), 16, ""));
         Self { dir, iod, file }
     }
-
-    fn disk(&self) -> Value {
-        let status: Value = serde_json::from_str(&self.iod.status()).unwrap();
-        status["vms"].as_array().unwrap().iter().find(|disk| disk["name"] == "a").unwrap().clone()
-    }
 }
 
 #[test]
@@ -125,7 +119,7 @@ fn firmware_reads_and_writes_by_polling() {
         // One call at the start, for what a former process may have completed.
         let calls = client.queues[0].call.read().unwrap_or(0);
         assert!(calls <= 1, "{}: {calls} calls that nobody wants", firmware.name);
-        let disk = bed.disk();
+        let disk = bed.iod.disk("a");
         assert_eq!((&disk["malformed"], &disk["broken"]), (&0.into(), &0.into()), "{}", firmware.name);
         assert!(disk["refused_requests"].as_object().unwrap().values().all(|n| *n == 0), "{disk}");
     }

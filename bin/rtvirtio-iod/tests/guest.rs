@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Iod, configure, disk, two_disks};
+use common::guest::shell;
+use common::{Iod, configure, disk, two_disks, until, with_keys};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testkit::site::wait_for;
@@ -19,38 +20,18 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     }
     let image = image::ensure(&image::default_cache(), &|line| eprintln!("{line}")).unwrap();
     let dir = disk(192);
-    let config = two_disks(dir.path(), 128, "")
-        .replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n")
-        .replace("offset = \"64MiB\"", "offset = \"128MiB\"");
+    let config = two_disks(dir.path(), 128, "").replace("offset = \"64MiB\"", "offset = \"128MiB\"");
+    let config = with_keys(&config, "a", "queues = 2\n");
     let mut iod = Iod::start(dir.path(), &config);
     let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: Some(2) };
     let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
     // The disk's properties in the guest's kernel.
-    let patience = rtvirtio_testkit::HANG;
-    let seen = guest
-        .exec(&["sh", "-c", "cd /sys/block/vda; cat size queue/write_cache serial; ls mq | wc -l"], patience)
-        .unwrap();
-    let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
+    let seen = shell(&mut guest, "cd /sys/block/vda; cat size queue/write_cache serial; ls mq | wc -l");
     assert!(seen.starts_with("131072\nwrite back\na"), "{seen}");
-    let verify = guest
-        .spawn(&[
-            "fio",
-            "--name=v",
-            "--filename=/dev/vda",
-            "--rw=randrw",
-            "--bssplit=4k/60:64k/40",
-            "--size=32M",
-            "--io_size=1G",
-            "--time_based",
-            "--runtime=10",
-            "--direct=1",
-            "--ioengine=libaio",
-            "--iodepth=16",
-            "--verify=crc32c",
-            "--verify_fatal=1",
-            "--verify_backlog=64",
-        ])
-        .unwrap();
+    let fio = "exec fio --name=v --filename=/dev/vda --rw=randrw --bssplit=4k/60:64k/40 --size=32M \
+               --io_size=1G --time_based --runtime=10 --direct=1 --ioengine=libaio --iodepth=16 \
+               --verify=crc32c --verify_fatal=1 --verify_backlog=64";
+    let verify = guest.spawn(&["sh", "-c", fio]).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     for _ in 0..KILLS {
         iod.kill();
@@ -59,30 +40,17 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         // QEMU reconnects once a second.
         std::thread::sleep(Duration::from_millis(1_900));
     }
-    let mut output = None;
-    let begin = Instant::now();
-    while begin.elapsed() < patience {
-        output = guest.poll(verify).unwrap();
-        if output.is_some() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let output = output.expect("fio ends");
+    let output = until("the end of fio", || guest.poll(verify).unwrap());
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.success(), "{text}");
     assert!(text.contains("err= 0"), "{text}");
-    let kernel = guest.exec(&["dmesg"], patience).unwrap();
-    let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();
+    let kernel = shell(&mut guest, "dmesg");
     assert!(!kernel.contains("I/O error"), "{kernel}");
     // The last process served it too, with the requests in flight of its predecessors.
     assert!(iod.status().contains("\"attached\":true"), "{}", iod.status());
     // It grows, and the guest sees that at once, also where that is after a restart.
-    let size = |guest: &mut QemuGuest| {
-        let seen = guest.exec(&["cat", "/sys/block/vda/size"], patience).unwrap();
-        String::from_utf8_lossy(&seen.stdout).trim().to_owned()
-    };
+    let size = |guest: &mut QemuGuest| shell(guest, "cat /sys/block/vda/size").trim().to_owned();
     let sized = |mib: u32| config.replacen("size = \"64MiB\"", &format!("size = \"{mib}MiB\""), 1);
     configure(dir.path(), &sized(96));
     let changed = iod.reload(false);
@@ -91,9 +59,7 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     iod.kill();
     iod = Iod::start(dir.path(), &sized(128));
     wait_for("the size after a restart", || size(&mut guest) == "262144");
-    let write = "dd if=/dev/urandom of=/dev/vda bs=1M seek=127 count=1 oflag=direct 2>&1";
-    let wrote = guest.exec(&["sh", "-c", write], patience).unwrap();
-    assert!(wrote.success(), "{}", String::from_utf8_lossy(&wrote.stdout));
+    shell(&mut guest, "dd if=/dev/urandom of=/dev/vda bs=1M seek=127 count=1 oflag=direct 2>&1");
     drop(iod);
     guest.stop().unwrap();
 }
@@ -122,10 +88,7 @@ fn a_guest_sees_no_error_while_the_file_system_is_full() {
     let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: None };
     let config = QemuConfig { vcpus: 3, ..QemuConfig::new("vm", image, socket, &dir.path().join("run")) };
     let mut guest = QemuGuest::start(&config).unwrap();
-    let patience = rtvirtio_testkit::HANG;
-    let seen = guest.exec(&["sh", "-c", "ls /sys/block/vda/mq | wc -l"], patience).unwrap();
-    assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "3", "a queue for each vCPU");
-    let status = || serde_json::from_str::<serde_json::Value>(&iod.status()).unwrap()["vms"][0].clone();
+    assert_eq!(shell(&mut guest, "ls /sys/block/vda/mq | wc -l").trim(), "3", "a queue for each vCPU");
     for round in 0..rounds {
         full.fill();
         // 128 KiB of 256, somewhere else each time, and back to a hole at the end.
@@ -134,15 +97,10 @@ fn a_guest_sees_no_error_while_the_file_system_is_full() {
             round * 8
         );
         let writer = guest.spawn(&["sh", "-c", &write]).unwrap();
-        wait_for("a write that waits", || status()["waiting_for_room"].as_u64() > Some(0));
+        wait_for("a write that waits", || iod.disk("a")["waiting_for_room"].as_u64() > Some(0));
         assert!(guest.poll(writer).unwrap().is_none());
         full.empty();
-        let mut wrote = None;
-        wait_for("the end of the write", || {
-            wrote = guest.poll(writer).unwrap();
-            wrote.is_some()
-        });
-        let wrote = wrote.unwrap();
+        let wrote = until("the end of the write", || guest.poll(writer).unwrap());
         assert!(wrote.success(), "{}", String::from_utf8_lossy(&wrote.stdout));
         let check = format!(
             "dd if=/dev/vda bs=64k count=2 skip={} iflag=direct 2>/dev/null | tr -d '\\n{round}' | wc -c; \
@@ -150,14 +108,12 @@ fn a_guest_sees_no_error_while_the_file_system_is_full() {
             round * 8,
             round * 8 * 65_536
         );
-        let seen = guest.exec(&["sh", "-c", &check], patience).unwrap();
-        let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
+        let seen = shell(&mut guest, &check);
         assert_eq!(seen.trim(), "0", "bytes that are not what was written, then errors of the discard");
     }
-    let kernel = guest.exec(&["dmesg"], patience).unwrap();
-    let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();
+    let kernel = shell(&mut guest, "dmesg");
     assert!(!kernel.contains("I/O error"), "{kernel}");
-    let status = status();
+    let status = iod.disk("a");
     assert_eq!((&status["errors"], &status["waiting_for_room"]), (&0.into(), &0.into()), "{status}");
     guest.stop().unwrap();
     drop(iod);

@@ -14,12 +14,12 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{AttackedDomain, Iod, Neighbour, connect, read, request};
+use common::{AttackedDomain, Iod, Neighbour, connect, read, request, until};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
 use vhost::vhost_user::VhostUserFrontend as _;
@@ -31,17 +31,13 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 impl AttackedDomain {
-    fn socket(&self) -> PathBuf {
-        self.dir.path().join("a")
-    }
-
     /// Runs an attack while the neighbour works, and checks both afterwards. A control run without
     /// the attack, as long as the attack but at most a second, shows the stalls of the host.
     fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
-        let neighbour = Neighbour::start(self.dir.path().join("b"));
+        let neighbour = Neighbour::start(self.socket("b"));
         std::thread::sleep(Duration::from_millis(50));
         let begin = Instant::now();
-        attack(&self.socket());
+        attack(&self.socket("a"));
         let took = begin.elapsed();
         std::thread::sleep(Duration::from_millis(50));
         let with = neighbour.measured();
@@ -49,10 +45,10 @@ impl AttackedDomain {
         assert!(with.n > 0, "{name}: the neighbour got nothing");
         // A neighbour that an attack stops stays stopped. How long it waits is printed, not judged.
         assert!(with.longest < HANG, "{name}: the neighbour waited {:?}", with.longest);
-        let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
+        let mut next = Client::connect(&self.socket("a"), Options::default()).expect(name);
         assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
         drop(next);
-        let neighbour = Neighbour::start(self.dir.path().join("b"));
+        let neighbour = Neighbour::start(self.socket("b"));
         std::thread::sleep(took.min(Duration::from_secs(1)) + Duration::from_millis(100));
         let without = neighbour.measured();
         eprintln!("{name}: the neighbour's pairs with {with:?}, without {without:?}");
@@ -212,10 +208,6 @@ fn storms() {
 fn a_queue_without_an_accepted_size_is_not_served() {
     let mut place = AttackedDomain::new();
     let disk = place.dir.path().join("disk");
-    let vm = |place: &AttackedDomain| -> serde_json::Value {
-        let status: serde_json::Value = serde_json::from_str(&place.iod.status()).unwrap();
-        status["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == "a").unwrap().clone()
-    };
     let cases = [
         (Some(2_048), true, "queue 0 of 2048 descriptors"),
         (Some(2_048), false, "queue 0 of 2048 descriptors"),
@@ -225,7 +217,7 @@ fn a_queue_without_an_accepted_size_is_not_served() {
     ];
     for (i, (num, replies, why)) in (1..).zip(cases) {
         let options = Options { size: 256, started: false, ..Options::default() };
-        let mut client = Client::connect(&place.socket(), options).unwrap();
+        let mut client = Client::connect(&place.socket("a"), options).unwrap();
         let addresses = client.ring_addresses(0);
         let [kick, call] = [&client.queues[0].kick, &client.queues[0].call].map(|fd| fd.try_clone().unwrap());
         let raw = client.raw();
@@ -249,7 +241,7 @@ fn a_queue_without_an_accepted_size_is_not_served() {
         client.queues[0].notify().unwrap();
         // The answer is that of the thread that has read all messages before it.
         assert!(client.raw().get_features().is_ok());
-        let seen = vm(&place);
+        let seen = place.iod.disk("a");
         assert_eq!((&seen["attached"], &seen["connected"]), (&false.into(), &true.into()), "{num:?}: {seen}");
         let said = seen["refused"]["why"].as_str().unwrap();
         assert!(said.contains("no number of descriptors was accepted"), "{num:?}: {said}");
@@ -262,7 +254,7 @@ fn a_queue_without_an_accepted_size_is_not_served() {
         assert_eq!((answer.status, std::fs::read(&disk).unwrap()[..512] == data), (0, true), "{num:?}");
         // Another one for a queue that is served stops it.
         assert!(client.raw().set_vring_num(0, 128).is_err());
-        assert_eq!(vm(&place)["attached"], false, "{num:?}");
+        assert_eq!(place.iod.disk("a")["attached"], false, "{num:?}");
     }
     assert!(place.iod.is_alive());
     let (_, log) = place.iod.end();
@@ -298,11 +290,7 @@ fn requests_that_are_refused_are_counted_by_reason() {
         }
         queue.add_avail(0);
         queue.notify().unwrap();
-        let begin = Instant::now();
-        while queue.pop_used_raw().is_none() {
-            assert!(begin.elapsed() < HANG);
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        until("a completion", || queue.pop_used_raw());
     };
     let status = (None, 1, WRITE);
     // Data, header's neighbour and status outside of the memory.
@@ -317,7 +305,7 @@ fn requests_that_are_refused_are_counted_by_reason() {
     chain(&mut client, 0, 0, &[(None, 512, WRITE)]);
     let mut reader = connect(&dir.path().join("a"));
     chain(&mut reader, 1, 0, &[(None, 512, 0), status]);
-    let seen: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    let seen = iod.status_json();
     let of = |vm: usize, key: &str| seen["vms"][vm]["refused_requests"][key].as_u64().unwrap();
     let counts =
         ["outside_memory", "outside_disk", "read_only", "unsupported", "invalid"].map(|key| of(1, key));
@@ -335,15 +323,10 @@ fn requests_that_are_refused_are_counted_by_reason() {
         reasons.extend(event["refused"].as_str().map(|why| (why.to_owned(), event["status"].clone())));
     }
     let count = |why: &str| reasons.iter().filter(|(reason, _)| reason == why).count();
-    assert_eq!(
-        ["outside_memory", "unsupported", "invalid", "read_only"].map(count),
-        [3, 2, 3, 1],
-        "{reasons:?}"
-    );
-    assert!(
-        reasons.iter().all(|(why, code)| *code == if why == "unsupported" { 2 } else { 1 }),
-        "{reasons:?}"
-    );
+    let counts = ["outside_memory", "unsupported", "invalid", "read_only"].map(count);
+    assert_eq!(counts, [3, 2, 3, 1], "{reasons:?}");
+    let is_right = |(why, code): &(String, serde_json::Value)| *code == if why == "unsupported" { 2 } else { 1 };
+    assert!(reasons.iter().all(is_right), "{reasons:?}");
 }
 
 /// Invalid messages of a compromised QEMU.
@@ -362,16 +345,12 @@ fn a_lying_frontend() {
     });
     place.attack("rings outside of memory", |socket| {
         let mut client = connect(socket);
-        let size = client.queues[0].size();
         for address in [0, u64::MAX - 64, client.mem.address() + client.mem.len() as u64 - 8] {
             let lie = VringConfigData {
-                queue_max_size: size,
-                queue_size: size,
-                flags: 0,
                 desc_table_addr: address & !15,
                 used_ring_addr: address & !3,
                 avail_ring_addr: address & !1,
-                log_addr: None,
+                ..client.ring_addresses(0)
             };
             let _ = client.raw().set_vring_addr(0, &lie);
         }
@@ -431,7 +410,7 @@ fn a_log_that_cannot_be_written() {
                 let _ = stream.write_all(&[0xff; 64]);
             }
         });
-        let status: serde_json::Value = serde_json::from_str(&place.iod.status()).unwrap();
+        let status = place.iod.status_json();
         assert!(status.to_string().contains("\"why\":"), "{what}: nothing was refused: {status}");
     }
 }

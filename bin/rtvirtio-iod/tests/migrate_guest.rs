@@ -3,9 +3,9 @@
 mod common;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use common::{Iod, configure, connect, disk, read, request, write};
+use common::guest::shell;
+use common::{Iod, configure, connect, disk, read, request, until, write};
 use rtvirtio_testbed::image::{self, GuestImage};
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testkit::HANG;
@@ -34,14 +34,6 @@ fn guest(name: &str, image: &GuestImage, dir: &Path, incoming: bool) -> QemuGues
     let socket = GuestDisk::VhostUser { socket: dir.join("a"), queues: Some(1) };
     let config = QemuConfig::new(name, image.clone(), socket, &dir.join("run"));
     QemuGuest::start(&QemuConfig { incoming, ..config }.migrating()).unwrap()
-}
-
-fn shell(guest: &mut QemuGuest, script: &str) -> String {
-    let output = guest.exec(&["sh", "-c", script], HANG).unwrap();
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.success(), "{script}: {text}");
-    text
 }
 
 #[test]
@@ -86,14 +78,7 @@ fn a_guest_moves_while_it_writes_and_verifies() {
         here.stop().unwrap();
         here = there;
     }
-    let begin = Instant::now();
-    let output = loop {
-        if let Some(output) = here.poll(verify).unwrap() {
-            break output;
-        }
-        assert!(begin.elapsed() < HANG, "fio ends");
-        std::thread::sleep(Duration::from_millis(100));
-    };
+    let output = until("the end of fio", || here.poll(verify).unwrap());
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.success() && text.contains("err= 0"), "{text}");
@@ -135,15 +120,9 @@ fn a_disk_that_moves_is_served_by_one_domain_at_a_time() {
     // Nor does one that does not move it.
     let alone = dir.path().join("2");
     std::fs::create_dir_all(&alone).unwrap();
-    let config = format!(
-        "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{0}/a\"\npath = \"{1}\"\n",
-        alone.display(),
-        disk.display()
-    );
-    let refused = Iod::try_start(&alone, &config).err().expect("the disk is in use");
+    let refused = Iod::try_start(&alone, &configuration(&alone, &disk, "")).err().expect("the disk is in use");
     assert!(refused.contains("in use"), "{refused}");
-    let (status, log) = first.end();
-    assert!(status.success(), "{log}");
+    first.end_well();
 }
 
 /// A disk that may move does not grow into one that a guest of another I/O domain uses.
@@ -168,7 +147,6 @@ fn a_disk_that_moves_grows_into_no_other() {
     assert!(rtvirtio_domain_client::Client::connect(&two.join("a"), Default::default()).is_err());
     drop(grows);
     for iod in [first, second] {
-        let (status, log) = iod.end();
-        assert!(status.success(), "{log}");
+        iod.end_well();
     }
 }

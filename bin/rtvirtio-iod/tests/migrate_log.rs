@@ -8,9 +8,13 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{AttackedDomain, Iod, Neighbour, completion, connect, read, request, two_disks, write};
+use common::{
+    AttackedDomain, FLUSH, Neighbour, accept_all, begin_log, completion, connect, read, request, settle, start_at,
+    until, write,
+};
 use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
+use rtvirtio_testkit::site::wait_for;
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::{VhostBackend as _, VhostUserDirtyLogRegion};
@@ -40,16 +44,10 @@ fn taken(log: &DirtyPages) -> BTreeSet<usize> {
     log.take().into_iter().collect()
 }
 
-/// Stops and starts the first queue: everything that the back end writes is written then.
-fn settle(client: &mut Client) {
-    client.raw().set_vring_enable(0, false).unwrap();
-    client.raw().set_vring_enable(0, true).unwrap();
-}
-
 #[test]
 fn exactly_the_written_pages_are_marked() {
     let place = AttackedDomain::new();
-    let mut client = connect(&place.dir.path().join("a"));
+    let mut client = connect(&place.socket("a"));
     let log = DirtyPages::covering(&client.mem).unwrap();
     client.share_log(&log).unwrap();
     assert_eq!(request(&mut client, &read(0, 65_536), None).0, 0);
@@ -59,7 +57,7 @@ fn exactly_the_written_pages_are_marked() {
         (read(0, 16_384), 16_384),
         (read(8, 512), 512),
         (write(0, 16_384), 0),
-        (BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, 0),
+        (FLUSH, 0),
         // The serial number, and a read beyond the disk.
         (BlkRequest { kind: 8, priority: 0, sector: 0, len: 20 }, 20),
         (read(1 << 40, 4_096), 0),
@@ -96,9 +94,7 @@ fn exactly_the_written_pages_are_marked() {
     let _ = log.take();
     assert_eq!(request(&mut client, &read(0, 65_536), None).0, 0);
     assert_eq!(taken(&log), BTreeSet::new());
-    let next = DirtyPages::covering(&client.mem).unwrap();
-    client.share_log(&next).unwrap();
-    client.set_logging(true).unwrap();
+    let next = begin_log(&mut client);
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert!(!next.take().is_empty());
     assert_eq!(taken(&log), BTreeSet::new());
@@ -109,11 +105,9 @@ fn exactly_the_written_pages_are_marked() {
 #[test]
 fn what_is_written_before_another_log_is_shared_is_in_that() {
     let place = AttackedDomain::new();
-    let mut client = connect(&place.dir.path().join("a"));
-    let first = DirtyPages::covering(&client.mem).unwrap();
+    let mut client = connect(&place.socket("a"));
+    let _first = begin_log(&mut client);
     let second = DirtyPages::covering(&client.mem).unwrap();
-    client.share_log(&first).unwrap();
-    client.set_logging(true).unwrap();
     let slot = client.queues[0].push(&read(0, 16_384)).unwrap();
     client.queues[0].notify().unwrap();
     assert_eq!(completion(&mut client.queues[0]).map(|answer| answer.status), Some(0));
@@ -131,10 +125,8 @@ fn the_used_ring_of_a_queue_that_starts_is_marked() {
     let place = AttackedDomain::new();
     // Of so many descriptors that the threshold of kicks is on another page than the index.
     let options = Options { size: 512, ..Options::default() };
-    let mut client = Client::connect(&place.dir.path().join("a"), options).unwrap();
-    let log = DirtyPages::covering(&client.mem).unwrap();
-    client.share_log(&log).unwrap();
-    client.set_logging(true).unwrap();
+    let mut client = Client::connect(&place.socket("a"), options).unwrap();
+    let log = begin_log(&mut client);
     settle(&mut client);
     let _ = log.take();
     settle(&mut client);
@@ -147,13 +139,9 @@ fn the_used_ring_of_a_queue_that_starts_is_marked() {
 /// flight does not come along.
 #[test]
 fn requests_of_a_previous_process_are_answered_before_their_guest_moves() {
-    let dir = common::disk(64);
-    let more = "name = \"a\"\ndepth = 2\nread_cap = { requests = \"20/s\" }\n";
-    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", more, 1);
-    let _iod = Iod::start(dir.path(), &config);
-    let mut client = connect(&dir.path().join("a"));
-    let there = client.raw().get_protocol_features().unwrap();
-    client.raw().set_protocol_features(there).unwrap();
+    let place = AttackedDomain::with("depth = 2\nread_cap = { requests = \"20/s\" }\n");
+    let mut client = connect(&place.socket("a"));
+    accept_all(&mut client);
     assert_eq!(client.stop_queue(0).unwrap(), 0);
     let size = client.queues[0].size();
     let (made, file) = client.raw().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, size)).unwrap();
@@ -169,13 +157,9 @@ fn requests_of_a_previous_process_are_answered_before_their_guest_moves() {
         put(&[1], at);
         put(&i.to_ne_bytes(), at + 8);
     }
-    let log = DirtyPages::covering(&client.mem).unwrap();
-    client.share_log(&log).unwrap();
-    client.set_logging(true).unwrap();
+    let _log = begin_log(&mut client);
     client.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
-    client.raw().set_vring_base(0, 8).unwrap();
-    let kick = client.queues[0].kick.try_clone().unwrap();
-    client.raw().set_vring_kick(0, &kick).unwrap();
+    start_at(&mut client, 8);
     assert_eq!(client.stop_queue(0).unwrap(), 8);
     let answers: Vec<u8> =
         std::iter::from_fn(|| client.queues[0].pop_used()).map(|answer| answer.status).collect();
@@ -187,16 +171,9 @@ fn requests_of_a_previous_process_are_answered_before_their_guest_moves() {
 #[test]
 fn a_queue_that_starts_is_looked_at_and_signals_its_guest() {
     let place = AttackedDomain::new();
-    let mut client = connect(&place.dir.path().join("a"));
-    let await_signal = |call: &EventFd| {
-        let begin = Instant::now();
-        while call.read().is_err() {
-            assert!(begin.elapsed() < HANG, "no signal");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
+    let mut client = connect(&place.socket("a"));
+    let await_signal = |call: &EventFd| until("a signal", || call.read().ok());
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
-    let kick = client.queues[0].kick.try_clone().unwrap();
     let call = client.queues[0].call.try_clone().unwrap();
     for pending in [0, 4] {
         assert_eq!(client.stop_queue(0).unwrap(), 1);
@@ -208,8 +185,7 @@ fn a_queue_that_starts_is_looked_at_and_signals_its_guest() {
         // As QEMU: another descriptor first, and that of the guest when the queue runs.
         let before = EventFd::new(EFD_NONBLOCK).unwrap();
         client.raw().set_vring_call(0, &before).unwrap();
-        client.raw().set_vring_base(0, 1).unwrap();
-        client.raw().set_vring_kick(0, &kick).unwrap();
+        start_at(&mut client, 1);
         for _ in 0..pending {
             assert_eq!(completion(&mut client.queues[0]).map(|answer| answer.status), Some(0));
         }
@@ -227,32 +203,22 @@ fn an_available_ring_that_is_older_than_its_index_is_reported() {
     let mut client = connect(&dir.path().join("a"));
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert_eq!(client.stop_queue(0).unwrap(), 1);
-    client.raw().set_vring_base(0, 4).unwrap();
-    let kick = client.queues[0].kick.try_clone().unwrap();
-    client.raw().set_vring_kick(0, &kick).unwrap();
+    start_at(&mut client, 4);
     drop(client);
-    let (status, text) = iod.end();
-    assert!(status.success() && text.contains("ends 3 requests before"), "{text}");
+    let text = iod.end_well();
+    assert!(text.contains("ends 3 requests before"), "{text}");
 }
 
 /// Requests that were fetched before logging began, and complete after it.
 #[test]
 fn requests_in_flight_when_logging_begins_are_marked() {
-    let dir = common::disk(64);
-    let config = two_disks(dir.path(), 64, "").replacen(
-        "name = \"a\"\n",
-        "name = \"a\"\nread_cap = { requests = \"40/s\" }\n",
-        1,
-    );
-    let _iod = Iod::start(dir.path(), &config);
-    let mut client = connect(&dir.path().join("a"));
-    let log = DirtyPages::covering(&client.mem).unwrap();
+    let place = AttackedDomain::with("read_cap = { requests = \"40/s\" }\n");
+    let mut client = connect(&place.socket("a"));
     let slots: Vec<u16> = (0..40).map(|i| client.queues[0].push(&read(i * 8, 4_096)).unwrap()).collect();
     client.queues[0].notify().unwrap();
     let first = completion(&mut client.queues[0]).unwrap();
     assert_eq!(first.status, 0);
-    client.share_log(&log).unwrap();
-    client.set_logging(true).unwrap();
+    let log = begin_log(&mut client);
     // What completed before this need not be marked.
     let mut before: BTreeSet<u16> = [first.slot].into();
     while let Some(done) = client.queues[0].pop_used() {
@@ -278,14 +244,12 @@ fn requests_in_flight_when_logging_begins_are_marked() {
 #[test]
 fn a_copy_that_follows_the_log_is_exact() {
     let place = AttackedDomain::new();
-    let mut client = connect(&place.dir.path().join("a"));
+    let mut client = connect(&place.socket("a"));
     for i in 0..64u64 {
         let data: Vec<u8> = (0..65_536u32).map(|at| (u64::from(at / 512) ^ (i * 7)) as u8).collect();
         assert_eq!(request(&mut client, &write(i * 128, 65_536), Some(&data)).0, 0);
     }
-    let log = DirtyPages::covering(&client.mem).unwrap();
-    client.share_log(&log).unwrap();
-    client.set_logging(true).unwrap();
+    let log = begin_log(&mut client);
     let mem = Arc::clone(&client.mem);
     let mut copy = mem.read(0, mem.len());
     let follow = |copy: &mut Vec<u8>| {
@@ -325,8 +289,8 @@ fn a_copy_that_follows_the_log_is_exact() {
 #[test]
 fn invalid_logs_are_refused() {
     let mut place = AttackedDomain::new();
-    let socket = place.dir.path().join("a");
-    let neighbour = Neighbour::start(place.dir.path().join("b"));
+    let socket = place.socket("a");
+    let neighbour = Neighbour::start(place.socket("b"));
     let full = DirtyPages::new(4_096, true).unwrap();
     let unsealed = DirtyPages::new(4_096, false).unwrap();
     let disk = std::fs::File::open(place.dir.path().join("disk")).unwrap();
@@ -373,9 +337,8 @@ fn invalid_logs_are_refused() {
     assert!(neighbour.end().0 > 0);
     drop(client);
     let AttackedDomain { iod, dir } = place;
-    let (status, text) = iod.end();
+    let text = iod.end_well();
     drop(dir);
-    assert!(status.success(), "{text}");
     for words in ["needs", "can be truncated", "ends beyond its file", "is to be logged"] {
         assert!(text.contains(words), "{words}: {text}");
     }
@@ -384,44 +347,34 @@ fn invalid_logs_are_refused() {
 /// A trusted front end may truncate its log. Its own queue ends with that.
 #[test]
 fn a_log_that_is_truncated_ends_its_queue_only() {
-    let dir = common::disk(64);
-    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", "name = \"a\"\ntrust = true\n", 1);
-    let mut iod = Iod::start(dir.path(), &config);
-    let neighbour = Neighbour::start(dir.path().join("b"));
-    let mut client = connect(&dir.path().join("a"));
+    let mut place = AttackedDomain::with("trust = true\n");
+    let neighbour = Neighbour::start(place.socket("b"));
+    let mut client = connect(&place.socket("a"));
     let end = (SharedMemory::BASE as usize + client.mem.len()).div_ceil(8 * PAGE);
     let log = DirtyPages::new(end, false).unwrap();
     client.share_log(&log).unwrap();
     client.set_logging(true).unwrap();
     assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     log.truncate().unwrap();
-    let begin = Instant::now();
-    let is_broken = |status: &str| {
-        let status: serde_json::Value = serde_json::from_str(status).unwrap();
-        status.to_string().contains("\"broken\":1")
-    };
-    while !is_broken(&iod.status()) && begin.elapsed() < HANG {
+    wait_for("the end of its queue", || {
         if client.queues[0].free_slots() > 0 {
             client.queues[0].push(&read(0, 4_096)).unwrap();
             client.queues[0].notify().unwrap();
         }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert!(is_broken(&iod.status()), "{}", iod.status());
-    assert!(iod.is_alive());
+        place.iod.disk("a")["broken"] == 1
+    });
+    assert!(place.iod.is_alive());
     assert!(neighbour.end().0 > 0);
     drop(client);
-    assert_eq!(request(&mut connect(&dir.path().join("a")), &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut connect(&place.socket("a")), &read(0, 4_096), None).0, 0);
 }
 
 /// Requests per second with and without logging, in turn. The figures are printed; an assertion on
 /// them would depend on a quiet machine.
 #[test]
 fn the_cost_of_logging() {
-    let dir = common::disk(64);
-    let config = two_disks(dir.path(), 64, "").replacen("name = \"a\"\n", "name = \"a\"\ncached = true\n", 1);
-    let _iod = Iod::start(dir.path(), &config);
-    let mut client = connect(&dir.path().join("a"));
+    let place = AttackedDomain::with("cached = true\n");
+    let mut client = connect(&place.socket("a"));
     let log = DirtyPages::covering(&client.mem).unwrap();
     client.share_log(&log).unwrap();
     let mut rates = [Vec::new(), Vec::new()];

@@ -5,10 +5,9 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Iod, program};
+use common::{Iod, check, named, wait_for_links};
 use rtvirtio_domain_client::{ClientQueue, DirtyPages, NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_testkit::{HANG, Need, has};
@@ -59,7 +58,7 @@ impl Bed {
         netns::bridge(&["tap-a", "tap-b"]).unwrap();
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let iod = Iod::start(dir.path(), &config(dir.path(), network, a, b));
-        are_up(&["tap-a", "tap-b", "up0", "up1"]);
+        wait_for_links(&["tap-a", "tap-b", "up0", "up1"]);
         Some(Self { dir, iod, peer: RawSocket::open("up1").unwrap() })
     }
 
@@ -87,9 +86,7 @@ impl Bed {
     }
 
     fn port(&self, name: &str) -> Value {
-        let status: Value = serde_json::from_str(&self.iod.status()).unwrap();
-        let ports = status["ports"].as_array().unwrap().clone();
-        ports.into_iter().find(|port| port["name"] == name).unwrap()
+        named(&self.iod.status_json()["ports"], name)
     }
 
     /// Waits until a counter of a port has a value.
@@ -103,22 +100,6 @@ impl Bed {
             assert!(begin.elapsed() < HANG, "{pointer} is not {value}: {port}");
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-}
-
-/// Waits until links have a carrier as the kernel's other parts know it, up to a second later than
-/// the driver on a busy machine: until then a bridge drops what comes.
-fn are_up(links: &[&str]) {
-    let begin = Instant::now();
-    loop {
-        let out = Command::new("ip").args(["-json", "link", "show"]).output().unwrap();
-        let all: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
-        let is_up = |name: &&str| all.iter().any(|l| l["ifname"] == **name && l["operstate"] == "UP");
-        if links.iter().all(is_up) {
-            return;
-        }
-        assert!(begin.elapsed() < HANG, "{links:?}: {all:?}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -316,11 +297,8 @@ fn a_storm_of_broadcasts_is_limited() {
     let passed = port["rx"]["frames"].as_u64().unwrap() - listed;
     // The burst is that of half a second, at least 1; a minute brings 20 more.
     assert!(passed < 60, "{passed} of {storm}: {port}");
-    assert!(port["drops"]["broadcast"].as_u64().unwrap() > 0, "{port}");
-    assert!(
-        passed + port["drops"]["broadcast"].as_u64().unwrap() < u64::from(storm),
-        "in the kernel: {port}"
-    );
+    let dropped = port["drops"]["broadcast"].as_u64().unwrap();
+    assert!(dropped > 0 && passed + dropped < u64::from(storm), "the others in the kernel: {port}");
 }
 
 /// A cap toward the link holds frames in the VM's queue and drops none.
@@ -818,16 +796,13 @@ fn another_mtu_of_the_uplink_is_said() {
         return;
     };
     let check = || {
-        let out =
-            program().arg("--config").arg(bed.dir.path().join("iod.toml")).arg("--check").output().unwrap();
+        let out = check(bed.dir.path());
         assert!(out.status.success(), "{out:?}");
         String::from_utf8(out.stdout).unwrap()
     };
     let said = check();
-    assert!(
-        said.starts_with(&format!("{}/iod.toml: 1 networks, 2 ports\n", bed.dir.path().display())),
-        "{said}"
-    );
+    let summary = format!("{}/iod.toml: 1 networks, 2 ports\n", bed.dir.path().display());
+    assert!(said.starts_with(&summary), "{said}");
     assert!(!said.contains("mtu"), "{said}");
     netns::run("ip", "link set tap-a mtu 9000").unwrap();
     let said = check();
@@ -847,21 +822,21 @@ fn mistakes_are_named_with_the_remedy() {
     }
     Namespace::new().unwrap().enter().unwrap();
     let dir = rtvirtio_testkit::tempdir().unwrap();
-    let refused = |text: String| Iod::try_start(dir.path(), &text).err().expect("refused");
-    let error = refused(config(dir.path(), "", "", ""));
-    assert!(error.contains("port \"a\": there is no tap tap-a; make it"), "{error}");
-    let check = program().arg("--config").arg(dir.path().join("iod.toml")).arg("--check").output().unwrap();
-    assert!(String::from_utf8_lossy(&check.stderr).contains("there is no tap tap-a"), "{check:?}");
-    let error = refused(config(dir.path(), "uplink = \"packet\"\ninterface = \"none\"", "", ""));
-    assert!(error.contains("there is no interface none"), "{error}");
     let reserve = "reserve = { rate = \"60Mbit/s\", burst = \"3kB\", deadline = \"2ms\" }";
-    let error = refused(config(dir.path(), "", reserve, ""));
-    assert!(error.contains("a reservation needs `link`"), "{error}");
-    let error = refused(config(dir.path(), "link = \"100Mbit/s\"", reserve, reserve));
-    assert!(error.contains("121.2 % of the link are reserved, and it can give 100.0 %"), "{error}");
     let short = reserve.replace("2ms", "900us").replace("60", "10");
-    let error = refused(config(dir.path(), "link = \"100Mbit/s\"", &short, ""));
-    assert!(error.contains("port \"a\" cannot be promised 900us"), "{error}");
+    let (link, packet) = ("link = \"100Mbit/s\"", "uplink = \"packet\"\ninterface = \"none\"");
+    for (network, a, b, why) in [
+        ("", "", "", "port \"a\": there is no tap tap-a; make it"),
+        (packet, "", "", "there is no interface none"),
+        ("", reserve, "", "a reservation needs `link`"),
+        (link, reserve, reserve, "121.2 % of the link are reserved, and it can give 100.0 %"),
+        (link, short.as_str(), "", "port \"a\" cannot be promised 900us"),
+    ] {
+        let error = Iod::try_start(dir.path(), &config(dir.path(), network, a, b)).err().expect("refused");
+        assert!(error.contains(why), "{why}: {error}");
+        let checked = check(dir.path());
+        assert!(String::from_utf8_lossy(&checked.stderr).contains(why), "{why}: {checked:?}");
+    }
 }
 
 /// While a guest is migrated, its frames and rings are in the log, and nothing else.

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::Iod;
+use common::guest::shell;
+use common::{Iod, until};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::netns::{self, Namespace};
 use rtvirtio_testbed::qemu::{GuestDisk, GuestNic, NicBackend, QemuConfig, QemuGuest};
@@ -31,17 +32,11 @@ fn is_answered(guest: &mut QemuGuest, count: u32) -> bool {
     guest.exec(&["sh", "-c", &ping], HANG).unwrap().success()
 }
 
-fn sh(guest: &mut QemuGuest, script: &str) -> String {
-    let out = guest.exec(&["sh", "-c", script], HANG).unwrap();
-    assert!(out.success(), "{script}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8_lossy(&out.stdout).into_owned()
-}
-
 /// `rtvirtio verify` finds the guest's address, starts an echo in it, and runs and judges a flow.
 fn a_flow_is_verified(guest: &mut QemuGuest, dir: &Path) {
     let program = std::fs::read(site::program("rtvirtio-guest")).unwrap();
     guest.write_file("/usr/bin/rtvirtio-guest", &program).unwrap();
-    sh(guest, "chmod 755 /usr/bin/rtvirtio-guest");
+    shell(guest, "chmod 755 /usr/bin/rtvirtio-guest");
     let spec = dir.join("spec.toml");
     let text = format!(
         "[device]\npath = \"/dev/sda\"\n[[network]]\nlink = \"100Mbit/s\"\n[[vm]]\nname = \"vm\"\npid = {}\nagent = \"{}\"\n\
@@ -68,7 +63,7 @@ fn a_flow_is_verified(guest: &mut QemuGuest, dir: &Path) {
     assert!(task["n"].as_u64() > Some(150), "{result:#}");
     assert_eq!(task["flow"]["echo"], format!("{GUEST}:7007"));
     // It is ended with the run.
-    assert_eq!(sh(guest, "pidof rtvirtio-guest || echo none").trim(), "none");
+    assert_eq!(shell(guest, "pidof rtvirtio-guest || echo none").trim(), "none");
 }
 
 /// Ping, TCP in both directions with checksums and segments left to the host, and the link is back
@@ -89,7 +84,7 @@ fn a_guests_network_is_back_after_each_crash() {
     let nic = Some(GuestNic { mac: MAC.into(), backend });
     let base = QemuConfig::new("vm", image, GuestDisk::None, &dir.path().join("run"));
     let mut guest = QemuGuest::start(&QemuConfig { nic, ..base }).unwrap();
-    sh(&mut guest, &format!("ip addr add {GUEST}/24 dev eth0 && ip link set eth0 up"));
+    shell(&mut guest, &format!("ip addr add {GUEST}/24 dev eth0 && ip link set eth0 up"));
     assert!(is_answered(&mut guest, 50), "{}", iod.status());
     a_flow_is_verified(&mut guest, dir.path());
     // TCP from the guest: what it sends arrives whole.
@@ -101,7 +96,7 @@ fn a_guests_network_is_back_after_each_crash() {
         std::io::Read::read_to_end(&mut stream, &mut received).unwrap();
         received
     });
-    sh(&mut guest, &format!("head -c {} /dev/zero | nc {HOST} {port}", MIB << 20));
+    shell(&mut guest, &format!("head -c {} /dev/zero | nc {HOST} {port}", MIB << 20));
     let received = receiver.join().unwrap();
     assert!(
         received.len() == MIB << 20 && received.iter().all(|byte| *byte == 0),
@@ -110,24 +105,10 @@ fn a_guests_network_is_back_after_each_crash() {
     );
     // And to it.
     let listening = guest.spawn(&["sh", "-c", "nc -l -p 7777 </dev/null | md5sum"]).unwrap();
-    let begin = Instant::now();
-    let mut stream = loop {
-        match std::net::TcpStream::connect((GUEST, 7_777)) {
-            Ok(stream) => break stream,
-            Err(e) => assert!(begin.elapsed() < HANG, "{e}"),
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let mut stream = until("a connection", || std::net::TcpStream::connect((GUEST, 7_777)).ok());
     std::io::Write::write_all(&mut stream, &vec![b'x'; MIB << 20]).unwrap();
     drop(stream);
-    let begin = Instant::now();
-    let output = loop {
-        if let Some(output) = guest.poll(listening).unwrap() {
-            break output;
-        }
-        assert!(begin.elapsed() < HANG);
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let output = until("all that was sent", || guest.poll(listening).unwrap());
     let expected = Command::new("sh")
         .args(["-c", &format!("head -c {} /dev/zero | tr '\\0' x | md5sum", MIB << 20)])
         .output()
@@ -143,12 +124,10 @@ fn a_guests_network_is_back_after_each_crash() {
         while !is_answered(&mut guest, 1) {
             assert!(begin.elapsed() < HANG, "round {round}: {}", iod.status());
         }
-        while guest.poll(load).unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        until("the end of the load", || guest.poll(load).unwrap());
     }
     assert!(is_answered(&mut guest, 20), "{}", iod.status());
-    let kernel = sh(&mut guest, "dmesg");
+    let kernel = shell(&mut guest, "dmesg");
     assert!(!kernel.contains("Unexpected TXQ") && !kernel.contains("BUG"), "{kernel}");
     guest.stop().unwrap();
 }

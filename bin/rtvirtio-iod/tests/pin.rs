@@ -10,24 +10,19 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use common::{Iod, Neighbour, completion, disk, program, read, request, two_disks, write};
+use common::{
+    Iod, Neighbour, change_under_load, completion, disk, pattern, program, read, request, two_disks, with_keys,
+    write,
+};
 use rtvirtio_domain_client::{Client, ClientQueue, Options, SharedMemory};
-use rtvirtio_testkit::{HANG, skip};
+use rtvirtio_testkit::site::wait_for;
+use rtvirtio_testkit::skip;
 use vhost::VhostBackend as _;
 use vhost::vhost_user::VhostUserFrontend as _;
 
 /// Requests of up to 128 KiB.
-const LARGE: Options = Options {
-    queues: 1,
-    size: 1_024,
-    buffer: 128 << 10,
-    sealed: true,
-    slot: 0,
-    features: u64::MAX,
-    started: true,
-};
+const LARGE: Options = Options { size: 1_024, buffer: 128 << 10, ..Options::DEFAULT };
 
 const PIN: &str = "pin = \"1GiB\"\n";
 
@@ -40,9 +35,8 @@ impl Bed {
     /// `None` on a kernel that cannot do it, which the process has to say.
     fn new(test: &str, keys_of_a: &str, keys_of_b: &str, limit: Option<u64>) -> Option<Self> {
         let dir = disk(64);
-        let both = two_disks(dir.path(), 64, "");
-        let both = both.replace("name = \"a\"\n", &format!("name = \"a\"\n{keys_of_a}"));
-        let both = both.replace("name = \"b\"\n", &format!("name = \"b\"\n{keys_of_b}"));
+        let both = with_keys(&two_disks(dir.path(), 64, ""), "a", keys_of_a);
+        let both = with_keys(&both, "b", keys_of_b);
         let mut command = program();
         command.stderr(Stdio::piped());
         if let Some(limit) = limit {
@@ -80,16 +74,8 @@ impl Bed {
 
     /// Waits until as much is pinned: the end of a connection is handled after the client's.
     fn wait_pinned(&self, bytes: u64) {
-        let begin = Instant::now();
-        while self.pinned() != bytes && begin.elapsed() < HANG {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(self.pinned(), bytes);
+        wait_for(&format!("{bytes} pinned bytes"), || self.pinned() == bytes);
     }
-}
-
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9) ^ seed.wrapping_mul(31) ^ (i >> 9)) as u8).collect()
 }
 
 /// Writes blocks of several sizes, and reads them back.
@@ -127,8 +113,7 @@ fn pinned_memory_holds_the_same_data_and_is_given_back() {
         bed.wait_pinned(0);
     }
     check_data(&mut plain, 9);
-    let status: serde_json::Value = serde_json::from_str(&bed.iod.status()).unwrap();
-    let disk = status["vms"].as_array().unwrap().iter().find(|disk| disk["name"] == "a").unwrap();
+    let disk = bed.iod.disk("a");
     assert!(disk["refused"].is_null(), "a success is no refusal: {disk}");
     let (_, log) = bed.iod.end();
     assert!(log.contains("a: ") && log.contains("of its guest's memory are pinned"), "{log}");
@@ -194,30 +179,19 @@ fn tables_change_under_load() {
         let more = SharedMemory::new(2 << 20, true).unwrap();
         let mut region = more.region(0, more.len());
         region.guest_phys_addr = 1 << 40;
-        for round in 0..60_u64 {
-            let mut pending = 0;
-            for n in 0..32_u64 {
-                let data = vec![(round + n) as u8; 4_096];
-                let slot = client.queues[0].push_with(&write((round * 32 + n) * 8 % 60_000, 4_096), &data);
-                pending += u64::from(slot.is_some());
-            }
-            client.queues[0].notify().unwrap();
-            if slot > 0 {
-                client.raw().add_mem_region(&region).unwrap();
-                assert_eq!(bed.pinned(), own + more.len() as u64);
-                client.raw().remove_mem_region(&region).unwrap();
-            } else {
-                client.raw().set_mem_table(&[whole, region]).unwrap();
-                assert_eq!(bed.pinned(), own + more.len() as u64);
-                client.raw().set_mem_table(&[whole]).unwrap();
-            }
-            assert_eq!(bed.pinned(), own, "what is gone is not pinned any more");
-            for _ in 0..pending {
-                let done = completion(&mut client.queues[0]).expect("an answer");
-                assert_eq!(done.status, 0, "round {round}");
-            }
-            let (status, got) = request(&mut client, &read((round * 32 + 31) * 8 % 60_000, 4_096), None);
-            assert!(status == 0 && got.iter().all(|byte| *byte == (round + 31) as u8), "round {round}");
+        for round in 0..60 {
+            change_under_load(&mut client, round, |client| {
+                if slot > 0 {
+                    client.raw().add_mem_region(&region).unwrap();
+                    assert_eq!(bed.pinned(), own + more.len() as u64);
+                    client.raw().remove_mem_region(&region).unwrap();
+                } else {
+                    client.raw().set_mem_table(&[whole, region]).unwrap();
+                    assert_eq!(bed.pinned(), own + more.len() as u64);
+                    client.raw().set_mem_table(&[whole]).unwrap();
+                }
+                assert_eq!(bed.pinned(), own, "what is gone is not pinned any more");
+            });
         }
         // Tables that are refused leave all as it is.
         let mut overlapping = region;
@@ -247,9 +221,8 @@ fn a_front_end_that_leaves_with_requests_in_flight_leaves_nothing_pinned() {
         let options = Options { size: 1_024, buffer: 8_192, sealed: false, ..Options::default() };
         let mut client = Client::connect(&bed.socket("a"), options).unwrap();
         for n in 0..64 {
-            client.queues[0]
-                .push(&if n % 2 == 0 { read(n * 8, 4_096) } else { write(n * 8, 4_096) })
-                .unwrap();
+            let ask = if n % 2 == 0 { read(n * 8, 4_096) } else { write(n * 8, 4_096) };
+            client.queues[0].push(&ask).unwrap();
         }
         client.queues[0].notify().unwrap();
         if round % 3 == 0 {
@@ -302,14 +275,14 @@ fn the_key_acts_from_a_start_on() {
     let Some(bed) = Bed::new("the_key_acts_from_a_start_on", PIN, "", None) else { return };
     let all = std::fs::read_to_string(bed.dir.path().join("iod.toml")).unwrap();
     let (_, text) = all.split_once('\n').unwrap();
-    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = \"1GiB\"\n"));
+    common::configure(bed.dir.path(), &with_keys(text, "b", PIN));
     let refused = bed.iod.reload(false);
     assert!(refused["error"].as_str().is_some_and(|e| e.contains("pin")), "{refused}");
     // Attached later: served without.
     let (without_b, _) = text.split_at(text.rfind("[[device.disk]]").unwrap());
     common::configure(bed.dir.path(), without_b);
     assert!(bed.iod.reload(false)["changed"].is_array());
-    common::configure(bed.dir.path(), &text.replace("name = \"b\"\n", "name = \"b\"\npin = \"1GiB\"\n"));
+    common::configure(bed.dir.path(), &with_keys(text, "b", PIN));
     let reply = bed.iod.reload(false);
     assert!(reply["changed"].is_array(), "{reply}");
     check_data(&mut Client::connect(&bed.socket("b"), LARGE).unwrap(), 1);

@@ -11,10 +11,10 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::time::{Duration, Instant};
 
 use common::resources::Resources;
-use common::{AttackedDomain, Neighbour, completion, connect, read, request};
+use common::{AttackedDomain, Neighbour, accept_all, completion, connect, read, request, settle};
 use rtvirtio_domain_client::Client;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How often the steps are tried while other programs open files.
@@ -127,13 +127,11 @@ fn full_call_descriptors() {
         if i == 0 {
             client.raw().set_vring_call(0, &call).unwrap();
         }
-        client.raw().set_vring_enable(0, false).unwrap();
-        client.raw().set_vring_enable(0, true).unwrap();
+        settle(client);
     });
     place.repeat("a fresh full call each time", |client, _| {
         client.raw().set_vring_call(0, &full()).unwrap();
-        client.raw().set_vring_enable(0, false).unwrap();
-        client.raw().set_vring_enable(0, true).unwrap();
+        settle(client);
     });
     place.repeat("fresh full calls for a queue that runs", |client, _| {
         client.raw().set_vring_call(0, &full()).unwrap();
@@ -179,8 +177,7 @@ fn kicks_of_queues_that_stop() {
         if i == 0 {
             client.raw().set_vring_kick(0, &storm).unwrap();
         }
-        client.raw().set_vring_enable(0, false).unwrap();
-        client.raw().set_vring_enable(0, true).unwrap();
+        settle(client);
     });
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     thread.join().unwrap();
@@ -191,37 +188,19 @@ fn kicks_of_queues_that_stop() {
 fn replaced_memory() {
     let mut place = AttackedDomain::new();
     place.repeat("set the memory table", |client, _| {
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: rtvirtio_domain_client::SharedMemory::BASE,
-            memory_size: client.mem.len() as u64,
-            userspace_addr: client.mem.address(),
-            mmap_offset: 0,
-            mmap_handle: client.mem.fd(),
-        };
+        let region = client.mem.region(0, client.mem.len());
         let _ = client.queues[0].push(&read(0, 4_096));
         client.queues[0].notify().unwrap();
         client.raw().set_mem_table(&[region]).unwrap();
         assert_eq!(completion(&mut client.queues[0]).map(|a| a.status), Some(0));
     });
     place.repeat("set ring addresses", |client, _| {
-        let size = client.queues[0].size();
-        let (desc, avail, used) = client.queues[0].ring_offsets();
-        let at = |offset: usize| client.mem.address() + offset as u64;
-        let addresses = VringConfigData {
-            queue_max_size: size,
-            queue_size: size,
-            flags: 0,
-            desc_table_addr: at(desc),
-            used_ring_addr: at(used),
-            avail_ring_addr: at(avail),
-            log_addr: None,
-        };
+        let addresses = client.ring_addresses(0);
         client.raw().set_vring_addr(0, &addresses).unwrap();
     });
     place.repeat("get and set in-flight memory", |client, i| {
         if i == 0 {
-            let there = client.raw().get_protocol_features().unwrap();
-            client.raw().set_protocol_features(there).unwrap();
+            accept_all(client);
         }
         let wanted = vhost::vhost_user::message::VhostUserInflight::new(0, 0, 1, 256);
         let (made, file) = client.raw().get_inflight_fd(&wanted).unwrap();
@@ -243,18 +222,13 @@ fn messages_that_are_refused() {
         // Without an accepted size it is not served any more.
         2 => assert!(client.raw().set_vring_enable(0, true).is_err()),
         _ => {
-            let region = VhostUserMemoryRegionInfo {
-                guest_phys_addr: 0,
-                memory_size: 1 << 40,
-                userspace_addr: client.mem.address(),
-                mmap_offset: 0,
-                mmap_handle: client.mem.fd(),
-            };
+            let whole = client.mem.region(0, client.mem.len());
+            let region =
+                VhostUserMemoryRegionInfo { guest_phys_addr: 0, memory_size: 1 << 40, ..whole };
             assert!(client.raw().set_mem_table(&[region]).is_err());
         }
     });
-    let (status, stderr) = place.iod.end();
-    assert!(status.success());
+    let stderr = place.iod.end_well();
     let lines = stderr.lines().count();
     eprintln!("the log has {lines} lines");
     // 20 at once, one per 2 s after that, and the lines of the start.

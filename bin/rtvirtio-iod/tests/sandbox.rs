@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Iod, disk, read, request, two_disks, write};
+use common::{FLUSH, Iod, disk, read, request, two_disks, with_keys, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 /// The values of these keys in `/proc`, of every thread.
@@ -49,7 +49,7 @@ fn every_thread_is_confined_while_it_serves() {
     for client in &mut clients {
         assert_eq!(request(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
         // A flush makes the kernel start an io_uring worker.
-        assert_eq!(request(client, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
+        assert_eq!(request(client, &FLUSH, None).0, 0);
         assert_eq!(request(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
     }
     let all = threads(iod.pid(), &KEYS);
@@ -59,8 +59,7 @@ fn every_thread_is_confined_while_it_serves() {
         assert_eq!(found[5], bounding(&found[5]), "{name}");
     }
     drop(clients);
-    let (status, stderr) = iod.end();
-    assert!(status.success(), "{status}: {stderr}");
+    let stderr = iod.end_well();
     let line = stderr.lines().find(|l| l.contains("sandbox: ")).unwrap();
     for layer in ["no new privileges", "seccomp", "no capabilities", "io_uring limited to what is used"] {
         assert!(line.contains(layer), "{line}");
@@ -82,8 +81,8 @@ fn passing_priorities_on_keeps_one_capability_for_one_thread() {
         let test = "passing_priorities_on_keeps_one_capability_for_one_thread";
         return rtvirtio_testkit::skip(test, "without CAP_SYS_NICE there is none to keep");
     }
-    let config = two_disks(dir.path(), 8, "pass_priority = true\nfifo = 5")
-        .replace("name = \"a\"\n", "name = \"a\"\nguest_priority = { ceiling = \"real-time\" }\n");
+    let config = two_disks(dir.path(), 8, "pass_priority = true\nfifo = 5");
+    let config = with_keys(&config, "a", "guest_priority = { ceiling = \"real-time\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     // Real-time, level 4.
@@ -112,7 +111,7 @@ fn off_and_log_are_reported() {
             assert_eq!(found[0], seccomp, "{name} under {mode}");
         }
         drop(client);
-        let (status, stderr) = iod.end();
-        assert!(status.success() && stderr.contains(words), "{mode}: {stderr}");
+        let stderr = iod.end_well();
+        assert!(stderr.contains(words), "{mode}: {stderr}");
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Iod, disk, read, request, two_disks, write};
+use common::{FLUSH, Iod, disk, read, request, two_disks, with_keys, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use serde_json::Value;
@@ -68,8 +68,8 @@ impl Listener {
 #[test]
 fn every_request_is_traced() {
     let dir = disk(8);
-    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"")
-        .replace("name = \"b\"\n", "name = \"b\"\nguest_priority = { ceiling = \"best-effort\" }\n");
+    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"");
+    let config = with_keys(&config, "b", "guest_priority = { ceiling = \"best-effort\" }\n");
     let _iod = Iod::start(dir.path(), &config);
     let options = Options { buffer: 65_536, ..Options::default() };
     let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
@@ -78,9 +78,8 @@ fn every_request_is_traced() {
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     let listener = Listener::start(dir.path());
     let data = vec![7; 65_536];
-    let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
     assert_eq!(request(&mut a, &write(8, 65_536), Some(&data)).0, 0);
-    assert_eq!(request(&mut a, &flush, None).0, 0);
+    assert_eq!(request(&mut a, &FLUSH, None).0, 0);
     // The guest uses real-time 2 and idle 7; the ceiling of this VM is best effort.
     assert_eq!(request(&mut b, &BlkRequest { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
     assert_eq!(request(&mut b, &BlkRequest { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
@@ -174,9 +173,9 @@ fn a_sleeping_listener_delays_no_request() {
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
     // When no request is outstanding.
     let answered = || loop {
-        let status: Value = serde_json::from_str(&iod.status()).unwrap();
-        if status["vms"][0]["outstanding"] == 0 {
-            return status["vms"][0]["read"]["requests"].as_u64().unwrap();
+        let disk = iod.disk("a");
+        if disk["outstanding"] == 0 {
+            return disk["read"]["requests"].as_u64().unwrap();
         }
     };
     // More events than the ring and the socket hold.

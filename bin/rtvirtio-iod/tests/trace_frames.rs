@@ -5,11 +5,11 @@ mod common;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
 
-use common::Iod;
+use common::{Iod, until};
 use rtvirtio_domain_client::NetClient;
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
+use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{HANG, Need, has};
 use serde_json::Value;
 
@@ -63,22 +63,13 @@ fn every_frame_is_traced() {
         assert!(peer.receive(HANG).unwrap().is_some());
     }
     // In: one for it, and two for all, of which the second is beyond its limit.
-    let receive = |a: &mut NetClient| {
-        let begin = Instant::now();
-        while a.receive().is_none() {
-            assert!(begin.elapsed() < HANG);
-            std::thread::yield_now();
-        }
-    };
     for to in [A, [0xff; 6], [0xff; 6]] {
         peer.send(&frame(to, PEER, 120)).unwrap();
     }
-    receive(&mut a);
-    receive(&mut a);
-    let begin = Instant::now();
-    while !iod.status().contains("\"broadcast\":1") {
-        assert!(begin.elapsed() < HANG, "{}", iod.status());
+    for _ in 0..2 {
+        until("a frame", || a.receive());
     }
+    wait_for("a frame beyond the limit", || iod.status().contains("\"broadcast\":1"));
     stream.shutdown(Shutdown::Write).unwrap();
     let mut events = Vec::new();
     let end = loop {
@@ -100,11 +91,8 @@ fn every_frame_is_traced() {
         list.iter().map(|(fate, len)| ((*fate).to_owned(), *len)).collect()
     };
     let sent = of("send");
-    assert_eq!(
-        sent,
-        named(&[("malformed", 10), ("passed", 204), ("passed", 300), ("spoofed", 90)]),
-        "{events:#?}"
-    );
+    let expected = [("malformed", 10), ("passed", 204), ("passed", 300), ("spoofed", 90)];
+    assert_eq!(sent, named(&expected), "{events:#?}");
     assert_eq!(of("receive"), named(&[("broadcast", 120), ("passed", 120), ("passed", 120)]), "{events:#?}");
     for event in &events {
         assert_eq!((&event["network"], &event["vm"]), (&"lan".into(), &"a".into()), "{event}");

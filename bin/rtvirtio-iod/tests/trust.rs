@@ -7,14 +7,14 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Iod, Neighbour, completion, read, request, two_disks, write};
+use common::{AttackedDomain, Neighbour, change_under_load, completion, read, request, settle, write};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
-use serde_json::Value;
+use rtvirtio_testkit::site::wait_for;
 use vhost::VhostBackend as _;
 use vhost::vhost_user::{VhostUserFrontend as _, VhostUserProtocolFeatures};
 use vmm_sys_util::eventfd::EventFd;
@@ -22,30 +22,8 @@ use vmm_sys_util::eventfd::EventFd;
 /// Region size of libblkio's rings.
 const ODD: usize = 0x3b10;
 
-struct Bed {
-    dir: tempfile::TempDir,
-    iod: Iod,
-}
-
-impl Bed {
-    fn new() -> Self {
-        let dir = common::disk(64);
-        let both = two_disks(dir.path(), 64, "");
-        let trusting = both.replace("name = \"a\"\n", "name = \"a\"\ntrust = true\n");
-        assert_ne!(both, trusting);
-        let iod = Iod::start(dir.path(), &trusting);
-        Self { dir, iod }
-    }
-
-    fn socket(&self, disk: &str) -> PathBuf {
-        self.dir.path().join(disk)
-    }
-
-    fn disk(&self, name: &str) -> Value {
-        let status: Value = serde_json::from_str(&self.iod.status()).unwrap();
-        let disks = status["vms"].as_array().unwrap();
-        disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
-    }
+fn bed() -> AttackedDomain {
+    AttackedDomain::with("trust = true\n")
 }
 
 /// Connects with memory that cannot be sealed, as DPDK and libblkio do.
@@ -65,19 +43,19 @@ fn check_data(client: &mut Client, seed: u64) {
 
 #[test]
 fn memory_without_a_seal_is_taken_from_a_trusted_front_end_only() {
-    let bed = Bed::new();
+    let bed = bed();
     check_data(&mut unsealed(&bed.socket("a"), 0).unwrap(), 1);
-    assert_eq!((&bed.disk("a")["trusted"], &bed.disk("b")["trusted"]), (&true.into(), &false.into()));
+    assert_eq!((&bed.iod.disk("a")["trusted"], &bed.iod.disk("b")["trusted"]), (&true.into(), &false.into()));
     for slot in [0, 1 << 16] {
         assert!(unsealed(&bed.socket("b"), slot).is_err());
-        let refused = bed.disk("b")["refused"]["why"].as_str().unwrap().to_owned();
+        let refused = bed.iod.disk("b")["refused"]["why"].as_str().unwrap().to_owned();
         assert!(refused.contains("F_SEAL_SHRINK") && refused.contains("`trust = true`"), "{refused}");
     }
 }
 
 #[test]
 fn slots_of_any_size_hold_rings_and_data() {
-    let bed = Bed::new();
+    let bed = bed();
     // 48 regions; rings and buffers lie across their borders.
     check_data(&mut unsealed(&bed.socket("a"), ODD).unwrap(), 2);
     // Whole pages of sealed memory need no trust: 180 regions.
@@ -85,35 +63,24 @@ fn slots_of_any_size_hold_rings_and_data() {
     check_data(&mut Client::connect(&bed.socket("b"), pages).unwrap(), 3);
     let odd = Options { slot: ODD, ..Options::default() };
     assert!(Client::connect(&bed.socket("b"), odd).is_err());
-    let refused = bed.disk("b")["refused"]["why"].as_str().unwrap().to_owned();
+    let refused = bed.iod.disk("b")["refused"]["why"].as_str().unwrap().to_owned();
     assert!(refused.contains("on a page"), "{refused}");
 }
 
 #[test]
 fn slots_come_and_go_under_load() {
-    let bed = Bed::new();
+    let bed = bed();
     let options = Options { slot: 1 << 16, ..Options::default() };
     let mut client = Client::connect(&bed.socket("b"), options).unwrap();
     let mem = Arc::clone(&client.mem);
     let more = SharedMemory::new(1 << 20, true).unwrap();
-    for round in 0..100_u64 {
-        let mut pending = Vec::new();
-        for n in 0..32_u64 {
-            let data = vec![(round + n) as u8; 4_096];
-            let slot = client.queues[0].push_with(&write((round * 32 + n) * 8 % 60_000, 4_096), &data);
-            pending.push(slot.unwrap());
-        }
-        client.queues[0].notify().unwrap();
-        let mut region = more.region(0, more.len());
-        region.guest_phys_addr = 1 << 40;
-        client.raw().add_mem_region(&region).unwrap();
-        client.raw().remove_mem_region(&region).unwrap();
-        for _ in &pending {
-            let done = completion(&mut client.queues[0]).expect("an answer");
-            assert_eq!(done.status, 0, "round {round}");
-        }
-        let (status, got) = request(&mut client, &read((round * 32 + 31) * 8 % 60_000, 4_096), None);
-        assert!(status == 0 && got.iter().all(|byte| *byte == (round + 31) as u8), "round {round}");
+    let mut region = more.region(0, more.len());
+    region.guest_phys_addr = 1 << 40;
+    for round in 0..100 {
+        change_under_load(&mut client, round, |client| {
+            client.raw().add_mem_region(&region).unwrap();
+            client.raw().remove_mem_region(&region).unwrap();
+        });
     }
     // The slots with the rings go and come back: the queue stands still meanwhile, and goes on.
     let rings = mem.region(0, 1 << 16);
@@ -131,7 +98,7 @@ fn slots_come_and_go_under_load() {
 
 #[test]
 fn a_front_end_has_a_limited_number_of_slots() {
-    let bed = Bed::new();
+    let bed = bed();
     let options = Options { slot: 1 << 20, ..Options::default() };
     let mut client = Client::connect(&bed.socket("b"), options).unwrap();
     let most = client.raw().get_max_mem_slots().unwrap();
@@ -156,7 +123,7 @@ fn a_front_end_has_a_limited_number_of_slots() {
 
 #[test]
 fn memory_that_is_cut_off_costs_its_own_queue_only() {
-    let mut bed = Bed::new();
+    let mut bed = bed();
     let neighbour = Neighbour::start(bed.socket("b"));
     for round in 1..=3_u64 {
         let mut client = unsealed(&bed.socket("a"), 0).unwrap();
@@ -166,17 +133,13 @@ fn memory_that_is_cut_off_costs_its_own_queue_only() {
         }
         client.mem.truncate().unwrap();
         client.queues[0].kick.write(1).unwrap();
-        let begin = Instant::now();
-        while bed.disk("a")["broken"] != round && begin.elapsed() < HANG {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(bed.disk("a")["broken"], round);
+        wait_for("the end of its queue", || bed.iod.disk("a")["broken"] == round);
         assert!(bed.iod.is_alive());
     }
     assert!(neighbour.end().0 > 0);
     check_data(&mut unsealed(&bed.socket("a"), 0).unwrap(), 9);
-    let (status, log) = bed.iod.end();
-    assert!(status.success() && log.contains("a: its front end took memory away"), "{status}: {log}");
+    let log = bed.iod.end_well();
+    assert!(log.contains("a: its front end took memory away"), "{log}");
 }
 
 /// A descriptor as the front end's crate wants it.
@@ -187,7 +150,7 @@ fn as_eventfd(fd: OwnedFd) -> EventFd {
 
 #[test]
 fn a_pipe_kicks_and_a_socket_is_called() {
-    let bed = Bed::new();
+    let bed = bed();
     let mut client = unsealed(&bed.socket("a"), 0).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let mut kick = std::fs::File::from(writer);
@@ -225,8 +188,7 @@ fn a_pipe_kicks_and_a_socket_is_called() {
     drop(kick);
     drop(ours);
     client.queues[0].push(&read(0, 4_096)).unwrap();
-    client.raw().set_vring_enable(0, false).unwrap();
-    client.raw().set_vring_enable(0, true).unwrap();
+    settle(&mut client);
     let done = completion(&mut client.queues[0]).expect("an answer");
     assert_eq!(done.status, 0);
     drop(client);

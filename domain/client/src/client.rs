@@ -40,9 +40,15 @@ pub struct Options {
     pub started: bool,
 }
 
+impl Options {
+    /// The default, for constants.
+    pub const DEFAULT: Self =
+        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, features: u64::MAX, started: true };
+}
+
 impl Default for Options {
     fn default() -> Self {
-        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, features: u64::MAX, started: true }
+        Self::DEFAULT
     }
 }
 
@@ -65,7 +71,6 @@ pub enum ClientError {
     Io {
         /// Object that was created, for the message.
         what: &'static str,
-        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -179,9 +184,6 @@ impl Client {
     /// Resets the first queue and starts it anew, as the driver of an operating system does with a
     /// queue that the firmware has left alive. Returns the index in the available ring at which the
     /// old one stopped.
-    ///
-    /// # Errors
-    /// The back end refuses a message.
     ///
     /// # Panics
     /// A connection without queues, or too little memory for the new one.

@@ -139,17 +139,11 @@ pub struct Plan {
 }
 
 /// Runs streams against connected clients, from one thread.
-///
-/// # Errors
-/// A kick or a poll that fails.
 pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<StreamResult>> {
     run_until(clients, streams, plan, &AtomicBool::new(false))
 }
 
 /// Runs streams as [`run`] does; also ends when `stop` is set and a back end calls.
-///
-/// # Errors
-/// As [`run`].
 pub fn run_until(
     clients: &mut [Client],
     streams: &[Stream],

@@ -23,17 +23,11 @@ pub struct DirtyPages(SharedMemory);
 
 impl DirtyPages {
     /// A log of so many bytes; `sealed` as by QEMU.
-    ///
-    /// # Errors
-    /// The memory cannot be created.
     pub fn new(bytes: usize, sealed: bool) -> io::Result<Self> {
         SharedMemory::new(bytes, sealed).map(Self)
     }
 
     /// A log for all of a client's memory.
-    ///
-    /// # Errors
-    /// Those of [`DirtyPages::new`].
     pub fn covering(mem: &SharedMemory) -> io::Result<Self> {
         let end = SharedMemory::BASE + mem.len() as u64;
         Self::new(end.div_ceil(8 * PAGE) as usize, true)
@@ -97,9 +91,6 @@ fn set_logging<'a>(
 
 impl NetClient {
     /// Shares a log and begins to use it, as QEMU does before a migration.
-    ///
-    /// # Errors
-    /// The back end refuses a message.
     pub fn begin_log(&mut self, log: &DirtyPages) -> vhost::Result<()> {
         self.frontend.set_log_base(0, Some(log.region()))?;
         let (features, mem) = (self.features, Arc::clone(&self.mem));
@@ -110,17 +101,11 @@ impl NetClient {
 
 impl Client {
     /// Shares a log, as QEMU does before a migration.
-    ///
-    /// # Errors
-    /// The back end refuses it.
     pub fn share_log(&mut self, log: &DirtyPages) -> vhost::Result<()> {
         self.raw().set_log_base(0, Some(log.region()))
     }
 
     /// Begins or ends logging while the queues are served, with QEMU's messages.
-    ///
-    /// # Errors
-    /// The back end refuses a message.
     pub fn set_logging(&mut self, on: bool) -> vhost::Result<()> {
         let (features, mem) = (self.features, Arc::clone(&self.mem));
         set_logging(&mut self.frontend, features, &mem, self.queues.iter().enumerate(), on)
@@ -128,9 +113,6 @@ impl Client {
 
     /// Stops a queue, as QEMU does when its guest is stopped. Returns the index in the available
     /// ring at which it stopped.
-    ///
-    /// # Errors
-    /// The back end refuses the message.
     pub fn stop_queue(&mut self, index: usize) -> vhost::Result<u32> {
         self.raw().get_vring_base(index)
     }

@@ -27,9 +27,6 @@ impl SharedMemory {
     pub const BASE: u64 = 1 << 20;
 
     /// Allocates `len` bytes of zeroes; `sealed` as by QEMU.
-    ///
-    /// # Errors
-    /// The memory cannot be created.
     pub fn new(len: usize, sealed: bool) -> io::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("rtvirtio-client", MemfdFlags::ALLOW_SEALING)?);
         file.set_len(len as u64)?;

@@ -141,9 +141,6 @@ impl NetClient {
     }
 
     /// Sends a frame; `false` when all buffers are in use.
-    ///
-    /// # Errors
-    /// The kick descriptor cannot be written.
     pub fn send(&mut self, frame: &[u8]) -> std::io::Result<bool> {
         let queued = self.queue(frame);
         self.tx.notify()?;
@@ -162,11 +159,6 @@ impl NetClient {
         provide(&mut self.rx, slot);
         let _ = self.rx.notify();
         Some(frame[HEADER..].to_vec())
-    }
-
-    /// The raw connection, for invalid messages.
-    pub fn raw(&mut self) -> &mut Frontend {
-        &mut self.frontend
     }
 }
 

@@ -221,9 +221,6 @@ impl ClientQueue {
     }
 
     /// Kicks the back end, if it wants to be notified.
-    ///
-    /// # Errors
-    /// The kick descriptor cannot be written.
     pub fn notify(&mut self) -> std::io::Result<()> {
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked, self.next_avail);

@@ -12,7 +12,6 @@ pub enum FileError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Path of the configuration file.
         path: PathBuf,
         /// Error of the read.
         source: std::io::Error,
@@ -20,7 +19,6 @@ pub enum FileError {
     /// The text is not valid TOML, or no configuration.
     #[error("{}: {message}", path.display())]
     Parse {
-        /// Path of the configuration file.
         path: PathBuf,
         /// The error, with its line.
         message: String,

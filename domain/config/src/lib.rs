@@ -22,7 +22,7 @@ pub use error::FileError;
 pub use id::{DiskId, PortId};
 pub use network::{FrameCap, Network, Port, RateConfig, UplinkKind};
 pub use network_sched::{OFFLOADED_FRAME, TURN};
-pub use paths::{NamedPath, PathKind, parent_dir};
+pub use paths::{NamedPath, parent_dir};
 pub use rtvirtio_sched::{CATCH_UP, LINK_SHARE, LINK_WINDOW};
 pub use rtvirtio_units::{Mac, MacError, SHORTEST_FRAME, WIRE_OVERHEAD};
 pub use schema::{

@@ -8,7 +8,7 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Mac, Nanos, Ratio};
 use serde::Deserialize;
 
 use crate::error::FileError;
-use crate::text::{parse_optional_text, parse_text};
+use crate::text::{default_policy, default_true, default_weight, parse_optional_text, parse_text};
 
 /// Largest frame without its FCS, of a network whose MTU is not given: 1500 bytes of payload,
 /// Ethernet's header and a VLAN tag.
@@ -63,10 +63,6 @@ fn default_mtu() -> u16 {
     DEFAULT_MTU
 }
 
-fn default_policy() -> Policy {
-    Policy::Edf
-}
-
 fn default_stall() -> Nanos {
     LINK_STALL
 }
@@ -114,7 +110,7 @@ pub struct Port {
     #[serde(default = "default_broadcast", deserialize_with = "parse_text")]
     pub broadcast: Iops,
     /// Leaves checksums and TCP segmentation to the host, in both directions.
-    #[serde(default = "default_offload")]
+    #[serde(default = "default_true")]
     pub offload: bool,
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
@@ -153,16 +149,8 @@ fn default_broadcast() -> Iops {
     Iops(100.0)
 }
 
-fn default_offload() -> bool {
-    true
-}
-
 fn default_depth() -> u32 {
     64
-}
-
-fn default_weight() -> u32 {
-    100
 }
 
 /// A reservation of the link, counted on the wire: a frame has
@@ -222,7 +210,7 @@ impl Port {
             link_local: false,
             multicast: Vec::new(),
             broadcast: default_broadcast(),
-            offload: default_offload(),
+            offload: default_true(),
             hugepages: false,
             trust: false,
             depth: default_depth(),

@@ -5,17 +5,6 @@ use std::path::{Path, PathBuf};
 use crate::error::FileError;
 use crate::schema::File;
 
-/// Use of a path, which decides with which others it may coincide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathKind {
-    /// The configuration file itself.
-    Config,
-    /// A socket of the I/O domain: `control`, a disk's or a port's.
-    Socket,
-    /// A disk's backing; several disks may be parts of one file.
-    Disk,
-}
-
 /// A path of the file, with its name for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPath {
@@ -23,15 +12,15 @@ pub struct NamedPath {
     pub what: String,
     /// The path as written in the file.
     pub path: PathBuf,
-    /// Use of the path.
-    pub kind: PathKind,
+    /// Whether it is a disk's backing: several disks may be parts of one file.
+    is_backing: bool,
 }
 
 impl NamedPath {
     /// Whether these two may lead to the same file.
     #[must_use]
     pub fn may_share_with(&self, other: &Self) -> bool {
-        self.kind == PathKind::Disk && other.kind == PathKind::Disk
+        self.is_backing && other.is_backing
     }
 }
 
@@ -39,18 +28,18 @@ impl File {
     /// All paths in the file, and the path of the file itself.
     #[must_use]
     pub fn paths(&self, config: &Path) -> Vec<NamedPath> {
-        let named = |what: String, path: &Path, kind| NamedPath { what, path: path.to_owned(), kind };
+        let named = |what: String, path: &Path, is_backing| NamedPath { what, path: path.to_owned(), is_backing };
         let mut paths = vec![
-            named("the configuration file".into(), config, PathKind::Config),
-            named("`control`".into(), &self.control, PathKind::Socket),
+            named("the configuration file".into(), config, false),
+            named("`control`".into(), &self.control, false),
         ];
         for disk in self.devices.iter().flat_map(|d| &d.disks) {
             let what = |key: &str| format!("`{key}` of disk \"{}\"", disk.name);
-            paths.push(named(what("socket"), &disk.socket, PathKind::Socket));
-            paths.push(named(what("path"), &disk.path, PathKind::Disk));
+            paths.push(named(what("socket"), &disk.socket, false));
+            paths.push(named(what("path"), &disk.path, true));
         }
         for port in self.networks.iter().flat_map(|n| &n.ports) {
-            paths.push(named(format!("`socket` of port \"{}\"", port.name), &port.socket, PathKind::Socket));
+            paths.push(named(format!("`socket` of port \"{}\"", port.name), &port.socket, false));
         }
         paths
     }

@@ -7,7 +7,7 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::Deserialize;
 
 use crate::network::Network;
-use crate::text::{parse_optional_text, parse_text};
+use crate::text::{default_policy, default_true, default_weight, parse_optional_text, parse_text};
 
 /// The configuration of one I/O domain's process.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -129,10 +129,6 @@ pub struct Device {
     pub disks: Vec<Disk>,
 }
 
-fn default_policy() -> Policy {
-    Policy::Edf
-}
-
 fn default_quantum() -> Bytes {
     Bytes::from_kib(64)
 }
@@ -239,7 +235,7 @@ pub struct Disk {
     #[serde(default)]
     pub migrate: bool,
     /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
-    #[serde(default = "default_discard")]
+    #[serde(default = "default_true")]
     pub discard: bool,
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
@@ -294,10 +290,6 @@ impl Disk {
     }
 }
 
-fn default_discard() -> bool {
-    true
-}
-
 /// Format of a disk's backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -325,10 +317,6 @@ fn default_queues() -> u16 {
 
 fn default_depth() -> u32 {
     256
-}
-
-fn default_weight() -> u32 {
-    100
 }
 
 /// A reservation of device time.

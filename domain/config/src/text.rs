@@ -1,8 +1,10 @@
-//! Values with their unit, as in `300ms`, from the text of a key.
+//! Values with their unit, as in `300ms`, from the text of a key, and defaults that devices and
+//! disks share with networks and ports.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
+use rtvirtio_sched::Policy;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -23,4 +25,16 @@ where
     D: Deserializer<'de>,
 {
     parse_text(d).map(Some)
+}
+
+pub(crate) fn default_policy() -> Policy {
+    Policy::Edf
+}
+
+pub(crate) fn default_weight() -> u32 {
+    100
+}
+
+pub(crate) fn default_true() -> bool {
+    true
 }

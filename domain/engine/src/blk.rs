@@ -59,18 +59,11 @@ pub enum Parsed {
         status: GuestAddress,
     },
     /// Completes at once, with the serial number in the caller's segments.
-    Id {
-        /// Address of the status byte.
-        status: GuestAddress,
-    },
+    Id { status: GuestAddress },
     /// A transfer of no bytes: completes at once.
-    Empty {
-        /// Address of the status byte.
-        status: GuestAddress,
-    },
+    Empty { status: GuestAddress },
     /// Completes at once, without the device.
     Refused {
-        /// Address of the status byte.
         status: GuestAddress,
         /// Reason, for the counters.
         why: Refused,

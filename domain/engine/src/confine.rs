@@ -60,9 +60,6 @@ pub struct Spawner {
 
 impl Spawner {
     /// Starts the thread; it ends when this is dropped.
-    ///
-    /// # Errors
-    /// As [`Confine::spawn`].
     pub fn start(confine: &Confine) -> io::Result<Self> {
         let (jobs, next) = sync_channel::<Job>(1);
         let confined = confine.clone();

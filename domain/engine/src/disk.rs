@@ -35,9 +35,6 @@ pub(crate) struct Part {
 
 impl Part {
     /// Part of a disk that is open.
-    ///
-    /// # Errors
-    /// No descriptor is free.
     pub(crate) fn new(disk: &Disk, backing: &Backing) -> Result<Self, OpenError> {
         let file = backing.file.try_clone().map_err(|source| {
             let source = BackingError::Io { path: disk.path.clone(), what: "cannot inspect it", source };
@@ -98,10 +95,6 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(part: Part, server: VhostUserServer) -> Self {
-        Self { part, server }
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.part.name
     }
@@ -115,10 +108,6 @@ impl Member {
         self.part = self.part.with_size(size);
         self.server.config().set_size(size);
         self.server.config().notify()
-    }
-
-    pub(crate) fn server(&self) -> &VhostUserServer {
-        &self.server
     }
 }
 

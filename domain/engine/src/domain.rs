@@ -17,7 +17,7 @@ use crate::error::DomainError;
 use crate::log::write_line;
 use crate::memory::Pinner;
 use crate::network::OpenedNetwork;
-use crate::running::{Running, RunningParts};
+use crate::running::{Running, State};
 use crate::vhost_user::{DeviceInfo, FrontEnds};
 
 /// All files, locks and sockets of an I/O domain, open. No guest is served yet: this is the moment
@@ -104,7 +104,7 @@ impl OpenedDomain {
             engines.push((device.name.clone(), started));
             let serve = |(part, info, socket)| {
                 let server = serve_disk(info, socket, &handle, &front_ends)?;
-                Ok(Some(Member::new(part, server)))
+                Ok(Some(Member { part, server }))
             };
             places.push(members.into_iter().map(serve).collect::<Result<IndexVec<_, _>, DomainError>>()?);
         }
@@ -113,8 +113,7 @@ impl OpenedDomain {
         let networks = pairs.map(|(network, opened)| opened.start(network, file.power, confine, &front_ends));
         let networks = networks.collect::<Result<Vec<_>, _>>()?;
         let is_restricted = networks.iter().all(|n| n.engine.is_restricted());
-        let parts = RunningParts { places, locks, networks };
-        let running = Running::new(file, handles, parts, front_ends);
+        let running = Running::new(State { file, places, locks, networks }, handles, front_ends);
         let watched = running.clone();
         confine
             .spawn("iod-growth", Role::Control, move || watched.watch_first_uses())

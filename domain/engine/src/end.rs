@@ -17,9 +17,6 @@ pub struct EndLimit {
 impl EndLimit {
     /// Starts the thread that ends the process `limit` after [`Self::begin`], unless it has ended
     /// by itself before: requests that a device has not completed are left to it.
-    ///
-    /// # Errors
-    /// The thread cannot be started or confined.
     pub fn start(running: Running, limit: Duration, confine: &Confine) -> io::Result<Self> {
         let (begin, begun) = sync_channel(1);
         let watch = move || {

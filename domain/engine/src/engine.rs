@@ -102,7 +102,6 @@ pub enum EngineError {
     Io {
         /// Operation that failed, for the message.
         what: &'static str,
-        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -119,9 +118,6 @@ pub struct Engine(EngineThread<Command>);
 
 impl Engine {
     /// Starts the thread. Disks are in the order of the scheduler's VMs.
-    ///
-    /// # Errors
-    /// [`EngineError`].
     pub fn start(config: EngineConfig, sched: &Config, disks: Vec<Disk>) -> Result<Self, EngineError> {
         if disks.len() != sched.vms.len() {
             return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });

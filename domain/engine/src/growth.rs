@@ -138,14 +138,11 @@ impl Growth {
     }
 
     fn set_locked_size(&self, state: &State, size: u64) -> Result<(), UseLockError> {
-        let lock = self.member(state).and_then(|member| member.server().use_lock());
+        let lock = self.member(state).and_then(|member| member.server.use_lock());
         lock.map_or(Ok(()), |lock| lock.set_size(size))
     }
 
     /// Carries it out. Returns the change, in words; `None` where the disk was detached.
-    ///
-    /// # Errors
-    /// The engine has ended.
     pub(crate) fn carry_out(
         self,
         state: &mut State,

@@ -35,7 +35,7 @@ impl Running {
                 disks.push(DiskHistograms {
                     device: name.clone(),
                     name: member.name().to_owned(),
-                    peer: member.server().peer(),
+                    peer: member.server.peer(),
                     capped: disk.map_or([false; 2], |d| [d.read_cap, d.write_cap].map(has_cap)),
                     read: direction(&status, 0),
                     write: direction(&status, 1),

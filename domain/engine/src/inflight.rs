@@ -59,9 +59,6 @@ pub enum InflightError {
 impl Region {
     /// Creates a region for `queues` queues of `size` descriptors; returns the file and its layout
     /// for QEMU.
-    ///
-    /// # Errors
-    /// The memory cannot be created.
     pub fn create(queues: u16, size: u16) -> Result<(File, VhostUserInflight), InflightError> {
         let bytes = queue_bytes(size) * usize::from(queues);
         let map = |e: std::io::Error| InflightError::Map(e.to_string());
@@ -74,9 +71,6 @@ impl Region {
     }
 
     /// Maps a region that QEMU returns.
-    ///
-    /// # Errors
-    /// [`InflightError`].
     pub fn open(file: File, layout: &VhostUserInflight) -> Result<Self, InflightError> {
         let (bytes, offset, queues, size) =
             (layout.mmap_size, layout.mmap_offset, layout.num_queues, layout.queue_size);

@@ -18,9 +18,6 @@ impl Liveness {
     }
 
     /// Waits until every engine has answered a command; for ever, while one does not.
-    ///
-    /// # Errors
-    /// An engine has ended.
     pub fn wait(&self) -> Result<(), EngineGone> {
         // The cheapest question: the name in one place, without counters or histograms.
         for engine in &self.devices {

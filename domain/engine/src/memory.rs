@@ -140,7 +140,6 @@ pub enum MemoryError {
     /// The region cannot be mapped.
     #[error("guest memory region of {size} bytes: {source}")]
     Map {
-        /// Size of the region, in bytes.
         size: u64,
         /// Error of the mapping.
         source: std::io::Error,
@@ -152,7 +151,6 @@ pub enum MemoryError {
     TooLarge {
         /// Guest address of the region.
         base: u64,
-        /// Size of the region, in bytes.
         size: u64,
         /// Reason for which it cannot be used.
         why: Box<MemoryError>,
@@ -165,7 +163,6 @@ pub enum MemoryError {
     Unknown {
         /// Guest address of the region.
         base: u64,
-        /// Size of the region, in bytes.
         size: u64,
     },
     /// Regions overlap, or there is none.
@@ -348,9 +345,6 @@ impl GuestMem {
     }
 
     /// Memory of this process at the given guest addresses, with these lengths in bytes, for tests.
-    ///
-    /// # Errors
-    /// [`MemoryError`].
     pub fn anonymous(ranges: &[(GuestAddress, usize)]) -> Result<Memory, MemoryError> {
         let map = |(base, len): &(GuestAddress, usize)| {
             let size = *len as u64;

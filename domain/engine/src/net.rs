@@ -54,9 +54,6 @@ pub struct NetEngine(EngineThread<NetCommand>);
 
 impl NetEngine {
     /// Starts the thread. Uplinks are in the order of the ports.
-    ///
-    /// # Errors
-    /// [`EngineError`].
     pub fn start(
         network: &Network,
         uplinks: Vec<Uplink>,

@@ -109,7 +109,7 @@ impl RunningNetwork {
         self.places.iter_enumerated().filter_map(|(place, member)| Some((place, member.as_ref()?)))
     }
 
-    /// Whether a QEMU is connected to a port.
+    /// Whether a guest uses a port.
     pub(crate) fn is_in_use(&self, name: &str) -> bool {
         self.members().any(|(_, member)| member.name == name && member.server.is_in_use())
     }

@@ -70,11 +70,7 @@ pub enum ReloadError {
     },
     /// An engine has no room for a disk.
     #[error("nothing is changed: disk \"{disk}\": {source}")]
-    Attach {
-        disk: String,
-        /// Error of the engine.
-        source: AttachError,
-    },
+    Attach { disk: String, source: AttachError },
     /// Requests of a disk do not end: its device does not answer. Or frames of a port: its link is
     /// slow.
     #[error(
@@ -97,7 +93,6 @@ pub enum ReloadError {
     #[error("device \"{device}\": {source}")]
     Engine {
         device: String,
-        /// Error of the engine.
         source: ReconfigureError,
     },
     /// A disk or port cannot be added or removed, after other changes.

@@ -59,7 +59,7 @@ fn disk_status(
         requests: Some(vm.counters.completed[i]),
         service: service(&vm.latencies[i], vm.contracts[i], vm.counters.bytes[i], vm.counters.cap_hits[i]),
     };
-    let refused = last_refusal(member.server().refusals());
+    let refused = last_refusal(member.server.refusals());
     let Faults { malformed, refused: refused_requests, errors, last_error, broken_queues } = vm.faults;
     let promise = |key: &str, reservation: Option<ReservationConfig>, seen: &PromiseCounters| {
         reservation.map(|r| PromiseStatus {
@@ -80,8 +80,8 @@ fn disk_status(
         device: device.to_owned(),
         socket: disk.map(|d| d.socket.display().to_string()).unwrap_or_default(),
         size: Some(member.part.size()),
-        connected: member.server().is_connected(),
-        peer: member.server().peer(),
+        connected: member.server.is_connected(),
+        peer: member.server.peer(),
         promises: promises.into_iter().flatten().collect(),
         urgent_signals: vm.urgent_signals,
         waits,

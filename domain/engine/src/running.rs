@@ -25,7 +25,7 @@ use crate::network::RunningNetwork;
 use crate::network_membership;
 use crate::refusal::{ReloadError, named};
 use crate::reload::{Membership, device_changes, disk_changes, needs_restart};
-pub(crate) use crate::running_state::{RunningParts, State};
+pub(crate) use crate::running_state::State;
 use crate::vhost_user::FrontEnds;
 
 /// Longest time for a removed disk's requests at the device.
@@ -67,17 +67,10 @@ struct Ready {
 }
 
 impl Running {
-    pub(crate) fn new(
-        file: File,
-        engines: Vec<(String, EngineHandle)>,
-        parts: RunningParts,
-        front_ends: FrontEnds,
-    ) -> Self {
-        let directories = socket_directories(&file);
-        let RunningParts { places, locks, networks } = parts;
-        let state = Mutex::new(State { file: file.clone(), places, locks, networks });
-        let closed = Mutex::default();
-        Self(Arc::new(Shared { started: file, directories, state, engines, front_ends, closed }))
+    pub(crate) fn new(state: State, engines: Vec<(String, EngineHandle)>, front_ends: FrontEnds) -> Self {
+        let (started, directories) = (state.file.clone(), socket_directories(&state.file));
+        let (state, closed) = (Mutex::new(state), Mutex::default());
+        Self(Arc::new(Shared { started, directories, state, engines, front_ends, closed }))
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -178,16 +171,13 @@ impl Running {
 
     /// Reads the file, validates it including admission, and compares its disks and ports with
     /// those that run. Changes nothing.
-    ///
-    /// # Errors
-    /// As [`Running::reload`].
     pub fn preview(&self, path: &Path) -> Result<Preview, ReloadError> {
         let state = self.state();
         let (_, membership) = self.load(path, &state)?;
         let disk = |(_, name): (usize, String)| Leaving { connected: state.is_connected(&name), name };
-        let port = |(network, name): (usize, String)| Leaving {
-            connected: state.is_port_connected(network, &name),
-            name,
+        let port = |(network, name): (usize, String)| {
+            let connected = state.networks[network].is_connected(&name);
+            Leaving { connected, name }
         };
         let names = |list: Vec<(usize, String)>| list.into_iter().map(|(_, name)| name).collect();
         Ok(Preview {
@@ -218,9 +208,6 @@ impl Running {
     /// `guest_priority`; of networks and ports the same where they have it. The buckets of a
     /// changed one start full; all others continue. With `force`, disks and ports in use by a guest
     /// are detached too.
-    ///
-    /// # Errors
-    /// [`ReloadError`].
     pub fn reload(&self, path: &Path, passed: Passed, force: bool) -> Result<Vec<String>, ReloadError> {
         // Read under the lock: the later reload has the later file.
         let mut state = self.state();
@@ -228,7 +215,7 @@ impl Running {
         let disks = membership.detach.iter().filter(|(_, name)| state.is_in_use(name));
         let mut attached: Vec<String> = disks.map(|(_, name)| named("disk", name)).collect();
         let ports =
-            membership.detach_ports.iter().filter(|(network, name)| state.is_port_in_use(*network, name));
+            membership.detach_ports.iter().filter(|(network, name)| state.networks[*network].is_in_use(name));
         attached.extend(ports.map(|(_, name)| named("port", name)));
         if !force && !attached.is_empty() {
             return Err(ReloadError::Attached { names: attached });
@@ -474,7 +461,7 @@ impl Running {
         if !state.locks.iter().any(|lock| lock.identity == identity) {
             state.locks.extend(lock);
         }
-        let member = Some(Member::new(part, server));
+        let member = Some(Member { part, server });
         match state.places[device].get_mut(place) {
             Some(free) => *free = member,
             None => {

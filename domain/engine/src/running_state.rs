@@ -21,14 +21,6 @@ pub(crate) struct State {
     pub(crate) networks: Vec<RunningNetwork>,
 }
 
-/// Result of a start: places, locks and networks.
-pub(crate) struct RunningParts {
-    /// The disks of each device, by place.
-    pub(crate) places: Vec<IndexVec<VmId, Option<Member>>>,
-    pub(crate) locks: Vec<DiskLock>,
-    pub(crate) networks: Vec<RunningNetwork>,
-}
-
 impl State {
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Part> {
         self.places.iter().flatten().flatten().map(|m| &m.part)
@@ -45,16 +37,6 @@ impl State {
     /// Whether a guest uses a disk.
     pub(crate) fn is_in_use(&self, name: &str) -> bool {
         self.member(name).is_some_and(|m| m.server.is_in_use())
-    }
-
-    /// Whether a guest uses a port of a network.
-    pub(crate) fn is_port_in_use(&self, network: usize, name: &str) -> bool {
-        self.networks[network].is_in_use(name)
-    }
-
-    /// Whether a QEMU is connected to a port of a network.
-    pub(crate) fn is_port_connected(&self, network: usize, name: &str) -> bool {
-        self.networks[network].is_connected(name)
     }
 
     /// Whether a place is vacant after `membership.detach`.

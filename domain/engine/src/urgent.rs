@@ -30,9 +30,6 @@ impl Running {
     /// Signals this eventfd whenever real-time requests of these disks have completed, or urgent
     /// frames to these ports were delivered, before the guests are notified; `None` for no more.
     /// Fails without an effect if a name is unknown.
-    ///
-    /// # Errors
-    /// [`UrgentError`].
     pub fn signal_urgent(
         &self,
         disks: &[String],

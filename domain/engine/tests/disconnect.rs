@@ -27,16 +27,8 @@ fn engine(file: File) -> Engine {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("disk");
     std::fs::write(&path, [0; 65_536]).unwrap();
-    let opened = Backing::open(&BackingConfig {
-        path,
-        offset: 0,
-        size: None,
-        read_only: false,
-        direct: false,
-        shared: true,
-        block_size: None,
-    });
-    let mut backing = opened.unwrap();
+    let config = BackingConfig { path, shared: true, ..BackingConfig::default() };
+    let mut backing = Backing::open(&config).unwrap();
     backing.file = file;
     let disk = Disk { name: "a".into(), backing, serial: "a".into(), queues: 1, waits_for_room: false };
     let sched = Config { vms: vec![VmConfig { depth: 8, ..VmConfig::default() }], ..Config::default() };

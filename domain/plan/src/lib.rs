@@ -18,6 +18,8 @@ mod path;
 mod plan;
 mod promise;
 mod simulate;
+#[cfg(test)]
+mod testing;
 mod text;
 mod toml_text;
 

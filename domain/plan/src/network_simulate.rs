@@ -83,9 +83,6 @@ pub struct NetworkSimulation<'p> {
 impl<'p> NetworkSimulation<'p> {
     /// With [`Traffic::Worst`] the frames of a stall come at once, and every VM without a
     /// reservation floods.
-    ///
-    /// # Errors
-    /// The scheduler refuses the configuration.
     pub fn new(plan: &'p NetworkPlan, traffic: Traffic, seed: u64) -> Result<Self, ConfigError> {
         let mut random = Random::new(seed);
         let sources = plan

@@ -180,11 +180,9 @@ fn cpu(
 mod tests {
     use std::path::Path;
 
-    use rtvirtio_twin::TwinProfile;
-    use rtvirtio_units::Bytes;
-
     use super::*;
-    use crate::{DeviceModel, Options, plan, plan_networks};
+    use crate::testing::device;
+    use crate::{Options, plan, plan_networks};
 
     fn planned(vm: &str, path: &str) -> DomainPlan {
         planned_on(vm, path, &|_| Ok(()))
@@ -200,9 +198,7 @@ mod tests {
         );
         let host = HostSpec::parse("test", &text).unwrap_or_else(|e| panic!("{e}"));
         let spec = host.single().unwrap().clone();
-        let device =
-            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
-        plan(&spec, &device, &Options::default())
+        plan(&spec, &device(), &Options::default())
             .with_networks(plan_networks(&host, Path::new("/run")))
             .with_paths(&host, Nanos::from_millis(4), guaranteed)
     }

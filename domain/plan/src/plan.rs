@@ -236,31 +236,8 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{device, spec, task, with};
     use rtvirtio_capacity::DeviceError;
-    use rtvirtio_twin::TwinProfile;
-
-    fn device() -> DeviceModel {
-        DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30))
-    }
-
-    fn spec(vms: &[(&str, &str)]) -> Spec {
-        let mut text = "[device]\ntwin = \"qlc-nvme\"\n".to_owned();
-        for (name, tasks) in vms {
-            text += &format!("[[vm]]\nname = \"{name}\"\nlab = \"qemu\"\n{tasks}");
-        }
-        rtvirtio_spec::parse("test", &text).unwrap()
-    }
-
-    fn task(name: &str, more: &str) -> String {
-        format!("[[vm.task]]\nname = \"{name}\"\nop = \"read\"\nblock = \"4KiB\"\n{more}\n")
-    }
-
-    fn with(rate: u32, target: &str) -> String {
-        task(
-            "t",
-            &format!("rate = \"{rate}/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{target}\" }}"),
-        )
-    }
 
     #[test]
     fn demand_is_reserved_and_the_rest_is_shared() {

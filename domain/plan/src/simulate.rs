@@ -206,48 +206,20 @@ fn worst(load: Load, (vm, task): (&Vm, &Task), plan: &DomainPlan) -> Load {
 #[cfg(test)]
 mod tests {
     use rtvirtio_sched::Policy;
-    use rtvirtio_twin::TwinProfile;
-    use rtvirtio_units::Bytes;
 
     use super::*;
-    use crate::{DeviceModel, Options, plan};
+    use crate::testing::{device, spec, task_of, with};
+    use crate::{Options, plan};
 
     /// Two VMs with targets, and one that floods, under a policy.
     fn simulate(policy: Policy, traffic: Traffic) -> Vec<TaskOutcome> {
-        let text = r#"
-[device]
-twin = "qlc-nvme"
-[[vm]]
-name = "a"
-lab = "qemu"
-[[vm.task]]
-name = "t"
-op = "read"
-block = "4KiB"
-rate = "1500/s"
-target = { percentile = "p99.99", latency = "10ms" }
-[[vm]]
-name = "b"
-lab = "qemu"
-[[vm.task]]
-name = "t"
-op = "read"
-block = "16KiB"
-rate = "500/s"
-target = { percentile = "p99.99", latency = "20ms" }
-[[vm]]
-name = "c"
-lab = "qemu"
-[[vm.task]]
-name = "flood"
-op = "read"
-block = "64KiB"
-depth = 128
-"#;
-        let spec = rtvirtio_spec::parse("test", text).unwrap();
-        let device =
-            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
-        let plan = plan(&spec, &device, &Options::default());
+        let second = "rate = \"500/s\"\ntarget = { percentile = \"p99.99\", latency = \"20ms\" }";
+        let spec = spec(&[
+            ("a", &with(1_500, "10ms")),
+            ("b", &task_of("t", "read", "16KiB", second)),
+            ("c", &task_of("flood", "read", "64KiB", "depth = 128")),
+        ]);
+        let plan = plan(&spec, &device(), &Options::default());
         assert!(plan.feasible, "{plan:?}");
         let mut config = plan.sched().unwrap();
         config.policy = policy;
@@ -273,41 +245,14 @@ depth = 128
 
     #[test]
     fn bounds_stand_with_their_own_tasks_where_one_has_several_targets() {
-        let text = r#"
-[device]
-twin = "qlc-nvme"
-[[vm]]
-name = "a"
-lab = "process"
-[[vm.task]]
-name = "log"
-op = "write"
-block = "4KiB"
-rate = "50/s"
-sync = "fdatasync"
-targets = [{ percentile = "p99", latency = "50ms" }, { percentile = "p99.9", latency = "90ms" }]
-[[vm]]
-name = "b"
-lab = "process"
-[[vm.task]]
-name = "t"
-op = "read"
-block = "16KiB"
-rate = "100/s"
-targets = [{ percentile = "p99", latency = "50ms" }, { percentile = "p99.9", latency = "90ms" }]
-[[vm]]
-name = "c"
-lab = "process"
-[[vm.task]]
-name = "flood"
-op = "read"
-block = "64KiB"
-depth = 16
-"#;
-        let spec = rtvirtio_spec::parse("test", text).unwrap();
-        let device =
-            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
-        let plan = plan(&spec, &device, &Options::default());
+        let targets = "targets = [{ percentile = \"p99\", latency = \"50ms\" }, { percentile = \"p99.9\", latency = \"90ms\" }]";
+        let log = format!("rate = \"50/s\"\nsync = \"fdatasync\"\n{targets}");
+        let spec = spec(&[
+            ("a", &task_of("log", "write", "4KiB", &log)),
+            ("b", &task_of("t", "read", "16KiB", &format!("rate = \"100/s\"\n{targets}"))),
+            ("c", &task_of("flood", "read", "64KiB", "depth = 16")),
+        ]);
+        let plan = plan(&spec, &device(), &Options::default());
         let config = plan.sched().unwrap();
         let mut s = Simulation::new(&spec, &plan, &config, Traffic::Declared, true, 7).unwrap();
         s.run(Nanos(10_000_000_000)).unwrap();
@@ -322,35 +267,12 @@ depth = 16
     /// up for what it missed, one by one.
     #[test]
     fn no_request_takes_longer_from_its_intended_start_than_bounded() {
-        let text = r#"
-[device]
-twin = "qlc-nvme"
-[[vm]]
-name = "a"
-lab = "qemu"
-[[vm.task]]
-name = "t"
-op = "read"
-block = "4KiB"
-rate = "500/s"
-target = { percentile = "p99.99", latency = "60ms" }
-[[vm]]
-name = "b"
-lab = "qemu"
-[[vm.task]]
-name = "flood"
-op = "write"
-block = "64KiB"
-depth = 32
-"#;
-        let device =
-            DeviceModel::declared("qlc", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
-        let planned = |text: &str, catch_up: &[u64]| {
-            let catch_up = catch_up.iter().copied().map(Nanos::from_millis).collect();
-            let options = Options { catch_up, ..Options::default() };
-            plan(&rtvirtio_spec::parse("test", text).unwrap(), &device, &options)
+        let flood = task_of("flood", "write", "64KiB", "depth = 32");
+        let planned = |reads: &str, catch_up: u64| {
+            let options = Options { catch_up: vec![Nanos::from_millis(catch_up)], ..Options::default() };
+            plan(&spec(&[("a", reads), ("b", &flood)]), &device(), &options)
         };
-        let of_plan = planned(text, &[5]);
+        let of_plan = planned(&with(500, "60ms"), 5);
         let promised = of_plan.tasks[0].from_intended.unwrap();
         let ms = Nanos::from_millis;
         assert!(promised.stall > ms(1) && promised.stall <= ms(5), "{promised:?}");
@@ -364,11 +286,11 @@ depth = 32
         let longest = sim.result().loads[0].max;
         assert!(longest > promised.stall && longest <= promised.bound, "{longest} {promised:?}");
         // In an open loop only the guest's stall comes before the submission.
-        let open = planned(&text.replace("rate =", "loop = \"open\"\nrate ="), &[5]);
+        let open = planned(&with(500, "60ms").replace("rate =", "loop = \"open\"\nrate ="), 5);
         let (bound, found) = (open.tasks[0].bound.unwrap(), open.tasks[0].from_intended.unwrap());
         assert_eq!((found.bound, found.stall), (Nanos(bound.0 + ms(5).0), ms(5)));
         // A reservation that counts no stall covers none: what the device alone delays is too much.
-        let none = planned(&text.replace("500/s", "3000/s"), &[0]);
+        let none = planned(&with(3_000, "60ms"), 0);
         assert!(none.tasks[0].bound.is_some() && none.tasks[0].from_intended.is_none(), "{none:?}");
     }
 

@@ -42,9 +42,6 @@ impl DomainPlan {
     }
 
     /// The scheduler's configuration as an I/O domain reads it from the file, for any disk places.
-    ///
-    /// # Errors
-    /// Errors of the I/O domain's configuration file.
     pub fn sched(&self) -> Result<Config, FileError> {
         let place = |i: usize| DiskPlace {
             socket: format!("/{i}").into(),
@@ -184,42 +181,17 @@ mod tests {
     use rtvirtio_twin::TwinProfile;
 
     use super::*;
+    use crate::testing::{spec, task_of, with};
     use crate::{DeviceModel, Options, plan};
 
     #[test]
     fn the_domain_parses_the_plan() {
-        let spec = rtvirtio_spec::parse(
-            "test",
-            r#"
-[device]
-twin = "qlc-nvme"
-[[vm]]
-name = "a"
-lab = "qemu"
-[[vm.task]]
-name = "t"
-op = "mixed"
-write_share = "30%"
-block = "4KiB"
-rate = "700/s"
-target = { percentile = "p99.99", latency = "30ms" }
-[[vm]]
-name = "b"
-lab = "qemu"
-[[vm.task]]
-name = "t"
-op = "read"
-block = "4KiB"
-rate = "100/s"
-target = { percentile = "p99.99", latency = "50ms" }
-[[vm.task]]
-name = "flood"
-op = "read"
-block = "128KiB"
-depth = 32
-"#,
-        )
-        .unwrap();
+        let mixed = "write_share = \"30%\"\nrate = \"700/s\"\ntarget = { percentile = \"p99.99\", latency = \"30ms\" }";
+        let flood = task_of("flood", "read", "128KiB", "depth = 32");
+        let spec = spec(&[
+            ("a", &task_of("t", "mixed", "4KiB", mixed)),
+            ("b", &(with(100, "50ms") + &flood)),
+        ]);
         let device =
             DeviceModel::declared("qlc \"x\"", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());

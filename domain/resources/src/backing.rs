@@ -26,7 +26,7 @@ pub struct Limits {
 }
 
 /// Path, range and mode of a disk's backing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingConfig {
     /// File or block device.
     pub path: PathBuf,
@@ -260,16 +260,7 @@ mod tests {
         let dir = rtvirtio_testkit::disk_dir().unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(size).unwrap();
-        let config = BackingConfig {
-            path,
-            offset: 0,
-            size: None,
-            read_only: false,
-            direct: false,
-            shared: false,
-            block_size: None,
-        };
-        (dir, config)
+        (dir, BackingConfig { path, ..BackingConfig::default() })
     }
 
     #[test]

@@ -19,12 +19,7 @@ pub enum OpenError {
     #[error(
         "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or set `shared = true` for both if their guests coordinate their writes"
     )]
-    Overlap {
-        /// Name of the first disk.
-        first: String,
-        /// Name of the second disk.
-        second: String,
-    },
+    Overlap { first: String, second: String },
     /// Two paths of the configuration lead to the same file.
     #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
     Collision {

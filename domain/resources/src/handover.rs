@@ -119,9 +119,6 @@ impl Opened {
 
     /// Sends a reload with these disks and ports over a connection to the control socket. The
     /// descriptors of each disk and then of each port precede the line, with a space of JSON.
-    ///
-    /// # Errors
-    /// Of the connection.
     pub fn send_reload(&self, stream: &UnixStream, force: bool) -> io::Result<()> {
         self.disks.iter().try_for_each(|disk| send_descriptors(stream, &disk.descriptors()))?;
         self.ports.iter().try_for_each(|port| send_descriptors(stream, &port.descriptors()))?;
@@ -140,9 +137,6 @@ impl Opened {
 
 /// Sends up to [`DISK_DESCRIPTORS`] descriptors with a space of JSON, ahead of the line of a
 /// command.
-///
-/// # Errors
-/// Of the connection.
 pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DISK_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -58,9 +58,6 @@ const HEADS: &[Magic] = &[
 const TAILS: &[Magic] = &[magic("vpc (VHD)", 0, b"conectix"), magic("dmg", 0, b"koly")];
 
 /// The format with a signature at `start`; `None` when none is known, so raw.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn at_start(file: &File, start: u64) -> io::Result<Option<&'static str>> {
     let mut head = [0; HEAD];
     let len = read(file, &mut head, start)?;
@@ -68,9 +65,6 @@ pub(crate) fn at_start(file: &File, start: u64) -> io::Result<Option<&'static st
 }
 
 /// The format with a trailer before `end`, the end of the file or device.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn at_end(file: &File, end: u64) -> io::Result<Option<&'static str>> {
     let Some(start) = end.checked_sub(TAIL) else { return Ok(None) };
     let mut tail = [0; TAIL as usize];

@@ -79,9 +79,6 @@ pub struct AdoptedSocket {
 
 impl AdoptedSocket {
     /// Starts to listen on the socket.
-    ///
-    /// # Errors
-    /// As [`SocketListener::adopt`].
     pub fn listen(self) -> io::Result<SocketListener> {
         SocketListener::adopt(&self.path, self.socket)
     }
@@ -95,9 +92,6 @@ pub struct BoundSocket {
 
 impl BoundSocket {
     /// Binds as [`SocketListener::bind_for_group`] does. With an `owner` the name is that user's.
-    ///
-    /// # Errors
-    /// As [`SocketListener::bind_for_group`].
     pub fn bind(path: &Path, owner: Option<u32>, group: Option<u32>) -> io::Result<Self> {
         let named = named(path);
         let _lock = lock_directory(path);
@@ -315,7 +309,6 @@ fn set_mode_and_owner(
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::sync::mpsc::channel;
 
     use super::*;
 
@@ -346,41 +339,6 @@ mod tests {
         assert!(path.exists());
         drop(SocketListener::bind(&path).unwrap());
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn only_its_own_name_is_removed_at_the_end() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let first = SocketListener::bind(&path).unwrap();
-        std::fs::rename(&path, dir.path().join("moved")).unwrap();
-        let second = UnixListener::bind(&path).unwrap();
-        drop(first);
-        assert!(UnixStream::connect(&path).is_ok(), "the other's socket is there");
-        drop(second);
-    }
-
-    /// A listener with a full backlog is detected at once: a blocking connect would wait for ever.
-    #[test]
-    fn a_full_backlog_is_a_listener() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let address = SocketAddrUnix::new(&path).unwrap();
-        let busy = socket(SocketFlags::CLOEXEC).unwrap();
-        rustix::net::bind(&busy, &address).unwrap();
-        rustix::net::listen(&busy, 0).unwrap();
-        let mut waiting = Vec::new();
-        loop {
-            let next = socket(SocketFlags::NONBLOCK).unwrap();
-            match rustix::net::connect(&next, &address) {
-                Ok(()) => waiting.push(next),
-                Err(e) => break assert_eq!(e, Errno::AGAIN),
-            }
-        }
-        let (done, is_done) = channel();
-        std::thread::spawn(move || done.send(SocketListener::bind(&path).map(drop)));
-        let refused = is_done.recv_timeout(Duration::from_secs(60)).expect("an answer").unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
     }
 
     #[test]

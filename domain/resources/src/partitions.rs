@@ -15,9 +15,6 @@ const PARTITION: usize = 2_048;
 const PROTECTIVE: u8 = 0xee;
 
 /// Block size of the disk that begins at `start`; `None` where the contents do not tell.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn block_size(file: &File, start: u64) -> io::Result<Option<u32>> {
     let head: [u8; HEAD] = read(file, start)?;
     // The header of a GPT is in the second block (UEFI 2.10, 5.3.2). One may be left from before.

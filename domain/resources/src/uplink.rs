@@ -40,7 +40,7 @@ pub const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_QDISC_BYPASS: libc::c_int = 20;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// Reason why an uplink cannot be opened.
+/// Reason why an uplink cannot be opened; `name` is that of the tap or interface.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UplinkError {
@@ -48,36 +48,22 @@ pub enum UplinkError {
     #[error(
         "there is no tap {name}; make it and put it on your bridge: ip tuntap add dev {name} mode tap && ip link set {name} master BRIDGE up"
     )]
-    NoTap {
-        /// Name of the tap.
-        name: String,
-    },
+    NoTap { name: String },
     /// There is no such interface.
     #[error("there is no interface {name}; `ip link` lists those of this host")]
-    NoInterface {
-        /// Name of the interface.
-        name: String,
-    },
+    NoInterface { name: String },
     /// The tap is attached to another process.
     #[error("{name}: another process is attached to it, such as a QEMU; give each VM a tap of its own")]
-    InUse {
-        /// Name of the tap.
-        name: String,
-    },
+    InUse { name: String },
     /// The port's keys have changed between two readings of the file.
     #[error("{name}: the file has other keys for it by now; reload again")]
-    Replaced {
-        /// Name of the interface.
-        name: String,
-    },
+    Replaced { name: String },
     /// A system call failed.
     #[error("{name}: {what}: {source}{}", if source.kind() == io::ErrorKind::PermissionDenied { "; this takes root or CAP_NET_ADMIN and CAP_NET_RAW" } else { "" })]
     Io {
-        /// Name of the interface.
         name: String,
         /// Operation that failed, in words.
         what: &'static str,
-        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -107,15 +93,11 @@ pub struct Uplink {
 impl Uplink {
     pub fn open(network: &Network, port: &Port) -> Result<Self, UplinkError> {
         let name = Self::interface(network, port).to_owned();
-        let fd = match network.uplink {
-            UplinkKind::Tap => open_tap(&name)?,
-            UplinkKind::Packet => open_packet(&name)?,
+        let (kind, fd) = match network.uplink {
+            UplinkKind::Tap => (Kind::Tap, open_tap(&name)?),
+            UplinkKind::Packet => (Kind::Packet, open_packet(&name)?),
         };
         let addresses = [&[port.mac][..], &port.multicast].concat();
-        let kind = match network.uplink {
-            UplinkKind::Tap => Kind::Tap,
-            UplinkKind::Packet => Kind::Packet,
-        };
         let mut uplink = Self { kind, fd, addresses, groups: None };
         let failed = |what| {
             let name = name.clone();

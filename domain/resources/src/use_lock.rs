@@ -77,9 +77,6 @@ impl UseLock {
     }
 
     /// Gives the lock back. Nothing may be in flight.
-    ///
-    /// # Errors
-    /// The file system's.
     pub fn release(&self) -> io::Result<()> {
         let mut state = self.state();
         unlock_in_use(&self.file, self.start, state.size)?;

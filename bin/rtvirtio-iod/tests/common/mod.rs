@@ -1,23 +1,28 @@
 //! An I/O domain for each test, and its clients.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod guest;
 pub mod resources;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
+use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, DirtyPages, Options};
 use rtvirtio_domain_config::File;
 use rtvirtio_domain_resources::handover::{Opened, send_descriptors};
 use rtvirtio_testkit::HANG;
+use rtvirtio_testkit::site::wait_for;
 use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use vhost::VhostBackend as _;
+use vhost::vhost_user::VhostUserFrontend as _;
 
 /// A running process; ended when dropped.
 pub struct Iod {
@@ -33,9 +38,18 @@ pub struct AttackedDomain {
 
 impl AttackedDomain {
     pub fn new() -> Self {
+        Self::with("")
+    }
+
+    /// With further keys of disk `a`.
+    pub fn with(keys: &str) -> Self {
         let dir = disk(64);
-        let iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, ""));
+        let iod = Iod::start(dir.path(), &with_keys(&two_disks(dir.path(), 64, ""), "a", keys));
         Self { dir, iod }
+    }
+
+    pub fn socket(&self, disk: &str) -> PathBuf {
+        self.dir.path().join(disk)
     }
 }
 
@@ -106,15 +120,31 @@ impl Iod {
         (status, stderr)
     }
 
+    /// Ends it, which has to succeed; returns its standard error.
+    pub fn end_well(self) -> String {
+        let (status, stderr) = self.end();
+        assert!(status.success(), "{status}: {stderr}");
+        stderr
+    }
+
     /// The reply to `status`.
     pub fn status(&self) -> String {
         self.command("status")
     }
 
+    pub fn status_json(&self) -> Value {
+        serde_json::from_str(&self.status()).unwrap()
+    }
+
+    /// The status of a disk.
+    pub fn disk(&self, name: &str) -> Value {
+        named(&self.status_json()["vms"], name)
+    }
+
     /// Reloads the file: opens the disks and ports that come and passes them on, as `rtvirtio iod
     /// reload` does. Returns the reply.
-    pub fn reload(&self, force: bool) -> serde_json::Value {
-        let found: serde_json::Value = serde_json::from_str(&self.command("preview")).unwrap();
+    pub fn reload(&self, force: bool) -> Value {
+        let found: Value = serde_json::from_str(&self.command("preview")).unwrap();
         if found.get("error").is_some() {
             return found;
         }
@@ -132,7 +162,7 @@ impl Iod {
         opened.send_reload(&stream, force).unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
-        let reply: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        let reply: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
         if reply.get("changed").is_some() {
             opened.release();
         }
@@ -154,6 +184,44 @@ impl Iod {
         BufReader::new(stream).read_line(&mut line).unwrap();
         line
     }
+}
+
+/// The entry of a list in a status.
+pub fn named(list: &Value, name: &str) -> Value {
+    let found = list.as_array().unwrap().iter().find(|entry| entry["name"] == name);
+    found.unwrap_or_else(|| panic!("{name}: {list}")).clone()
+}
+
+/// What a reload has changed.
+pub fn changed(reply: &Value) -> Vec<String> {
+    let list = reply["changed"].as_array().unwrap_or_else(|| panic!("{reply}"));
+    list.iter().map(|c| c.as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until there is a value.
+pub fn until<T>(what: &str, mut value: impl FnMut() -> Option<T>) -> T {
+    let mut found = None;
+    wait_for(what, || {
+        found = value();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// Waits until links have a carrier as the kernel's other parts know it, up to a second later than
+/// the driver on a busy machine: until then a bridge drops what comes.
+pub fn wait_for_links(links: &[&str]) {
+    wait_for(&format!("the carrier of {links:?}"), || {
+        let out = Command::new("ip").args(["-json", "link", "show"]).output().unwrap();
+        let all: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
+        let is_up = |name: &&str| all.iter().any(|l| l["ifname"] == **name && l["operstate"] == "UP");
+        links.iter().all(is_up)
+    });
+}
+
+/// The output of `--check` on the configuration in a directory.
+pub fn check(dir: &Path) -> Output {
+    program().arg("--config").arg(dir.join("iod.toml")).arg("--check").output().unwrap()
 }
 
 /// Replaces the configuration as an editor does, by renaming.
@@ -249,6 +317,13 @@ pub fn two_disks(dir: &Path, mib: u64, more: &str) -> String {
     )
 }
 
+/// A configuration with further keys of a disk.
+pub fn with_keys(config: &str, disk: &str, keys: &str) -> String {
+    let name = format!("name = \"{disk}\"\n");
+    assert!(config.contains(&name), "{disk}: {config}");
+    config.replace(&name, &(name.clone() + keys))
+}
+
 /// The next completion; `None` when it hangs.
 pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
     let begin = Instant::now();
@@ -279,6 +354,66 @@ pub const fn read(sector: u64, len: u32) -> BlkRequest {
 
 pub const fn write(sector: u64, len: u32) -> BlkRequest {
     BlkRequest { kind: 1, priority: 0, sector, len }
+}
+
+pub const FLUSH: BlkRequest = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
+
+/// A discard (11) or zeroing (13), of a [`range`].
+pub const fn deallocate(kind: u32) -> BlkRequest {
+    BlkRequest { kind, priority: 0, sector: 0, len: 16 }
+}
+
+pub fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+/// Bytes that differ by the seed and by the sector.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9) ^ seed.wrapping_mul(31) ^ (i >> 9)) as u8).collect()
+}
+
+/// Shares a log of all memory and begins to use it.
+pub fn begin_log(client: &mut Client) -> DirtyPages {
+    let log = DirtyPages::covering(&client.mem).unwrap();
+    client.share_log(&log).unwrap();
+    client.set_logging(true).unwrap();
+    log
+}
+
+/// Accepts all that the back end offers, memory of requests in flight too.
+pub fn accept_all(client: &mut Client) {
+    let there = client.raw().get_protocol_features().unwrap();
+    client.raw().set_protocol_features(there).unwrap();
+}
+
+/// Disables and enables the first queue: everything that the back end writes is written then.
+pub fn settle(client: &mut Client) {
+    client.raw().set_vring_enable(0, false).unwrap();
+    client.raw().set_vring_enable(0, true).unwrap();
+}
+
+/// Starts the first queue, which was stopped, at an index.
+pub fn start_at(client: &mut Client, base: u16) {
+    let kick = client.queues[0].kick.try_clone().unwrap();
+    client.raw().set_vring_base(0, base).unwrap();
+    client.raw().set_vring_kick(0, &kick).unwrap();
+}
+
+/// Writes 32 blocks, changes something meanwhile, and checks the completions and the last block.
+pub fn change_under_load(client: &mut Client, round: u64, change: impl FnOnce(&mut Client)) {
+    for n in 0..32_u64 {
+        let data = vec![(round + n) as u8; 4_096];
+        let sector = (round * 32 + n) * 8 % 60_000;
+        client.queues[0].push_with(&write(sector, 4_096), &data).expect("a free slot");
+    }
+    client.queues[0].notify().unwrap();
+    change(client);
+    for _ in 0..32 {
+        let done = completion(&mut client.queues[0]).expect("an answer");
+        assert_eq!(done.status, 0, "round {round}");
+    }
+    let (status, got) = request(client, &read((round * 32 + 31) * 8 % 60_000, 4_096), None);
+    assert!(status == 0 && got.iter().all(|byte| *byte == (round + 31) as u8), "round {round}");
 }
 
 /// A client with requests of up to 64 KiB.

@@ -69,9 +69,7 @@ pub enum AnnounceError {
 pub enum QueueCommand {
     /// Starts to serve a queue.
     Start {
-        /// Index of the VM.
         vm: VmId,
-        /// Queue of the VM.
         queue: QueueId,
         /// Rings and descriptors of the queue.
         start: Box<VringStart>,
@@ -81,9 +79,7 @@ pub enum QueueCommand {
     },
     /// Completes what was fetched from a queue, then stops serving it.
     Stop {
-        /// Index of the VM.
         vm: VmId,
-        /// Queue of the VM.
         queue: QueueId,
         /// Whether the front end asked for it; otherwise the queue starts again at once.
         for_good: bool,
@@ -92,9 +88,7 @@ pub enum QueueCommand {
     },
     /// Replaces the call descriptor of a queue.
     Call {
-        /// Index of the VM.
         vm: VmId,
-        /// Queue of the VM.
         queue: QueueId,
         /// New descriptor, as in [`VringStart::call`].
         call: Option<File>,
@@ -104,7 +98,6 @@ pub enum QueueCommand {
     },
     /// Sends a frame by which switches learn where a network port is.
     Announce {
-        /// Index of the VM.
         vm: VmId,
         /// Address as the front end says it.
         mac: Mac,
@@ -113,14 +106,12 @@ pub enum QueueCommand {
     },
     /// Answered when every write to the VM's memory before this is made, and logged if writes are.
     Barrier {
-        /// Index of the VM.
         vm: VmId,
         /// Sent by the thread that makes them.
         reply: SyncSender<()>,
     },
     /// The VM disconnected: cancels its backlog, and completes nothing more.
     Disconnect {
-        /// Index of the VM.
         vm: VmId,
         /// Sent when no request of the VM is in flight. `None` leaves a thread waiting that waits
         /// for that already.
@@ -173,7 +164,6 @@ pub enum Command {
     },
     /// Adds a VM in a vacant place, or behind the last one, between two pieces.
     Attach {
-        /// Index of the place.
         vm: VmId,
         /// The new disk, with all memory allocated.
         disk: Box<PreparedDisk>,
@@ -182,14 +172,12 @@ pub enum Command {
     },
     /// Removes a VM of which nothing is in flight, after [`QueueCommand::Disconnect`].
     Detach {
-        /// Index of the VM.
         vm: VmId,
         /// Memory and files of the VM, so that the engine's thread frees nothing.
         reply: SyncSender<Result<Box<DetachedDisk>, MembershipError>>,
     },
     /// Gives a VM's disk a new, larger size.
     Grow {
-        /// Index of the VM.
         vm: VmId,
         /// The size, in bytes.
         size: u64,
@@ -204,14 +192,12 @@ pub enum Command {
     },
     /// Snapshot of a VM's counters.
     VmStatus {
-        /// Index of the VM.
         vm: VmId,
         /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<VmStatus>>>,
     },
     /// The VM in a place.
     Member {
-        /// Index of the place.
         vm: VmId,
         /// [`super::TraceEvent::member`] of the VM and its disk's name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
@@ -219,7 +205,6 @@ pub enum Command {
     /// Signals an eventfd before a VM's guest is notified of a completed real-time request; `None`
     /// for no more.
     SignalUrgent {
-        /// Index of the VM.
         vm: VmId,
         /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
@@ -258,7 +243,6 @@ pub struct EngineStatus {
 /// Snapshot of a VM.
 #[derive(Clone, Debug)]
 pub struct VmStatus {
-    /// Name of the disk.
     pub name: String,
     /// Queues that are served.
     pub queues: u16,

@@ -26,9 +26,6 @@ impl Kick {
     }
 
     /// Duplicates the descriptor.
-    ///
-    /// # Errors
-    /// No descriptor is free.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { file: self.file.try_clone()?, is_stream: self.is_stream })
     }

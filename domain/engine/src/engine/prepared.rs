@@ -56,9 +56,6 @@ pub enum AttachError {
 impl PreparedDisk {
     /// Allocates what a disk needs. `disk_id` is its index in the file, whose scheduler is `sched`;
     /// `place` is its place in the engine.
-    ///
-    /// # Errors
-    /// [`AttachError`].
     pub fn new(
         disk: Disk,
         sched: &Config,

@@ -51,9 +51,6 @@ impl<C> EngineHandle<C> {
     }
 
     /// Sends a command; waits while the engine's command queue is full.
-    ///
-    /// # Errors
-    /// The engine has ended.
     pub fn send(&self, command: impl Into<C>) -> Result<(), EngineGone> {
         self.sender.send(command.into()).map_err(|_| EngineGone)?;
         rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
@@ -61,9 +58,6 @@ impl<C> EngineHandle<C> {
     }
 
     /// Sends a command and waits for its reply.
-    ///
-    /// # Errors
-    /// The engine has ended.
     pub fn ask<T, K: Into<C>>(&self, command: impl FnOnce(SyncSender<T>) -> K) -> Result<T, EngineGone> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;

@@ -33,9 +33,6 @@ impl<C: TraceCommand> fmt::Debug for TraceReader<C> {
 
 impl<C: TraceCommand> TraceReader<C> {
     /// Starts a trace, with room for `capacity` events between two reads.
-    ///
-    /// # Errors
-    /// [`TraceError`].
     pub fn start(engine: &EngineHandle<C>, capacity: usize) -> Result<Self, TraceError> {
         let (mut to, mut events) = rtrb::RingBuffer::new(capacity);
         // Touches every page before the engine does.

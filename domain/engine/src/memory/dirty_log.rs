@@ -56,9 +56,6 @@ pub struct LogMemory {
 impl LogMemory {
     /// Maps a log, under the conditions of guest memory: one that is not trusted cannot be
     /// truncated afterwards.
-    ///
-    /// # Errors
-    /// [`LogError`].
     pub fn map(file: &File, size: u64, offset: u64, trust: Trust) -> Result<Self, LogError> {
         let fail = |source| LogError::Memory(MemoryError::Map { size, source });
         if size == 0 || size > LARGEST_LOG {

@@ -38,21 +38,18 @@ pub enum NetCommand {
     },
     /// Snapshot of a port.
     PortStatus {
-        /// Index of the port.
         port: VmId,
         /// Receives the snapshot; `None` for a vacant place.
         reply: SyncSender<Option<Box<PortStatus>>>,
     },
     /// The port in a place.
     Member {
-        /// Index of the place.
         port: VmId,
         /// [`FrameEvent::member`] of the port and its name; `None` for a vacant place.
         reply: SyncSender<Option<(u32, String)>>,
     },
     /// Signals this eventfd before the guest is notified of urgent frames; `None` for no more.
     SignalUrgent {
-        /// Index of the port.
         port: VmId,
         /// Descriptor to signal, which came over the control socket.
         eventfd: Option<Arc<OwnedFd>>,
@@ -73,7 +70,6 @@ pub enum NetCommand {
     },
     /// Adds a port in a vacant place, or behind the last one, between two rounds.
     Attach {
-        /// Index of the place.
         port: VmId,
         /// The new port, with all memory allocated.
         prepared: Box<PreparedPort>,
@@ -82,14 +78,12 @@ pub enum NetCommand {
     },
     /// Drops the frames of a port without a guest, after [`QueueCommand::Disconnect`].
     Drain {
-        /// Index of the port.
         port: VmId,
         /// Whether nothing of the port is in flight. The command is sent again until that is so.
         reply: SyncSender<bool>,
     },
     /// Removes a port that is drained.
     Detach {
-        /// Index of the port.
         port: VmId,
         /// Empty port that takes its place.
         vacant: Box<VacantPort>,

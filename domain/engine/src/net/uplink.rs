@@ -10,9 +10,6 @@ use super::packet;
 use crate::feature::net as feature;
 
 /// Leaves checksums and segmentation of frames to a guest with these features.
-///
-/// # Errors
-/// Errors of the kernel.
 pub(super) fn set_offloads(uplink: &Uplink, features: u64) -> io::Result<()> {
     let mut offloads = 0;
     if features & feature::GUEST_CSUM != 0 {

@@ -85,9 +85,6 @@ pub struct FrontEnds {
 
 impl FrontEnds {
     /// Starts the thread, which starts others by `threads`.
-    ///
-    /// # Errors
-    /// The thread cannot be started or confined.
     pub fn start(threads: Box<dyn StartThread + Send>, confine: &Confine) -> io::Result<Self> {
         let wake = Wake(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
         let (added, next) = channel();
