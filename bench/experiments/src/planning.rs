@@ -22,9 +22,6 @@ use rtvirtio_learn::statistic::median;
 use rtvirtio_workflow::{generated, model_choice};
 
 /// The measured profile of the emulated flash device, for planning without a device.
-///
-/// # Errors
-/// Never: the file is part of this program.
 pub fn flash_twin() -> serde_json::Result<Profile> {
     serde_json::from_str(PROFILE)
 }
@@ -73,35 +70,24 @@ pub struct Times {
 }
 
 /// Plans built-in specs this many times, also with a learned model where one is given.
-///
-/// # Errors
-/// A model that cannot be read.
 pub fn measure(repeat: usize, model: Option<&Path>) -> anyhow::Result<Planning> {
     let learned = model_choice::read_if(model)?;
-    let host = host_facts(("none", "none"), "profile of the flash twin, built in");
     let model = model.and_then(Path::file_name);
     let model = model.map_or(String::new(), |name| format!(" --model {}", name.to_string_lossy()));
-    let command = format!("rtvirtio-bench plan --repeat {repeat}{model}");
-    Ok(measure_on(repeat, learned.as_ref(), host, (command, generated()))?)
-}
-
-fn measure_on(
-    repetitions: usize,
-    learned: Option<&Arc<HostModel>>,
-    host: HostFacts,
-    (command, generated): (String, String),
-) -> Result<Planning, PlanError> {
-    let profile = flash_twin().map_err(|e| PlanError::BadOptions(format!("built-in profile: {e}")))?;
-    let slice = times(&profile, repetitions, &PlanOptions::new)?;
-    let bound = learned
-        .map(|model| {
-            times(&model.profile, repetitions, &|start| PlanOptions::bound(start, Arc::clone(model)))
-        })
-        .transpose()?;
+    let profile = flash_twin()?;
     let mut random = Random::new(1);
-    let small = (0..SMALL).map(|i| gap(&any(2 + i % 3, &mut random), &profile)).collect::<Result<_, _>>()?;
-    let schema = Planning::SCHEMA.to_owned();
-    Ok(Planning { schema, host, command, generated, slice, bound, small })
+    let of_model = |learned: &Arc<HostModel>| {
+        times(&learned.profile, repeat, &|start| PlanOptions::bound(start, Arc::clone(learned)))
+    };
+    Ok(Planning {
+        schema: Planning::SCHEMA.to_owned(),
+        host: host_facts(("none", "none"), "profile of the flash twin, built in"),
+        command: format!("rtvirtio-bench plan --repeat {repeat}{model}"),
+        generated: generated(),
+        slice: times(&profile, repeat, &PlanOptions::new)?,
+        bound: learned.as_ref().map(of_model).transpose()?,
+        small: (0..SMALL).map(|i| gap(&any(2 + i % 3, &mut random), &profile)).collect::<Result<_, _>>()?,
+    })
 }
 
 fn times(
@@ -276,7 +262,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_explained_within_the_budget() {
-        let profile: Profile = serde_json::from_str(PROFILE).unwrap();
+        let profile = flash_twin().unwrap();
         for vms in [4, 8] {
             let options = PlanOptions::new(Knobs::default_bfq(vms).config());
             let found = plan(&mix(vms, 4.0 / vms as f64, 1), &profile, &options).unwrap();

@@ -106,9 +106,6 @@ pub struct ProfileTimeData {
 }
 
 /// Measures all rounds on all devices; the result is written to `path` after each.
-///
-/// # Errors
-/// A device that cannot be made, and cancellation.
 pub fn measure(
     options: &ProfileTimeOptions,
     path: &Path,
@@ -171,14 +168,13 @@ fn rounds(
             let spec = spec(&vms, bed.device.spec.clone(), LabKind::Process);
             of_fixed.bounds_ns.push(bound(fixed, &spec, &knobs)?);
             of_known.bounds_ns.push(bound(known, &spec, &knobs)?);
-            let mut plan = RunPlan {
+            let plan = RunPlan {
                 length: Duration::from_nanos(options.length.0),
                 seed: (round * HELD_OUT.len() + i) as u64 + 1,
                 cancel: progress.cancel_flag(),
-                on_tick: &mut |_| {},
             };
             // Opened for each run: a profile takes the same lock.
-            let run = bed.stage()?.run(&spec, &Treatment::knobs(knobs.config()), &mut plan)?;
+            let run = bed.stage()?.run(&spec, &Treatment::knobs(knobs.config()), plan)?;
             let reader = &run.tasks.first().context("the reader has no result")?.result;
             tails_ns.push(reader.p9999_excl_host_stalls_ns.unwrap_or(reader.p9999_ns));
         }

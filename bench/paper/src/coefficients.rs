@@ -11,7 +11,7 @@ use rtvirtio_learn::load::Stream;
 use rtvirtio_model::{Analytical, Coefficients, Config, Profile, TailModel};
 use rtvirtio_spec::Spec;
 
-use crate::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
+use crate::minimize::{MinimizeOptions, nelder_mead};
 
 /// Fewest runs that determine the three coefficients.
 const FEWEST: usize = 20;
@@ -45,13 +45,9 @@ pub enum CalibrateError {
     /// All fitted coefficients ended at their limits.
     #[error("the runs do not determine any of the paper's coefficients: all ended at their limits")]
     Undetermined,
-    /// The minimum search failed.
-    #[error(transparent)]
-    Minimize(#[from] MinimizeError),
 }
 
 /// A run: spec, settings and the measured tail of each task in s, `None` for tasks without a rate.
-/// rate.
 struct Run {
     spec: Spec,
     config: Config,
@@ -83,7 +79,7 @@ pub fn at_limit(at: &[f64], i: usize) -> bool {
 /// [`CalibrateError`], also where the runs determine no coefficient.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
     let runs = PaperRuns::from_points(&of_the_paper(points))?;
-    let best = runs.solve(&runs.all(), profile, &START, &LIMITS)?;
+    let best = runs.solve(&runs.all(), profile, &START, &LIMITS);
     runs.determined(profile, best)
 }
 
@@ -120,23 +116,19 @@ impl PaperRuns {
 
     /// Coefficients within `limits` with the least error on a sample of runs, which may hold a run
     /// several times.
+    #[must_use]
     pub fn solve(
         &self,
         sample: &[usize],
         profile: &Profile,
         start: &[f64],
         limits: &[(f64, f64)],
-    ) -> Result<Vec<f64>, MinimizeError> {
+    ) -> Vec<f64> {
         let objective =
             |at: &[f64]| sample.iter().map(|&i| squared_error(&self.0[i], profile, at)).sum::<f64>();
-        let options = MinimizeOptions {
-            x_tolerance: 1e-3,
-            f_tolerance: 1e-6,
-            max_evaluations: 300,
-            restarts: 1,
-            ..MinimizeOptions::default()
-        };
-        Ok(nelder_mead(objective, start, limits, &options)?.point)
+        let options =
+            MinimizeOptions { x_tolerance: 1e-3, f_tolerance: 1e-6, max_evaluations: 300, restarts: 1 };
+        nelder_mead(objective, start, limits, &options).point
     }
 
     /// Same as [`fitted`], from the best fit of all three coefficients.
@@ -153,7 +145,7 @@ impl PaperRuns {
             if limits.iter().zip(LIMITS).all(|(fixed, free)| *fixed != free) {
                 return Err(CalibrateError::Undetermined);
             }
-            best = self.solve(&all, profile, &START, &limits)?;
+            best = self.solve(&all, profile, &START, &limits);
         }
     }
 

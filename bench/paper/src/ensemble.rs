@@ -8,7 +8,7 @@
 use rtvirtio_stats::{Rows, RowsError, check_finite};
 use serde::{Deserialize, Serialize};
 
-use crate::mlp::{self, Mlp, MlpError, Scaler, TrainOptions, TrainReport};
+use crate::mlp::{self, Mlp, MlpError, Scaler, TrainOptions};
 
 mod folds;
 #[cfg(test)]
@@ -35,15 +35,14 @@ pub struct Ensemble {
 }
 
 /// Options of a fit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct EnsembleOptions {
     /// Widths of the hidden layers.
     pub hidden: Vec<usize>,
     /// Folds, and so networks; at least 2.
     pub folds: usize,
-    /// Training of each network, in scaled units: a Huber `delta` counts in deviations of the
-    /// target. The seed determines everything: folds, first weights, order of the rows.
+    /// Training of each network, in scaled units. The seed determines everything: folds, first
+    /// weights, order of the rows.
     pub train: TrainOptions,
     /// Whether predictions limit features to the training range; see [`Scaler::clamp`].
     pub clamp: bool,
@@ -57,31 +56,7 @@ impl Default for EnsembleOptions {
     }
 }
 
-/// Result of a fit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FitReport {
-    /// The fold of each row: network `fold[i]` did not learn from row `i`.
-    pub fold: Vec<usize>,
-    /// For each row the prediction of the network that did not learn from it, in the target's unit.
-    ///
-    /// Slightly better than on new data: the same fold chose when that network's training ended,
-    /// and the scales come from all rows.
-    pub out_of_fold: Vec<f64>,
-    /// Training reports of the networks; losses in scaled units.
-    pub nets: Vec<TrainReport>,
-}
-
-/// Prediction of the networks for one input, in the target's unit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
-    /// Mean of the networks' predictions.
-    pub mean: f64,
-    /// Standard deviation of the predictions (divided by k - 1); 0 for a single network.
-    pub spread: f64,
-}
-
-/// Buffers of [`Ensemble::estimate_with`]; they grow in the first call.
+/// Buffers of [`Ensemble::predict_with`]; they grow in the first call.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     scaled: Vec<f64>,
@@ -101,14 +76,6 @@ pub enum EnsembleError {
         fold: usize,
         /// Error of the training.
         source: MlpError,
-    },
-    /// Not every row has a group.
-    #[error("{groups} group numbers for {rows} rows")]
-    Groups {
-        /// Number of group numbers given.
-        groups: usize,
-        /// Number of rows given.
-        rows: usize,
     },
     /// Cross-validation is not possible.
     #[error("{groups} groups cannot make {folds} folds: at least 2 folds, and a group for each, are needed")]
@@ -142,6 +109,10 @@ impl Ensemble {
     /// `groups` has a number for each row; rows of equal number (one measured run) stay in one
     /// fold. The same rows, groups and options give the same bits.
     ///
+    /// Returns also, for each row, the prediction of the network that did not learn from it, in the
+    /// target's unit: slightly better than on new data, as the same fold chose when that network's
+    /// training ended, and the scales come from all rows.
+    ///
     /// # Errors
     ///
     /// Rows or options that cannot be used, fewer groups than folds, a training that diverges.
@@ -149,25 +120,17 @@ impl Ensemble {
         rows: &Rows,
         groups: &[usize],
         options: &EnsembleOptions,
-    ) -> Result<(Self, FitReport), EnsembleError> {
-        options.train.check()?;
+    ) -> Result<(Self, Vec<f64>), EnsembleError> {
         let scaler = Scaler::fit(rows, options.clamp, options.margin)?;
-        if groups.len() != rows.len() {
-            return Err(EnsembleError::Groups { groups: groups.len(), rows: rows.len() });
-        }
         let fold = group_folds(groups, options.folds, sub_seed(options.train.seed, 0))?;
         let scaled = scaler.scale_rows(rows);
         let mut nets = Vec::with_capacity(options.folds);
-        let mut reports = Vec::with_capacity(options.folds);
         for held_out in 0..options.folds {
-            let (net, report) = fit_net(&scaled, &fold, held_out, options)
-                .map_err(|source| EnsembleError::Fold { fold: held_out, source })?;
-            nets.push(net);
-            reports.push(report);
+            let net = fit_net(&scaled, &fold, held_out, options);
+            nets.push(net.map_err(|source| EnsembleError::Fold { fold: held_out, source })?);
         }
         let out_of_fold = predict_out_of_fold(&scaler, &nets, &scaled, &fold);
-        let report = FitReport { fold, out_of_fold, nets: reports };
-        Ok((Self { schema: SCHEMA.to_owned(), scaler, nets }, report))
+        Ok((Self { schema: SCHEMA.to_owned(), scaler, nets }, out_of_fold))
     }
 
     /// Checks an ensemble that came from a file.
@@ -194,61 +157,23 @@ impl Ensemble {
         Ok(())
     }
 
-    /// The mean of the networks, in the target's unit.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Ensemble::estimate_with`].
-    pub fn predict(&self, x: &[f64]) -> Result<f64, EnsembleError> {
-        self.predict_with(x, &mut Scratch::default())
-    }
-
-    /// [`Ensemble::predict`] without an allocation once the buffers have grown.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Ensemble::estimate_with`].
-    pub fn predict_with(&self, x: &[f64], scratch: &mut Scratch) -> Result<f64, EnsembleError> {
-        Ok(self.estimate_with(x, scratch)?.mean)
-    }
-
-    /// Standard deviation over the networks, in the target's unit: large where the model is unsure.
-    ///
-    /// Not a confidence interval: networks that share most of their rows can be wrong together.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Ensemble::estimate_with`].
-    pub fn spread(&self, x: &[f64]) -> Result<f64, EnsembleError> {
-        Ok(self.estimate_with(x, &mut Scratch::default())?.spread)
-    }
-
-    /// Mean and spread at once, without an allocation once the buffers have grown.
+    /// The mean of the networks, in the target's unit, without an allocation once the buffers have
+    /// grown.
     ///
     /// # Errors
     ///
     /// An input of another width, a NaN or infinite value in it, no networks, or no finite result.
-    pub fn estimate_with(&self, x: &[f64], scratch: &mut Scratch) -> Result<Estimate, EnsembleError> {
+    pub fn predict_with(&self, x: &[f64], scratch: &mut Scratch) -> Result<f64, EnsembleError> {
         check_finite("the input", x).map_err(MlpError::from)?;
         self.scaler.scale_into(x, &mut scratch.scaled)?;
-        // Welford's running mean and squares (Technometrics 4, 1962) need no list of the
-        // predictions.
-        let (mut n, mut mean, mut squares) = (0.0, 0.0, 0.0);
+        // A running mean needs no list of the predictions.
+        let (mut n, mut mean) = (0.0, 0.0);
         for net in &self.nets {
-            let value = net.predict_with(&scratch.scaled, &mut scratch.net);
             n += 1.0;
-            let off = value - mean;
-            mean += off / n;
-            squares += off * (value - mean);
+            mean += (net.predict_with(&scratch.scaled, &mut scratch.net) - mean) / n;
         }
-        let deviation = if n > 1.0 { f64::sqrt(squares / (n - 1.0)) } else { 0.0 };
         let mean = self.scaler.unscale_target(mean);
-        let spread = deviation * self.scaler.target.deviation;
-        if n > 0.0 && mean.is_finite() && spread.is_finite() {
-            Ok(Estimate { mean, spread })
-        } else {
-            Err(EnsembleError::Overflow)
-        }
+        if n > 0.0 && mean.is_finite() { Ok(mean) } else { Err(EnsembleError::Overflow) }
     }
 }
 
@@ -258,14 +183,14 @@ fn fit_net(
     fold: &[usize],
     held_out: usize,
     options: &EnsembleOptions,
-) -> Result<(Mlp, TrainReport), MlpError> {
+) -> Result<Mlp, MlpError> {
     let learn = scaled.filter(|row| fold[row] != held_out);
     let validation = scaled.filter(|row| fold[row] == held_out);
     let seed = |part| sub_seed(options.train.seed, 2 * held_out as u64 + part);
     let mut net = Mlp::new(scaled.width, &options.hidden, seed(1))?;
     let train = TrainOptions { seed: seed(2), ..options.train };
-    let report = mlp::train(&mut net, &learn, Some(&validation), &train)?;
-    Ok((net, report))
+    mlp::train(&mut net, &learn, Some(&validation), &train)?;
+    Ok(net)
 }
 
 fn predict_out_of_fold(scaler: &Scaler, nets: &[Mlp], scaled: &Rows, fold: &[usize]) -> Vec<f64> {

@@ -18,7 +18,7 @@ mod train;
 pub use error::MlpError;
 pub use loss::Loss;
 pub use scaler::{Column, Scaler};
-pub use train::{Epoch, TrainOptions, TrainReport, train};
+pub use train::{TrainOptions, TrainReport, train};
 
 /// Most layers that [`Mlp::check`] accepts.
 pub const LAYERS_MAX: usize = 16;
@@ -114,12 +114,6 @@ impl Mlp {
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.layers.first().map_or(0, |layer| layer.inputs)
-    }
-
-    /// The output for one input; see [`Mlp::predict_with`].
-    #[must_use]
-    pub fn predict(&self, x: &[f64]) -> f64 {
-        self.predict_with(x, &mut Scratch::default())
     }
 
     /// The output for one input, without an allocation once the buffers have grown.

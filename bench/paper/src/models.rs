@@ -79,9 +79,6 @@ impl PaperModels {
     }
 
     /// Text of a model file that holds these too.
-    ///
-    /// # Errors
-    /// A number that JSON cannot hold.
     pub fn to_json(&self, host: &HostModel) -> serde_json::Result<Vec<u8>> {
         let paper = self.network.as_ref().map(|network| &*network.ensemble);
         serde_json::to_vec(&Whole { host, paper, analytical: self.coefficients })

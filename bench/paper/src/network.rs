@@ -11,7 +11,7 @@ use rtvirtio_spec::Spec;
 use rtvirtio_stats::Rows;
 use rtvirtio_units::Nanos;
 
-use crate::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport, Scratch};
+use crate::ensemble::{Ensemble, EnsembleError, EnsembleOptions, Scratch};
 use crate::mlp::{Loss, MlpError, TrainOptions};
 
 /// Limit of epochs of the networks.
@@ -97,7 +97,6 @@ pub fn features(spec: &Spec, config: &Config) -> Vec<[f64; WIDTH]> {
 #[must_use]
 pub fn options(epochs: usize, seed: u64, loss: Loss) -> EnsembleOptions {
     EnsembleOptions {
-        hidden: vec![15, 15],
         train: TrainOptions { loss, epochs, weight_decay: 1e-3, seed, ..TrainOptions::default() },
         clamp: true,
         margin: 0.1,
@@ -138,8 +137,8 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
     out.into_iter().filter(|(i, _)| paper_domain(&points[*i])).flat_map(of_point).collect()
 }
 
-/// Fits the network to rows; `None` with too few conditions for the folds.
-pub fn fit(rows: &[Row], options: &EnsembleOptions) -> Result<Option<(Ensemble, FitReport)>, EnsembleError> {
+/// Fits the network to rows, as [`Ensemble::fit`]; `None` with too few conditions for the folds.
+pub fn fit(rows: &[Row], options: &EnsembleOptions) -> Result<Option<(Ensemble, Vec<f64>)>, EnsembleError> {
     let mut table = Rows::new(WIDTH);
     for row in rows {
         table.push(&row.x, row.actual, 1.0).map_err(MlpError::from)?;

@@ -6,7 +6,7 @@ use rtvirtio_model::{Analytical, Bfq, Coefficients, Config, Elevator, ModelError
 use rtvirtio_planner::strategy::{Outcome, Steps, Strategy, configure};
 use rtvirtio_planner::{PlanError, PlanOptions, Space};
 use rtvirtio_spec::Spec;
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_units::Nanos;
 
 use crate::PaperModels;
 use crate::network::Network;
@@ -55,9 +55,6 @@ pub fn options(start: Config) -> PlanOptions {
 
 /// Configuration that the paper's search finds with its equations: coefficients as fitted on this
 /// host, else those of Table III.
-///
-/// # Errors
-/// The errors of [`configure`].
 pub fn by_equations(
     spec: &Spec,
     profile: &Profile,
@@ -118,7 +115,7 @@ impl Strategy for Network {
 }
 
 /// Indices into the lists of tunables.
-type At = [usize; 3];
+type At = [usize; 2];
 
 fn walk(steps: &mut Steps<'_, '_>, start: Option<Outcome>) -> Option<Outcome> {
     let lists = Lists::new(steps);
@@ -165,55 +162,38 @@ fn visit(steps: &mut Steps<'_, '_>, best: &mut Option<Outcome>, lists: &Lists, a
     need.iter().map(|n| n.min(OUT_OF_REACH)).sum()
 }
 
-/// The tunables' values, rising.
-struct Lists {
-    idle: Vec<Nanos>,
-    timeout: Vec<Nanos>,
-    budget: Vec<Option<Bytes>>,
-}
+/// The values of `slice_idle` and of `timeout_sync`, rising.
+struct Lists([Vec<Nanos>; 2]);
 
 impl Lists {
     fn new(steps: &Steps<'_, '_>) -> Self {
         let (space, initial) = (&steps.options().space, steps.initial_bfq());
-        let mut idle = space.slice_idle.clone();
-        idle.push(initial.slice_idle);
-        let mut timeout = space.timeout_sync.clone();
-        timeout.push(initial.timeout_sync);
-        let mut budget = space.max_budget.clone();
-        budget.push(initial.max_budget);
-        idle.sort_unstable();
-        idle.dedup();
-        timeout.sort_unstable();
-        timeout.dedup();
-        // Automatic (`None`) last: it is the largest.
-        budget.sort_unstable_by_key(|b| b.map_or(u64::MAX, |b| b.0));
-        budget.dedup();
-        Self { idle, timeout, budget }
+        let rising = |listed: &[Nanos], initial: Nanos| {
+            let mut values = listed.to_vec();
+            values.push(initial);
+            values.sort_unstable();
+            values.dedup();
+            values
+        };
+        let idle = rising(&space.slice_idle, initial.slice_idle);
+        Self([idle, rising(&space.timeout_sync, initial.timeout_sync)])
     }
 
     fn origin(&self, steps: &Steps<'_, '_>) -> At {
         let initial = steps.initial_bfq();
-        let at = |found: Option<usize>| found.unwrap_or(0);
-        [
-            at(self.idle.iter().position(|&v| v == initial.slice_idle)),
-            at(self.timeout.iter().position(|&v| v == initial.timeout_sync)),
-            at(self.budget.iter().position(|&v| v == initial.max_budget)),
-        ]
+        let at = |k: usize, value: Nanos| self.0[k].iter().position(|v| *v == value).unwrap_or(0);
+        [at(0, initial.slice_idle), at(1, initial.timeout_sync)]
     }
 
     fn neighbours(&self, at: At) -> Vec<At> {
-        let len = [self.idle.len(), self.timeout.len(), self.budget.len()];
         let mut out = Vec::new();
-        for k in 0..3 {
-            if at[k] > 0 {
-                let mut n = at;
-                n[k] -= 1;
-                out.push(n);
-            }
-            if at[k] + 1 < len[k] {
-                let mut n = at;
-                n[k] += 1;
-                out.push(n);
+        for k in 0..at.len() {
+            for next in [at[k].checked_sub(1), Some(at[k] + 1)].into_iter().flatten() {
+                if next < self.0[k].len() {
+                    let mut n = at;
+                    n[k] = next;
+                    out.push(n);
+                }
             }
         }
         out
@@ -223,8 +203,7 @@ impl Lists {
         let start = &steps.options().start;
         let allowed = steps.options().space.elevators.contains(&Elevator::Bfq);
         let mut bfq = steps.initial_bfq();
-        (bfq.slice_idle, bfq.timeout_sync, bfq.max_budget) =
-            (self.idle[at[0]], self.timeout[at[1]], self.budget[at[2]]);
+        (bfq.slice_idle, bfq.timeout_sync) = (self.0[0][at[0]], self.0[1][at[1]]);
         let elevator = if allowed { Elevator::Bfq } else { start.elevator };
         Config { elevator, bfq, vms: start.vms.clone() }
     }
@@ -297,7 +276,7 @@ mod tests {
     use rtvirtio_learn::synthetic::profile;
     use rtvirtio_planner::{BfqTunable, Knob, settings_of};
     use rtvirtio_spec::{Device, LabKind, Target};
-    use rtvirtio_units::Percentile;
+    use rtvirtio_units::{Bytes, Percentile};
 
     /// Process VMs with one stream each and a target, in requests per second and ms.
     fn vms(of: &[(f64, u64)]) -> (Spec, Config) {

@@ -313,52 +313,40 @@ fn write_picture(dir: &Path, (name, text): (&str, String), ui: &Ui) -> anyhow::R
 }
 
 fn run_tails(args: &Bench<TailsOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<TailsData>(known(&args.options.device), |path, labs| {
-        tails::measure(&args.options, path, labs, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+    run.written::<TailsData>(known(&args.options.device), |path, labs| {
+        tails::measure(&args.options, path, labs, run.ui)
     })
 }
 
 fn run_profile_time(args: &Bench<ProfileTimeOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
     let known = || args.options.devices.iter().try_for_each(|device| spec_device(device).map(drop));
-    run.whole::<ProfileTimeData>(known, |path, labs| {
-        profile_time::measure(&args.options, path, labs, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+    run.written::<ProfileTimeData>(known, |path, labs| {
+        profile_time::measure(&args.options, path, labs, run.ui)
     })
 }
 
 fn run_before_after(args: &Bench<BeforeAfterOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<BeforeAfterData>(unchecked, |path, labs| {
-        before_after::measure(&args.options, path, labs, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+    run.written::<BeforeAfterData>(unchecked, |path, labs| {
+        before_after::measure(&args.options, path, labs, run.ui)
     })
 }
 
 fn run_blame(args: &BenchBlameArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<BlameData>(known(&args.device), |path, labs| {
+    run.written::<BlameData>(known(&args.device), |path, labs| {
         let labs = LabHost { twin_server: slow_twin_server, ..labs.clone() };
-        blame::measure(&args.options(), path, &labs, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+        blame::measure(&args.options(), path, &labs, run.ui)
     })
 }
 
 fn run_cpu_predict(args: &Bench<CpuPredictOptions>, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<CpuPredictData>(known(&args.options.device), |path, labs| {
-        cpu_predict::measure(&args.options, path, labs, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+    run.written::<CpuPredictData>(known(&args.options.device), |path, labs| {
+        cpu_predict::measure(&args.options, path, labs, run.ui)
     })
 }
 
 fn run_demo_busy(args: &BenchDemoBusyArgs, run: &Run<'_>) -> anyhow::Result<ExitCode> {
-    run.whole::<DemoBusyData>(unchecked, |path, _| {
-        demo_busy::measure(&args.options(run.global)?, path, run.ui)?;
-        run.ui.step(&format!("wrote {}", path.display()));
-        Ok(())
+    run.written::<DemoBusyData>(unchecked, |path, _| {
+        demo_busy::measure(&args.options(run.global)?, path, run.ui)
     })
 }
 

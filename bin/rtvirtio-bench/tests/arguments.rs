@@ -48,21 +48,9 @@ fn files_of_another_device_and_places_that_cannot_be_written() {
         let said = refused(&site, &["bench", command, "twin:emmc", "--profile", "/nowhere"]);
         assert!(said.contains("/nowhere"), "{said}");
     }
-    for command in [
-        "cases",
-        "contention",
-        "sweep",
-        "tails",
-        "profile-time",
-        "iod",
-        "iod-added",
-        "iod-attach",
-        "iod-crash",
-        "iod-migrate",
-        "iod-startup",
-        "regulation",
-        "reservation",
-    ] {
+    let local = ["cases", "contention", "sweep", "tails", "profile-time", "regulation", "reservation"];
+    let of_iod = ["iod", "iod-added", "iod-attach", "iod-crash", "iod-migrate", "iod-startup"];
+    for command in local.into_iter().chain(of_iod) {
         let device: &[&str] = if command == "sweep" { &["twin:emmc"] } else { &[] };
         // A file where a directory is needed.
         let out = Path::new(profile).join("out");

@@ -8,6 +8,16 @@ use rtvirtio_testkit::site::{PROFILE, Site, can_run, lines, signal, text, wait_f
 use rustix::process::Signal;
 use serde_json::Value;
 
+/// Words of a command line.
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+fn claim<'a>(result: &'a Value, id: &str) -> &'a Value {
+    let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
+    claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"))
+}
+
 #[test]
 fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
     let test = "a_sweep_is_stopped_gone_on_with_and_calibrates";
@@ -17,19 +27,8 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
     let site = Site::new();
     let out = site.dir.path().join("sweep");
     let out = out.to_str().unwrap();
-    let sweep = [
-        "bench",
-        "sweep",
-        "twin:qlc-nvme",
-        "--points",
-        "20",
-        "--for",
-        "500ms",
-        "--profile",
-        PROFILE,
-        "--out",
-        out,
-    ];
+    let sweep = words("bench sweep twin:qlc-nvme --points 20 --for 500ms --profile");
+    let sweep = [&sweep[..], &[PROFILE, "--out", out]].concat();
     let file = Path::new(out).join("qlc-nvme.jsonl");
     let mut child = site.command(&sweep).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     wait_for("three runs", || lines(&file).len() >= 4);
@@ -131,19 +130,17 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     }
     let (code, result) = site.json(&fit);
     assert!([0, 2].contains(&code), "{result}");
-    let claims = result["claims"].as_array().unwrap();
-    let claim =
-        |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {claims:?}"));
-    let coverage = claim("accuracy.bound.coverage");
+    let coverage = claim(&result, "accuracy.bound.coverage");
     assert_eq!(coverage["at_least"], 0.9);
     // A bound that most tails exceed is none, however few runs it is from.
     assert!(coverage["value"].as_f64().unwrap() > 0.5, "{coverage}");
-    assert!(claim("accuracy.bound.sharpness")["value"].as_f64().unwrap() > 1.0);
+    assert!(claim(&result, "accuracy.bound.sharpness")["value"].as_f64().unwrap() > 1.0);
     let runs = result["runs"].as_array().unwrap();
     assert_eq!(runs.len(), points.len(), "the runs that the claims came from");
     let expected =
         runs.iter().flat_map(|r| r["tasks"].as_array().unwrap()).filter(|t| t["predicted_ns"].is_u64());
     // On a host that stands still all the time tails are judged as measured only.
+    let claims = result["claims"].as_array().unwrap();
     let judged = claims.iter().find(|c| c["id"] == "accuracy.awake.coverage").unwrap_or(coverage);
     assert_eq!(expected.count() as u64, judged["n"].as_u64().unwrap());
     // The model plans on the device that it is of; its profile is of another kernel than this one,
@@ -159,8 +156,7 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     let told = text(&elsewhere.stderr);
     assert!(told.contains("twin-qlc-nvme") && told.contains("this is twin-emmc"), "{told}");
     let (_, planned) = site.json(&[&cases("twin:qlc-nvme")[..], &["--other-host"]].concat());
-    let claims = planned["claims"].as_array().unwrap_or_else(|| panic!("{planned}"));
-    let rate = claims.iter().find(|c| c["id"] == "cases.paper.bound.pass_rate").unwrap();
+    let rate = claim(&planned, "cases.paper.bound.pass_rate");
     assert_eq!(rate["n"], 1, "{rate}");
     let header = &lines(&Path::new(out).join("cases-qlc-nvme.jsonl"))[0];
     assert_eq!(header["model"].as_str().map(str::len), Some(16), "{header}");
@@ -300,30 +296,14 @@ fn cases_in_small() {
     }
     let site = Site::new();
     let out = site.dir.path().join("cases");
-    let args = [
-        "bench",
-        "cases",
-        "--tier",
-        "paper",
-        "--only",
-        "3vm-LM-",
-        "--schemes",
-        "default-bfq,ionice,rt-xen,slice",
-        "--for",
-        "1s",
-        "--profile",
-        PROFILE,
-        "--out",
-        out.to_str().unwrap(),
-    ];
+    let schemes = "default-bfq,ionice,rt-xen,slice";
+    let args = words("bench cases --tier paper --only 3vm-LM- --for 1s --schemes");
+    let args = [&args[..], &[schemes, "--profile", PROFILE, "--out", out.to_str().unwrap()]].concat();
     let (code, result) = site.json(&args);
     assert!([0, 2].contains(&code), "{result}");
-    let claims = result["claims"].as_array().unwrap();
-    for scheme in ["default-bfq", "ionice", "rt-xen", "slice"] {
-        let id = format!("cases.paper.{scheme}.pass_rate");
-        let claim =
-            claims.iter().find(|c| c["id"] == id.as_str()).unwrap_or_else(|| panic!("no {id}: {claims:?}"));
-        assert_eq!(claim["n"], 1, "{claim}");
+    for scheme in schemes.split(',') {
+        let rate = claim(&result, &format!("cases.paper.{scheme}.pass_rate"));
+        assert_eq!(rate["n"], 1, "{rate}");
     }
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four treatments that differ");
     // The report finds the same in the directory, with every run's host stalls set apart.
@@ -334,7 +314,7 @@ fn cases_in_small() {
         ["bench", "report", "--data", out.to_str().unwrap(), "--html", html_path, "--table", table_path];
     let (_, again) = site.json(&report);
     assert_eq!(again["claims"], result["claims"]);
-    assert!(claims.iter().any(|c| c["id"] == "cases.paper.slice.pass_rate_awake"), "{claims:?}");
+    claim(&result, "cases.paper.slice.pass_rate_awake");
     for file in [&html, &table] {
         assert!(std::fs::read_to_string(file).unwrap().contains("cases.paper.slice.pass_rate"));
     }
@@ -355,27 +335,13 @@ fn contention_in_small() {
     let site = Site::new();
     let out = site.dir.path().join("contention");
     let html = site.dir.path().join("contention.html");
-    let args = [
-        "bench",
-        "contention",
-        "--only",
-        "fig2",
-        "--repeat",
-        "1",
-        "--for",
-        "500ms",
-        "--profile",
-        PROFILE,
-        "--out",
-        out.to_str().unwrap(),
-        "--html",
-        html.to_str().unwrap(),
-    ];
+    let args = words("bench contention --only fig2 --repeat 1 --for 500ms --profile");
+    let (out, page) = (out.to_str().unwrap(), html.to_str().unwrap());
+    let args = [&args[..], &[PROFILE, "--out", out, "--html", page]].concat();
     let (code, result) = site.json(&args);
     assert_eq!(code, 0, "{result}");
     assert_eq!(result["runs"].as_array().unwrap().len(), 6, "1 and 4 VMs by 1 to 3 tasks");
-    let claims = result["claims"].as_array().unwrap();
-    let growth = claims.iter().find(|c| c["id"] == "contention.tail_growth.most").unwrap();
+    let growth = claim(&result, "contention.tail_growth.most");
     assert!(growth["value"].as_f64().unwrap() > 0.0 && growth["n"] == 6, "{growth}");
     let page = std::fs::read_to_string(html).unwrap();
     assert!(page.contains("Fig. 2") && page.contains("<svg"), "the page has its figure");
@@ -391,11 +357,7 @@ fn the_io_domain_in_small() {
     let site = Site::new();
     let out = site.dir.path().join("iod");
     let args = ["bench", "iod", "--repeat", "1", "--for", "500ms", "--out", out.to_str().unwrap()];
-    let value = |result: &Value, id: &str| {
-        let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
-        let claim = claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
-        claim["value"].as_f64().unwrap()
-    };
+    let value = |result: &Value, id: &str| claim(result, id)["value"].as_f64().unwrap();
     // Who goes first is shown in virtual time (`core/sim`), and how much it gives is what this
     // benchmark measures; half a second of it on a busy machine proves neither.
     let result = site.json(&args).1;
@@ -451,12 +413,9 @@ fn disks_come_and_go_next_to_a_client_that_verifies() {
     let out = out.to_str().unwrap();
     let (code, result) = site.json(&["bench", "iod-attach", "--disks", "4", "--out", out]);
     assert_eq!(code, 0, "{}", result["claims"]);
-    let claims = result["claims"].as_array().unwrap();
-    let claim =
-        |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
-    assert_eq!(claim("iod.attach.turns")["value"], 4.0);
+    assert_eq!(claim(&result, "iod.attach.turns")["value"], 4.0);
     for id in ["iod.attach.longest_ms", "iod.attach.longest_without_ms"] {
-        assert!(claim(id)["n"].as_u64().unwrap() > 0, "{result}");
+        assert!(claim(&result, id)["n"].as_u64().unwrap() > 0, "{result}");
     }
     let (_, again) = site.json(&["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);

@@ -86,21 +86,11 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     let Some(site) = site("a_guest_migrates_and_finds_what_it_wrote") else { return };
     let out = site.dir.path().join("out");
     let out = out.to_str().unwrap();
-    let short = [
-        "--migrations",
-        "2",
-        "--pairs",
-        "1",
-        "--kills",
-        "1",
-        "--refusals",
-        "1",
-        "--cards",
-        "0",
-        "--out",
-        out,
-    ];
-    let result = json(&site, &[&["bench", "iod-migrate"], &short[..]].concat());
+    let migrate = |pairs: &str| {
+        let args = ["--migrations", "2", "--pairs", pairs, "--kills", "1", "--refusals", "1", "--cards", "0"];
+        json(&site, &[&["bench", "iod-migrate", "--out", out], &args[..]].concat())
+    };
+    let result = migrate("1");
     for id in ["migrate.lost", "migrate.corrupt", "migrate.unverified", "migrate.lost.qemu"] {
         let claim = claim(&result, id);
         assert_eq!((&claim["value"], &claim["n"]), (&0.0.into(), &2.into()), "{claim}");
@@ -121,21 +111,7 @@ fn a_guest_migrates_and_finds_what_it_wrote() {
     let again = json(&site, &["bench", "iod", "--report-only", "--out", out]);
     assert_eq!(again["claims"], result["claims"]);
     // A second call makes only what is missing, as a piece of its own.
-    let more = [
-        "--migrations",
-        "2",
-        "--pairs",
-        "2",
-        "--kills",
-        "1",
-        "--refusals",
-        "1",
-        "--cards",
-        "0",
-        "--out",
-        out,
-    ];
-    let result = json(&site, &[&["bench", "iod-migrate"], &more[..]].concat());
+    let result = migrate("2");
     assert_eq!(claim(&result, "migrate.lost")["n"], 2, "{result}");
     assert_eq!(claim(&result, "migrate.log_cost")["n"], 2);
     let pieces = result["data"][0]["pieces"].as_array().unwrap();

@@ -1,5 +1,6 @@
 //! The condition of a run, its regime, and its inputs to a model.
 
+use rtvirtio_measure::VmKind;
 use rtvirtio_model::learned::Regime;
 use rtvirtio_model::{Config, Elevator};
 use rtvirtio_spec::{Device, LabKind, Spec};
@@ -24,13 +25,16 @@ pub fn conditions(points: &[Point]) -> Vec<Vec<usize>> {
 /// Spec and configuration of a point.
 #[must_use]
 pub fn inputs(point: &Point) -> (Spec, Config) {
-    let kind = match point.kind {
-        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        // The VMs of a lab are of one kind.
-        rtvirtio_measure::VmKind::Process | rtvirtio_measure::VmKind::Mixed => LabKind::Process,
-    };
     let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
-    (spec(&point.vms, device, kind), point.knobs.config())
+    (spec(&point.vms, device, lab_kind(point.kind)), point.knobs.config())
+}
+
+/// Kind in a spec of the VMs of a lab, which are of one kind.
+pub(crate) fn lab_kind(kind: VmKind) -> LabKind {
+    match kind {
+        VmKind::Qemu => LabKind::Qemu,
+        VmKind::Process | VmKind::Mixed => LabKind::Process,
+    }
 }
 
 /// Regime of the point's settings.

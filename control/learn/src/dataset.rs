@@ -443,9 +443,6 @@ impl Recorder {
     }
 
     /// Adds a point.
-    ///
-    /// # Errors
-    /// A failed write, such as a full disk.
     pub fn add(&mut self, point: &Point) -> Result<(), DatasetError> {
         self.line(point)
     }

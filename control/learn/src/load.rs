@@ -16,13 +16,13 @@ pub struct Stream {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<Iops>,
     /// Share of writes, 0 to 1.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub writes: f64,
     /// Size of a request.
     #[serde(default = "page", skip_serializing_if = "is_page")]
     pub block: Bytes,
     /// Ascending addresses instead of random ones.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub sequential: bool,
     /// Requests kept in flight.
     #[serde(default = "default_one", skip_serializing_if = "is_one")]
@@ -43,12 +43,8 @@ fn is_page(b: &Bytes) -> bool {
     *b == page()
 }
 
-fn is_zero(v: &f64) -> bool {
-    *v == 0.0
-}
-
-fn is_false(v: &bool) -> bool {
-    !*v
+fn is_default<T: Default + PartialEq>(v: &T) -> bool {
+    *v == T::default()
 }
 
 fn default_one() -> u32 {
@@ -232,16 +228,13 @@ impl Knobs {
     /// Kernel defaults under BFQ, for `vms` VMs.
     #[must_use]
     pub fn default_bfq(vms: usize) -> Self {
-        let bfq = Bfq::default();
-        Self {
-            elevator: Elevator::Bfq,
-            slice_idle: bfq.slice_idle,
-            timeout_sync: bfq.timeout_sync,
-            low_latency: bfq.low_latency,
-            max_budget: None,
-            weights: vec![100; vms],
-            caps: Vec::new(),
-        }
+        let vm = VmConfig {
+            weight: 100,
+            cap: None,
+            guest_elevator: Elevator::None,
+            guest_bfq: Bfq::default(),
+        };
+        Self::from_config(&Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; vms] })
     }
 }
 

@@ -53,10 +53,8 @@ pub fn on_device(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<HostModel> {
-    with_device(name, dirs, progress, |device, allowed, host, stage| {
-        let data = &dirs.sweep(name);
-        let generated = generated.to_owned();
-        let learning = Learning { device, allowed, profile, host, data, time, generated };
+    let data = dirs.sweep(name);
+    with_device((name, profile, &data, time, generated), dirs, progress, |learning, stage| {
         Ok(learn(learning, stage, progress)?)
     })
 }
@@ -74,20 +72,18 @@ pub fn shard_on_device(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Vec<Point>> {
-    with_device(name, dirs, progress, |device, allowed, host, stage| {
-        let data = &dirs.sweep(&format!("{name}.{}-of-{}", shard.index(), shard.total()));
-        let generated = generated.to_owned();
-        let learning = Learning { device, allowed, profile, host, data, time, generated };
+    let data = dirs.sweep(&format!("{name}.{}-of-{}", shard.index(), shard.total()));
+    with_device((name, profile, &data, time, generated), dirs, progress, |learning, stage| {
         Ok(measure_shard(learning, shard, stage, progress)?)
     })
 }
 
 /// Prepares the device and this host, calls `run`, and removes what was prepared.
 fn with_device<T>(
-    name: &str,
+    (name, profile, data, time, generated): (&str, &Profile, &Path, Duration, &str),
     dirs: &Dirs,
     progress: &dyn Progress,
-    run: impl FnOnce(&MeasuredDevice, Allowed, HostFacts, Stage<'_>) -> Result<T>,
+    run: impl FnOnce(Learning<'_>, Stage<'_>) -> Result<T>,
 ) -> Result<T> {
     ensure_fio()?;
     in_force::refuse(dirs)?;
@@ -113,7 +109,9 @@ fn with_device<T>(
     let device = MeasuredDevice { name: name.to_owned(), spec: Device::Path(path) };
     let allowed = Allowed { elevators: rig.elevators()?, writes: false, cost: None };
     let stage = Stage::new(&rig, baseline, &NoGuests, &dirs.state, &dirs.fio())?;
-    let done = run(&device, allowed, host, stage)?;
+    let generated = generated.to_owned();
+    let learning = Learning { device: &device, allowed, profile, host, data, time, generated };
+    let done = run(learning, stage)?;
     rig.remove()?;
     Ok(done)
 }

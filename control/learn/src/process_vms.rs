@@ -161,9 +161,6 @@ fn stop_all(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<(), Process
 }
 
 /// Removes the cgroups of process VMs whose process has ended, and returns their paths.
-///
-/// # Errors
-/// When the hierarchy cannot be read, or a group cannot be removed.
 pub fn remove_leftovers(root: &Root) -> Result<Vec<PathBuf>, ProcessVmsError> {
     let cgroups = Cgroups::detect(root)?;
     let mut removed = Vec::new();
@@ -276,9 +273,6 @@ impl ProcessVms {
     }
 
     /// Removes the cgroups; also done on drop, where errors cannot be returned.
-    ///
-    /// # Errors
-    /// When one is in use.
     pub fn remove(self) -> Result<(), ProcessVmsError> {
         self.group.remove(&self.root, &self.cgroups)
     }

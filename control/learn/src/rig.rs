@@ -28,9 +28,6 @@ pub enum RigError {
 /// VMs on one device, for consecutive runs.
 pub trait Rig {
     /// Files of the settings of the device and of each VM.
-    ///
-    /// # Errors
-    /// When the device or the hierarchy of the block I/O controller cannot be found.
     fn binding(&self) -> Result<Binding, RigError>;
 
     /// Kind of the VMs.
@@ -40,18 +37,12 @@ pub trait Rig {
     fn vms(&self) -> usize;
 
     /// Placement of the tasks of each VM of a spec, in spec order.
-    ///
-    /// # Errors
-    /// When there is no hierarchy of the block I/O controller.
     fn loads(&self, spec: &Spec) -> Result<Vec<VmLoad>, RigError>;
 }
 
 /// Limits VMs beyond the settings, from the start of their tasks to their end.
 pub trait Regulator: fmt::Debug + Send + Sync {
     /// Starts the regulator. Dropping the returned value stops it and undoes its changes.
-    ///
-    /// # Errors
-    /// When a VM's cgroup or its files are missing, or no thread can be started.
     fn start(&self, binding: &Binding, spec: &Spec) -> Result<Box<dyn Any + Send>, RegulatorError>;
 }
 

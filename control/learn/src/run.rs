@@ -4,9 +4,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rtvirtio_measure::{Run, TaskResult};
-use rtvirtio_spec::{Device, LabKind};
+use rtvirtio_spec::Device;
 use rtvirtio_units::{Nanos, Percentile};
 
+use crate::condition::lab_kind;
 use crate::dataset::{Outcome, Point};
 use crate::load::{Knobs, Stream, spec, vm_name};
 use crate::stage::{RunPlan, Stage, StageError, Treatment};
@@ -43,57 +44,42 @@ pub struct Job<'a> {
 
 /// Measures jobs: a [`Stage`], or a substitute in tests.
 pub trait Measurer {
-    /// Measures a job, as [`measure`] does.
+    /// Measures a job. Of several tries the one with the shortest host stall counts.
     fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError>;
 }
 
 impl Measurer for Stage<'_> {
     fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError> {
-        measure(job, self, cancel, &mut |_| {})
-    }
-}
-
-/// Measures a job. Of several tries the one with the shortest host stall counts.
-pub fn measure(
-    job: &Job<'_>,
-    stage: &Stage<'_>,
-    cancel: &AtomicBool,
-    on_tick: &mut dyn FnMut(Duration),
-) -> Result<Point, StageError> {
-    let kind = match stage.kind() {
-        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        // The VMs of a lab are of one kind.
-        rtvirtio_measure::VmKind::Process | rtvirtio_measure::VmKind::Mixed => LabKind::Process,
-    };
-    let spec = spec(job.vms, job.spec_device.clone(), kind);
-    let mut best: Option<Point> = None;
-    for _ in 0..job.tries.max(1) {
-        let mut plan = RunPlan { length: job.length, seed: job.seed, cancel, on_tick: &mut *on_tick };
-        let observed = stage.run(&spec, &job.treatment, &mut plan)?;
-        let point = Point {
-            id: job.id.clone(),
-            device: job.device.to_owned(),
-            kind: stage.kind(),
-            scheme: job.scheme.to_owned(),
-            seed: job.seed,
-            seconds: job.length.as_secs_f64(),
-            knobs: Knobs::from_config(&job.treatment.config),
-            classes: job.treatment.classes.clone(),
-            vms: job.vms.to_vec(),
-            noise: observed.noise.unwrap_or_default(),
-            disk: observed.disk,
-            results: observed.tasks.iter().map(Outcome::from_measurement).collect(),
-        };
-        let quiet = !disturbed(&point);
-        if best.as_ref().is_none_or(|b| point.noise.max_ns < b.noise.max_ns) {
-            best = Some(point);
+        let spec = spec(job.vms, job.spec_device.clone(), lab_kind(self.kind()));
+        let mut best: Option<Point> = None;
+        for _ in 0..job.tries.max(1) {
+            let plan = RunPlan { length: job.length, seed: job.seed, cancel };
+            let observed = self.run(&spec, &job.treatment, plan)?;
+            let point = Point {
+                id: job.id.clone(),
+                device: job.device.to_owned(),
+                kind: self.kind(),
+                scheme: job.scheme.to_owned(),
+                seed: job.seed,
+                seconds: job.length.as_secs_f64(),
+                knobs: Knobs::from_config(&job.treatment.config),
+                classes: job.treatment.classes.clone(),
+                vms: job.vms.to_vec(),
+                noise: observed.noise.unwrap_or_default(),
+                disk: observed.disk,
+                results: observed.tasks.iter().map(Outcome::from_measurement).collect(),
+            };
+            let quiet = !disturbed(&point);
+            if best.as_ref().is_none_or(|b| point.noise.max_ns < b.noise.max_ns) {
+                best = Some(point);
+            }
+            if quiet {
+                break;
+            }
         }
-        if quiet {
-            break;
-        }
+        // The loop ran at least once.
+        best.ok_or(StageError::NotReverted)
     }
-    // The loop ran at least once.
-    best.ok_or(StageError::NotReverted)
 }
 
 /// Whether the host stalled for so long that the run says little about its settings. Latencies of

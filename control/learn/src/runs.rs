@@ -185,9 +185,6 @@ impl<'a> Runs<'a> {
     }
 
     /// Records a run under another name as well, for a scheme that chose the same settings.
-    ///
-    /// # Errors
-    /// A failed write.
     pub fn share(&mut self, run: &Point, id: String, scheme: &str) -> Result<(), RunsError> {
         self.keep(Point { id, scheme: scheme.to_owned(), ..run.clone() })
     }

@@ -112,7 +112,8 @@ impl StageError {
     }
 }
 
-/// Length, seed and callbacks of a run.
+/// Length and seed of a run.
+#[derive(Clone, Copy)]
 pub struct RunPlan<'a> {
     /// Length of the measured part.
     pub length: Duration,
@@ -120,8 +121,6 @@ pub struct RunPlan<'a> {
     pub seed: u64,
     /// Set to cancel the run.
     pub cancel: &'a AtomicBool,
-    /// Called about ten times a second with the time since the start.
-    pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
 /// VMs, with access to their settings.
@@ -192,7 +191,7 @@ impl<'a> Stage<'a> {
         &self,
         spec: &Spec,
         treatment: &Treatment,
-        plan: &mut RunPlan<'_>,
+        plan: RunPlan<'_>,
     ) -> Result<Measured, StageError> {
         let there = self.rig.vms();
         if spec.vms.len() > there {
@@ -213,7 +212,7 @@ impl<'a> Stage<'a> {
         spec: &Spec,
         settings: Vec<Setting>,
         treatment: &Treatment,
-        plan: &mut RunPlan<'_>,
+        plan: RunPlan<'_>,
     ) -> Result<Measured, StageError> {
         let root = Root::default();
         // A guest's agent serves one client at a time and the load needs it too: the machine is
@@ -241,7 +240,7 @@ impl<'a> Stage<'a> {
         &self,
         spec: &Spec,
         treatment: &Treatment,
-        plan: &mut RunPlan<'_>,
+        plan: RunPlan<'_>,
     ) -> Result<Measured, StageError> {
         let mut loads = self.rig.loads(spec)?;
         if let Some(classes) = &treatment.classes {
@@ -268,7 +267,7 @@ impl<'a> Stage<'a> {
             disk: Some(&disk),
             work_dir: &self.work_dir,
             cancel: plan.cancel,
-            on_tick: plan.on_tick,
+            on_tick: &mut |_| {},
             on_moment: &mut |_| {},
         };
         let measured = workload::measure(&loads, &mut options);

@@ -185,9 +185,6 @@ fn begin<'a>(
 
 /// Renames a dataset that cannot be continued here: of another kernel, another number of CPUs,
 /// another disk or another version of the file's form. A new one is begun.
-///
-/// # Errors
-/// When the file cannot be read or renamed.
 pub fn set_aside(
     data: &Path,
     device: &str,

@@ -1,7 +1,7 @@
 //! Synthetic runs for tests: tails are the slice model's times a log-normal factor.
 
-use rtvirtio_measure::VmKind;
 use rtvirtio_measure::noise::Noise;
+use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Analytical, Coefficients, Elevator, Profile, Slice, TailModel};
 use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos};
@@ -12,13 +12,22 @@ use crate::design::{Limits, conditions};
 use crate::train::TrainSettings;
 
 /// Profile of the flash twin.
-///
-/// # Panics
-/// Never: the file is part of this crate.
 #[must_use]
 pub fn profile() -> Profile {
     let text = include_str!("../data/qlc-nvme.profile.json");
     serde_json::from_str(text).unwrap()
+}
+
+/// A host with a device of this name.
+#[must_use]
+pub fn host(device: &str) -> HostFacts {
+    HostFacts {
+        kernel: "6.1".to_owned(),
+        cpus: 2,
+        vmm: "none".to_owned(),
+        accelerator: "none".to_owned(),
+        device: device.to_owned(),
+    }
 }
 
 const ELEVATORS: [Elevator; 2] = [Elevator::Bfq, Elevator::None];
@@ -58,9 +67,6 @@ pub fn synthetic_runs(n: usize, spread: f64, seed: u64) -> Vec<Point> {
 }
 
 /// Sets the results of a run by the synthetic law: rates are lost as in the slice model.
-///
-/// # Panics
-/// When the slice model does not cover the run.
 pub fn follow(point: &mut Point, spread: f64, random: &mut Random) {
     let (spec, config) = inputs(point);
     let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();

@@ -14,7 +14,7 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::load::{Knobs, Stream};
 use rtvirtio_learn::process_vms::{ProcessVms, ProcessVmsError, remove_leftovers};
-use rtvirtio_learn::run::{Job, measure};
+use rtvirtio_learn::run::{Job, Measurer as _};
 use rtvirtio_learn::stage::{Stage, StageError, Treatment, revert_leftovers};
 use rtvirtio_model::Elevator;
 use rtvirtio_spec::Device;
@@ -86,7 +86,7 @@ fn run(vms: &ProcessVms, disk: &Path, dir: &Path, length: Duration) -> Result<Po
         seed: 1,
         tries: 1,
     };
-    measure(&job, &stage, &AtomicBool::new(false), &mut |_| ())
+    stage.measure(&job, &AtomicBool::new(false))
 }
 
 #[test]

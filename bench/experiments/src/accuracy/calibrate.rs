@@ -71,14 +71,14 @@ impl Calibration {
 pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calibration, CalibrateError> {
     let points = of_the_paper(points);
     let runs = PaperRuns::from_points(&points)?;
-    let best = runs.solve(&runs.all(), profile, &START, &LIMITS)?;
+    let best = runs.solve(&runs.all(), profile, &START, &LIMITS);
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];
     let groups = conditions(&points);
     for _ in 0..REPLICATES {
         let sample: Vec<usize> =
             groups.iter().flat_map(|_| groups[random.below(groups.len())].iter().copied()).collect();
-        for (to, v) in drawn.iter_mut().zip(runs.solve(&sample, profile, &best, &LIMITS)?) {
+        for (to, v) in drawn.iter_mut().zip(runs.solve(&sample, profile, &best, &LIMITS)) {
             to.push(v);
         }
     }

@@ -52,8 +52,8 @@ pub fn evaluate(
         let options = network::options(EPOCHS, settings.seed, Loss::Pinball { quantile });
         Ensemble::fit(&table, &groups, &options)
     };
-    let ((middle, _), (high, report)) = (fit(0.5)?, fit(HIGH)?);
-    let off = known.iter().zip(&report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h);
+    let ((middle, _), (high, out_of_fold)) = (fit(0.5)?, fit(HIGH)?);
+    let off = known.iter().zip(&out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h);
     let score = calibrate(&off.collect::<Vec<f64>>(), &groups, settings.miss)?.score;
     let mut scratch = Scratch::default();
     let (mut factors, mut ratios) = (Vec::new(), Vec::new());

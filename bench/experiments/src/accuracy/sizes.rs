@@ -33,8 +33,8 @@ pub fn loss_by_size(points: &[Point], seed: u64, epochs: usize) -> Result<Vec<Si
     for (layers, neurons) in LAYERS.into_iter().flat_map(|l| NEURONS.map(|n| (l, n))) {
         let options = network::options(epochs, seed, Loss::Squared);
         let options = EnsembleOptions { hidden: vec![neurons; layers], ..options };
-        let Some((_, report)) = fit(&rows, &options)? else { return Ok(Vec::new()) };
-        let errors = rows.iter().zip(&report.out_of_fold).map(|(r, p)| (r.actual - p) * (r.actual - p));
+        let Some((_, out_of_fold)) = fit(&rows, &options)? else { return Ok(Vec::new()) };
+        let errors = rows.iter().zip(&out_of_fold).map(|(r, p)| (r.actual - p) * (r.actual - p));
         out.push(Size { layers, neurons, n, loss: errors.sum::<f64>() / n as f64 });
     }
     Ok(out)

@@ -171,15 +171,11 @@ impl Runner<'_> {
         let has_classes = mode == Mode::MqDeadline && self.options.vm == LabKind::Process;
         let classes = case.classes().filter(|_| has_classes);
         let treatment = Treatment { config: self.basis.baseline.clone(), classes, regulator: None };
-        let mut plan = RunPlan {
-            length: Duration::from_nanos(self.options.length.0),
-            seed,
-            cancel: self.progress.cancel_flag(),
-            on_tick: &mut |_| {},
-        };
+        let length = Duration::from_nanos(self.options.length.0);
+        let plan = RunPlan { length, seed, cancel: self.progress.cancel_flag() };
         let limits = if mode == Mode::QemuThrottle { case.limits(self.basis.total()) } else { Vec::new() };
         let limited = self.throttle(&limits, true);
-        let measured = limited.map(|()| self.stage.run_settings(&spec, settings, &treatment, &mut plan));
+        let measured = limited.map(|()| self.stage.run_settings(&spec, settings, &treatment, plan));
         self.throttle(&limits, false)?;
         let measured = match measured? {
             Ok(measured) => measured,

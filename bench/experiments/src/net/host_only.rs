@@ -2,16 +2,14 @@
 //! that attacks.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{NET_HEADER, NetClient};
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 
-use super::probe::{Flood, PEER};
+use super::probe::{EXPERIMENT, Flood, PEER, frame};
 use super::test_bed::{GUESTS, HOST};
+use super::worker::Worker;
 use crate::backend::Backend;
 
 /// Time in which frames are counted.
@@ -21,9 +19,6 @@ const FLOOD_LENGTH: Duration = Duration::from_secs(1);
 
 /// Frames per second of one port out of `ports`, sent as fast as the engine takes them, with the
 /// frames that left the engine counted.
-///
-/// # Errors
-/// A namespace or an I/O domain that cannot be made.
 pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     let namespace = Namespace::new()?;
     namespace.enter()?;
@@ -41,11 +36,11 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
     // All ports are attached; one is busy.
     let connect = |i: usize| NetClient::connect(&dir.path().join(format!("p{i}")));
     let mut clients = (0..ports).map(connect).collect::<Result<Vec<_>, _>>()?;
-    let mut frame = [[0x52, 0x54, 0, 0, 0, 1], [0x52, 0x54, 0, 0, 1, 0]].concat();
-    frame.extend([0x88, 0xb5]);
-    frame.resize(60, 0x5a);
+    let (far, port) = ([0x52, 0x54, 0, 0, 0, 1], [0x52, 0x54, 0, 0, 1, 0]);
+    let frame = |to, from| frame(to, from, EXPERIMENT, 60, 0x5a);
     // The bridge learns the port of the host's end: otherwise it copies each frame to all taps.
-    RawSocket::sender(PEER)?.send(&[&frame[6..12], &frame[..6], &frame[12..]].concat())?;
+    RawSocket::sender(PEER)?.send(&frame(port, far))?;
+    let frame = frame(far, port);
     let client = &mut clients[0];
     let (begin, mut sent) = (Instant::now(), 0u64);
     while begin.elapsed() < LENGTH {
@@ -67,9 +62,6 @@ pub fn frames_per_second(ports: usize) -> anyhow::Result<f64> {
 
 /// Frames per second of the flood itself, without a guest: into a link without a receiver, and
 /// through the bridge.
-///
-/// # Errors
-/// A namespace that cannot be made.
 pub fn flood_per_second() -> anyhow::Result<[f64; 2]> {
     let namespace = Namespace::new()?;
     namespace.enter()?;
@@ -84,49 +76,19 @@ pub fn flood_per_second() -> anyhow::Result<[f64; 2]> {
     Ok([rate()?, bridged])
 }
 
-/// A malicious guest; ended when dropped.
-#[derive(Debug)]
-pub struct Attacker {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<u64>>,
-}
-
-impl Attacker {
-    /// Starts the attacker on a port.
-    #[must_use]
-    pub fn start(socket: &Path, own: [u8; 6], victim: [u8; 6]) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, socket) = (Arc::clone(&stop), socket.to_owned());
-        let thread = std::thread::spawn(move || {
-            let mut rounds = 0;
-            while !stopped.load(Ordering::Relaxed) {
-                if let Ok(mut client) = NetClient::connect(&socket) {
-                    attack(&mut client, own, victim);
-                    rounds += 1;
-                }
-            }
-            rounds
-        });
-        Self { stop, thread: Some(thread) }
-    }
-
-    /// Ends the attacker; returns the number of its connections.
-    #[must_use]
-    pub fn end(mut self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(0)
-    }
+/// A malicious guest on a port; the sum is that of its connections.
+pub(super) fn attacker(socket: &Path, own: [u8; 6], victim: [u8; 6]) -> Worker {
+    let socket = socket.to_owned();
+    Worker::start(move || {
+        let connected = NetClient::connect(&socket).map(|mut client| attack(&mut client, own, victim));
+        connected.is_ok().into()
+    })
 }
 
 /// Attacks: frames of the victim's address, invalid headers, a storm of groups and kicks, and
 /// invalid chains.
 fn attack(client: &mut NetClient, own: [u8; 6], victim: [u8; 6]) {
-    let frame = |to: [u8; 6], from: [u8; 6]| {
-        let mut frame = [to, from].concat();
-        frame.extend([0x88, 0xb5]);
-        frame.resize(60, 0);
-        frame
-    };
+    let frame = |to, from| frame(to, from, EXPERIMENT, 60, 0);
     for i in 0..200u8 {
         let _ = client.send(&frame([0xff; 6], victim));
         let mut header = [0; NET_HEADER];

@@ -12,14 +12,14 @@ use rtvirtio_testbed::{AccelChoice, LabHost, choose_accel};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Progress, generated};
 
-use super::host_only::{Attacker, flood_per_second, frames_per_second};
+use super::host_only::{attacker, flood_per_second, frames_per_second};
 use super::polling::measure_polling;
 use super::probe::{Flood, RoundTrips, round_trips};
 use super::simulated::simulate;
 use super::sv::measure_sv;
 use super::test_bed::{BedOptions, GUESTS, HOST, LINK, NAMES, NetTestBed, NetThread, System, Uplink};
 use super::web::measure_web;
-use super::{CrashData, NetData, Part, PathData, Situation, UplinkData};
+use super::{CrashData, NetData, Part, PathData, Situation, Tails, UplinkData};
 use crate::experiment::{from_one, host_facts};
 use crate::guest::facts;
 use crate::interleave::{Counter, interleaved};
@@ -122,9 +122,6 @@ fn probe(bed: &NetTestBed, count: u32, period: Duration) -> anyhow::Result<Round
 }
 
 /// Measures these parts. The result holds no others.
-///
-/// # Errors
-/// A namespace, a guest or an I/O domain that cannot be made, and cancellation.
 pub fn measure(
     options: &NetOptions,
     parts: &BTreeSet<Part>,
@@ -258,17 +255,16 @@ pub(super) fn path(
         Situation::Idle | Situation::Attack => None,
     };
     let attacker = (situation == Situation::Attack)
-        .then(|| Attacker::start(&bed.dir().join("c"), [0x52, 0x54, 0, 0, 0, 0xc], GUESTS[0].mac));
+        .then(|| attacker(&bed.dir().join("c"), [0x52, 0x54, 0, 0, 0, 0xc], GUESTS[0].mac));
     std::thread::sleep(SETTLE);
     let times = || anyhow::Ok([bed.cpu_time()?, bed.switch_time()?]);
     let (before, begin) = (times()?, Instant::now());
     let trips = probe(bed, requests, period);
     let (after, length) = (times()?, begin.elapsed().as_nanos() as f64);
     let cpus = [0, 1].map(|i| (after[i].0 - before[i].0) as f64 / length);
-    let frames_per_second = flood.map(Flood::end);
-    let connections = attacker.map(Attacker::end);
-    let trips = trips?;
-    Ok((PathData::new(bed.system, situation, &trips, frames_per_second, connections, cpus[0]), cpus[1]))
+    let (flood, attacks) = (flood.map(Flood::end), attacker.map(|mut attacker| attacker.end()));
+    let (domain, tails) = (bed.system == System::Domain, Tails::from_trips(&trips?));
+    Ok((PathData { domain, situation, tails, flood, attacks, cpus: cpus[0] }, cpus[1]))
 }
 
 /// Round trips while the neighbour sends at full speed through a slow link.
@@ -279,12 +275,13 @@ fn slow_link(bed: &mut NetTestBed, link: Uplink, udp: bool, requests: u32) -> an
     std::thread::sleep(SETTLE * 2);
     let (bytes, begin) = (bed.sent_bytes()?, Instant::now());
     let trips = probe(bed, requests, SLOW);
-    let rate = (bed.sent_bytes()? - bytes) as f64 * 8.0 / begin.elapsed().as_secs_f64();
+    let bits_per_second = (bed.sent_bytes()? - bytes) as f64 * 8.0 / begin.elapsed().as_secs_f64();
     let stopped = bed.stop_neighbour(load);
     drop(sink);
     bed.set_uplink(Uplink::Free)?;
     stopped?;
-    Ok(UplinkData::new(bed.system, link == Uplink::Htb, udp, &trips?, rate))
+    let (domain, htb) = (bed.system == System::Domain, link == Uplink::Htb);
+    Ok(UplinkData { domain, htb, udp, tails: Tails::from_trips(&trips?), bits_per_second })
 }
 
 /// Victim's reservation by the I/O domain: bound and worst, ns, and frames over the deadline.

@@ -18,6 +18,7 @@ mod sv;
 pub(crate) mod test_bed;
 pub mod timeline;
 mod web;
+mod worker;
 
 use crate::experiment::Experiment;
 use std::collections::BTreeMap;
@@ -106,26 +107,6 @@ pub struct PathData {
     pub cpus: f64,
 }
 
-impl PathData {
-    fn new(
-        system: System,
-        situation: Situation,
-        trips: &RoundTrips,
-        flood: Option<f64>,
-        attacks: Option<u64>,
-        cpus: f64,
-    ) -> Self {
-        Self {
-            domain: system == System::Domain,
-            situation,
-            tails: Tails::from_trips(trips),
-            flood,
-            attacks,
-            cpus,
-        }
-    }
-}
-
 /// Round trips on a slow link, one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UplinkData {
@@ -139,12 +120,6 @@ pub struct UplinkData {
     pub tails: Tails,
     /// Rate of the frames that left, bit/s.
     pub bits_per_second: f64,
-}
-
-impl UplinkData {
-    fn new(system: System, htb: bool, udp: bool, trips: &RoundTrips, bits_per_second: f64) -> Self {
-        Self { domain: system == System::Domain, htb, udp, tails: Tails::from_trips(trips), bits_per_second }
-    }
 }
 
 /// Recovery after kills of the I/O domain.

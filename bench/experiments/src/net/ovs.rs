@@ -98,9 +98,6 @@ impl OvsDpdk {
     }
 
     /// Stops or continues the switch, which uses its CPU whether there are frames or not.
-    ///
-    /// # Errors
-    /// When it has ended.
     pub fn set_stopped(&self, stopped: bool) -> anyhow::Result<()> {
         self.switch.signal(if stopped { Signal::STOP } else { Signal::CONT })
     }

@@ -61,9 +61,6 @@ impl PollingData {
 
 /// Measures both systems and returns them with the host's facts for the result file. The result
 /// says so where OVS-DPDK is not installed.
-///
-/// # Errors
-/// A guest, an I/O domain or a switch that cannot be made, and cancellation.
 pub fn measure_polling(
     options: &NetOptions,
     image: &GuestImage,

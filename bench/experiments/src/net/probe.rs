@@ -1,12 +1,14 @@
 //! Round trips to a guest, and floods, as raw frames on the host's end of the uplink.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rtvirtio_domain_client::ClientQueue;
 use rtvirtio_testbed::netns::{Namespace, RawSocket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::worker::Worker;
 use rtvirtio_harness::cores::{bind_this_thread, core_and_others};
 
 /// Interface of the host's end of the uplink.
@@ -25,6 +27,34 @@ pub struct Address {
     pub mac: [u8; 6],
     /// IPv4 address.
     pub ip: [u8; 4],
+}
+
+/// EtherType of frames without a protocol (IEEE 802, for local experiments).
+pub const EXPERIMENT: u16 = 0x88b5;
+
+/// A frame of this type and length without FCS.
+pub fn frame(to: [u8; 6], from: [u8; 6], kind: u16, len: usize, fill: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &from, &kind.to_be_bytes()].concat();
+    frame.resize(len, fill);
+    frame
+}
+
+/// Sleeps until a queue has a received frame, at most for this time.
+pub fn wait_for_frame(queue: &mut ClientQueue, longest: Duration) -> anyhow::Result<()> {
+    queue.enable_call();
+    if queue.has_used() {
+        return Ok(());
+    }
+    let longest = Timespec { tv_sec: 0, tv_nsec: longest.as_nanos() as i64 };
+    let mut fds = [PollFd::from_borrowed_fd(queue.call_fd(), PollFlags::IN)];
+    match poll(&mut fds, Some(&longest)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(e) => return Err(e.into()),
+    }
+    if fds[0].revents().contains(PollFlags::IN) {
+        let _ = queue.call.read();
+    }
+    Ok(())
 }
 
 /// Answers to requests at a rate.
@@ -91,9 +121,6 @@ fn announcement(of: Address) -> Vec<u8> {
 
 /// Sends `count` requests, one each `period`, and measures their round trips, each from its own
 /// send.
-///
-/// # Errors
-/// When the interface is gone.
 pub fn round_trips(
     namespace: &Namespace,
     from: Address,
@@ -155,57 +182,29 @@ pub fn round_trips(
 /// Frames of 60 bytes to one address, as fast as one thread can send; ended when dropped.
 #[derive(Debug)]
 pub struct Flood {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU64>,
+    worker: Worker,
     begin: Instant,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Flood {
     /// Starts the flood in the namespace.
-    ///
-    /// # Errors
-    /// When the interface is gone.
     pub fn start(namespace: &Namespace, from: Address, to: Address) -> anyhow::Result<Self> {
         namespace.enter()?;
         let sender = RawSocket::sender(PEER)?;
-        let mut frame = [&to.mac[..], &from.mac[..], &[0x88, 0xb5]].concat();
-        frame.resize(60, 0x5a);
-        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&sent));
-        let (_, others) = core_and_others()?;
-        let thread = std::thread::spawn(move || {
+        let frame = frame(to.mac, from.mac, EXPERIMENT, 60, 0x5a);
+        let mut core = Some(core_and_others()?.1[0]);
+        let worker = Worker::start(move || {
             // On another core the flood would be part of the load that it disturbs.
-            let _ = bind_this_thread(others[0]);
-            while !stopped.load(Ordering::Relaxed) {
-                for _ in 0..64 {
-                    if sender.send(&frame).is_ok() {
-                        count.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-            }
+            let _ = core.take().map(bind_this_thread);
+            (0..64).filter(|_| sender.send(&frame).is_ok()).count() as u64
         });
-        Ok(Self { stop, sent, begin: Instant::now(), thread: Some(thread) })
+        Ok(Self { worker, begin: Instant::now() })
     }
 
     /// Ends the flood; returns frames per second.
     #[must_use]
     pub fn end(mut self) -> f64 {
-        self.join();
-        self.sent.load(Ordering::Relaxed) as f64 / self.begin.elapsed().as_secs_f64()
-    }
-
-    fn join(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.join();
+        self.worker.end() as f64 / self.begin.elapsed().as_secs_f64()
     }
 }
 

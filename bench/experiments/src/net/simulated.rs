@@ -61,9 +61,6 @@ fn network(random: &mut Random) -> anyhow::Result<Network> {
 }
 
 /// Simulates this many cases.
-///
-/// # Errors
-/// A configuration that is refused, a defect.
 pub fn simulate(cases: usize) -> anyhow::Result<Simulated> {
     let mut all = Simulated { cases, ..Simulated::default() };
     for case in 0..cases {

@@ -1,60 +1,48 @@
 //! Receiver of the neighbour's load.
 
+use std::io::{ErrorKind, Read as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
+
+use super::worker::Worker;
+
+/// Longest wait for data.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// Accepts connections and datagrams, and discards their data.
 #[derive(Debug)]
 pub struct Sink {
-    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<()>>,
+    _workers: [Worker; 2],
 }
 
 impl Sink {
     /// Listens on this address and port.
-    ///
-    /// # Errors
-    /// When the port is taken.
     pub fn start(host: &str, port: u16) -> anyhow::Result<Self> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let tcp = std::net::TcpListener::bind((host, port))?;
+        let tcp = TcpListener::bind((host, port))?;
         tcp.set_nonblocking(true)?;
-        let udp = std::net::UdpSocket::bind((host, port))?;
-        udp.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let (stopped, mut buffer) = (std::sync::Arc::clone(&stop), vec![0u8; 65_536]);
-        let datagrams = std::thread::spawn(move || {
-            while !stopped.load(Relaxed) {
-                let _ = udp.recv(&mut buffer);
-            }
+        let udp = UdpSocket::bind((host, port))?;
+        udp.set_read_timeout(Some(WAIT))?;
+        let mut buffer = vec![0u8; 65_536];
+        let datagrams = Worker::start(move || {
+            let _ = udp.recv(&mut buffer);
+            0
         });
-        let stopped = std::sync::Arc::clone(&stop);
-        let streams = std::thread::spawn(move || {
-            while !stopped.load(Relaxed) {
-                match tcp.accept() {
-                    Ok((mut stream, _)) => {
-                        let _ = stream.set_nonblocking(false);
-                        let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
-                        let mut buffer = vec![0u8; 65_536];
-                        while !stopped.load(Relaxed) {
-                            match std::io::Read::read(&mut stream, &mut buffer) {
-                                Ok(0) => break,
-                                Ok(_) => {}
-                                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                                Err(_) => break,
-                            }
-                        }
-                    }
-                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
-                }
+        let mut open: Option<TcpStream> = None;
+        let mut buffer = vec![0u8; 65_536];
+        let streams = Worker::start(move || {
+            if let Some(mut stream) = open.take() {
+                let read = stream.read(&mut buffer);
+                let goes_on = read.map_or_else(|e| e.kind() == ErrorKind::WouldBlock, |n| n > 0);
+                open = goes_on.then_some(stream);
+            } else if let Ok((stream, _)) = tcp.accept() {
+                let _ = stream.set_nonblocking(false);
+                let _ = stream.set_read_timeout(Some(WAIT));
+                open = Some(stream);
+            } else {
+                std::thread::sleep(Duration::from_millis(10));
             }
+            0
         });
-        Ok(Self { stop, threads: vec![datagrams, streams] })
-    }
-}
-
-impl Drop for Sink {
-    fn drop(&mut self) {
-        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        Ok(Self { _workers: [datagrams, streams] })
     }
 }

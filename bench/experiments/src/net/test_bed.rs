@@ -206,9 +206,6 @@ pub struct NetTestBed {
 impl NetTestBed {
     /// Boots both guests; on the I/O domain each has a part of `disk`, of this size. The calling
     /// thread moves into the namespace.
-    ///
-    /// # Errors
-    /// A namespace, an I/O domain or a guest that cannot be made, and cancellation.
     pub fn new(
         system: System,
         (image, accel): (&GuestImage, Accel),
@@ -285,9 +282,6 @@ impl NetTestBed {
     }
 
     /// Sets the queue behind the bridge.
-    ///
-    /// # Errors
-    /// When `tc` fails.
     pub fn set_uplink(&mut self, uplink: Uplink) -> anyhow::Result<()> {
         self.namespace.enter()?;
         let tc = |arguments: &str| netns::run("tc", arguments);
@@ -336,9 +330,6 @@ impl NetTestBed {
     }
 
     /// Starts the neighbour's load at full speed; ended with [`NetTestBed::stop_neighbour`].
-    ///
-    /// # Errors
-    /// When its guest does not answer.
     pub fn start_neighbour(&mut self, udp: bool) -> anyhow::Result<Process> {
         let (protocol, size) = if udp { ("udp", "1400") } else { ("tcp", "64k") };
         let script = format!(
@@ -350,9 +341,6 @@ impl NetTestBed {
     }
 
     /// Starts the neighbour's TCP load at full speed after `wait`; it ends by itself.
-    ///
-    /// # Errors
-    /// When its guest does not answer.
     pub fn send_later(&mut self, wait: Duration, length: Duration) -> anyhow::Result<()> {
         let script = format!(
             "sleep {}; fio --name=n --ioengine=net --protocol=tcp --hostname={} --port={SINK} --rw=write --bs=64k \
@@ -366,9 +354,6 @@ impl NetTestBed {
     }
 
     /// Ends the neighbour's load.
-    ///
-    /// # Errors
-    /// When its guest does not answer.
     pub fn stop_neighbour(&mut self, process: Process) -> anyhow::Result<()> {
         command(&mut self.guests[1], "killall -9 fio; true")?;
         let begin = Instant::now();
@@ -382,9 +367,6 @@ impl NetTestBed {
     }
 
     /// Seconds in which the victim sends this many bytes by TCP to the host's end.
-    ///
-    /// # Errors
-    /// When they do not arrive.
     pub fn tcp_seconds(&mut self, bytes: u64) -> anyhow::Result<f64> {
         self.namespace.enter()?;
         let listener = std::net::TcpListener::bind((ip(HOST).as_str(), 0))?;
@@ -411,18 +393,12 @@ impl NetTestBed {
     }
 
     /// Starts a sink for the neighbour's load; ended when dropped.
-    ///
-    /// # Errors
-    /// When the port is taken.
     pub fn sink(&self) -> anyhow::Result<Sink> {
         self.namespace.enter()?;
         Sink::start(&ip(HOST), SINK)
     }
 
     /// CPU time of the neighbour's QEMU, and of the I/O domain.
-    ///
-    /// # Errors
-    /// When `/proc` cannot be read.
     pub fn cpu_time(&self) -> anyhow::Result<Nanos> {
         let root = rtvirtio_kernel::Root::default();
         let qemu = rtvirtio_kernel::process::cpu_time(&root, self.guests[1].handle().process.pid)?;
@@ -430,9 +406,6 @@ impl NetTestBed {
     }
 
     /// CPU time of the I/O domain, or of the switch.
-    ///
-    /// # Errors
-    /// When `/proc` cannot be read.
     pub fn switch_time(&self) -> anyhow::Result<Nanos> {
         let switch = self.domain.as_ref().or(self.ovs.as_ref().map(OvsDpdk::process));
         let time = switch.map_or(Ok(Duration::ZERO), Backend::cpu_time)?;

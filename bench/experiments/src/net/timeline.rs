@@ -77,9 +77,6 @@ const SYSTEMS: [(System, &[(&str, Uplink)]); 3] = [
 
 /// Measures each system once, one after the other: a switch that polls would disturb the others.
 /// The result says so where OVS-DPDK is not installed.
-///
-/// # Errors
-/// A namespace, a guest, a switch or an I/O domain that cannot be made, and cancellation.
 pub fn measure_timeline(cap: u32, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<TimelineData> {
     let image = labs.guest_image(Kernel::Standard, progress)?;
     let accel = choose_accel(AccelChoice::Auto, &image, progress)?;

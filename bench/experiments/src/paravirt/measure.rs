@@ -126,18 +126,12 @@ pub fn measure(
         schema: ParavirtData::SCHEMA.to_owned(),
         host: guests.facts.clone(),
         command: command(options),
-        generated: String::new(),
         awake: awake.is_some(),
         backend: contracts.backend().to_string(),
         contract: contract.to_string(),
         budget_ns: options.boost.0,
         doorbell: true,
-        both: Vec::new(),
-        cost: Vec::new(),
-        promotions: Vec::new(),
-        lies: Vec::new(),
-        interrupts: Vec::new(),
-        chain: None,
+        ..ParavirtData::default()
     };
     let setups: &[Setup] = if options.has(Piece::Both) { &Setup::ALL } else { &[] };
     let costs: &[bool] = if options.has(Piece::Cost) { &[false, true] } else { &[] };

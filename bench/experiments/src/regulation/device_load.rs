@@ -3,14 +3,15 @@
 //! and front end, not CPU time.
 
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_units::Bytes;
+
+use super::gate::Gate;
 
 /// Larger than the part of a shared cache that the memory load leaves.
 const SIZE: Bytes = Bytes(128 << 20);
@@ -20,14 +21,6 @@ const REQUEST: usize = 1 << 20;
 const ALIGNED: usize = 4_096;
 /// Longest wait for the first request; a device over memory is far faster.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Default)]
-struct Gate {
-    open: Mutex<bool>,
-    changed: Condvar,
-    stop: AtomicBool,
-    read: AtomicU64,
-}
 
 /// A thread that reads while the load is on. Dropping it ends it and removes the device.
 #[derive(Debug)]
@@ -56,32 +49,20 @@ impl DeviceLoad {
 
     /// Starts the load, and waits for its first completion; or pauses it.
     pub(super) fn set(&self, on: bool) -> anyhow::Result<()> {
-        let before = self.read();
-        if let Ok(mut open) = self.gate.open.lock() {
-            *open = on;
-        }
-        self.gate.changed.notify_all();
+        let before = self.gate.moved();
+        self.gate.set(on);
         let begin = Instant::now();
-        while on && self.read() == before {
+        while on && self.gate.moved() == before {
             ensure!(begin.elapsed() < FIRST_REQUEST_TIMEOUT, "the second device moves nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
-
-    /// Bytes read so far.
-    fn read(&self) -> u64 {
-        self.gate.read.load(Ordering::Relaxed)
-    }
 }
 
 impl Drop for DeviceLoad {
     fn drop(&mut self) {
-        self.gate.stop.store(true, Ordering::Relaxed);
-        if let Ok(mut open) = self.gate.open.lock() {
-            *open = true;
-        }
-        self.gate.changed.notify_all();
+        self.gate.end();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -93,15 +74,9 @@ fn read_until(gate: &Gate, file: &std::fs::File) -> std::io::Result<()> {
     let skip = buffer.as_ptr().align_offset(ALIGNED);
     let part = &mut buffer[skip..skip + REQUEST];
     let mut at = 0;
-    while !gate.stop.load(Ordering::Relaxed) {
-        let Ok(open) = gate.open.lock() else { return Ok(()) };
-        let Ok(guard) = gate.changed.wait_while(open, |open| !*open) else { return Ok(()) };
-        drop(guard);
-        if gate.stop.load(Ordering::Relaxed) {
-            break;
-        }
+    while gate.pass() {
         std::os::unix::fs::FileExt::read_exact_at(file, part, at)?;
-        gate.read.fetch_add(REQUEST as u64, Ordering::Relaxed);
+        gate.count(REQUEST);
         at = (at + REQUEST as u64) % SIZE.0;
     }
     Ok(())
@@ -111,6 +86,7 @@ fn read_until(gate: &Gate, file: &std::fs::File) -> std::io::Result<()> {
 mod tests {
     use rtvirtio_testkit::{Need, has};
 
+    use super::super::gate::wait_for_rest;
     use super::*;
 
     #[test]
@@ -120,18 +96,10 @@ mod tests {
             return;
         }
         let load = DeviceLoad::new().unwrap();
-        assert_eq!(load.read(), 0);
+        assert_eq!(load.gate.moved(), 0);
         load.set(true).unwrap();
-        assert!(load.read() > 0);
+        assert!(load.gate.moved() > 0);
         load.set(false).unwrap();
-        // The request under way is finished, then it rests.
-        let mut before = load.read();
-        loop {
-            std::thread::sleep(Duration::from_millis(20));
-            if load.read() == before {
-                break;
-            }
-            before = load.read();
-        }
+        wait_for_rest(|| load.gate.moved());
     }
 }

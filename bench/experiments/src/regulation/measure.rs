@@ -114,9 +114,6 @@ impl Length {
 }
 
 /// Measures all flows, victims and choices.
-///
-/// # Errors
-/// A device or a namespace that cannot be made, requests that fail, and cancellation.
 pub fn measure(options: &RegulationOptions, progress: &dyn Progress) -> anyhow::Result<RegulationData> {
     let length = Length { longest: options.longest };
     let rates = rates(options.top, options.rates);

@@ -1,14 +1,14 @@
 //! A memory-bound load on every CPU: sequential writes over an array far larger than the caches, as
 //! the bandwidth task of Isolbench does.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use rtvirtio_kernel::Root;
 
+use super::gate::Gate;
 use rtvirtio_harness::cores::bind_this_thread;
 
 /// Size of all arrays together over the largest cache.
@@ -18,23 +18,15 @@ const LEAST: u64 = 256 << 20;
 /// Bytes between two checks for a pause.
 const STEP: usize = 1 << 20;
 
-#[derive(Debug, Default)]
-struct Gate {
-    open: Mutex<bool>,
-    changed: Condvar,
-    stop: AtomicBool,
-    written: AtomicU64,
-    /// Threads whose memory is allocated and written.
-    ready: AtomicUsize,
-    /// Thread ids of the load.
-    tids: Mutex<Vec<u32>>,
-}
+/// Thread ids of a load, each there once the thread's memory is allocated and written.
+type Tids = Arc<Mutex<Vec<u32>>>;
 
 /// Threads that write while the load is on. Dropping it ends them.
 #[derive(Debug)]
 pub struct MemoryLoad {
     gate: Arc<Gate>,
     threads: Vec<JoinHandle<()>>,
+    tids: Tids,
     /// Bytes of all arrays together.
     pub bytes: u64,
 }
@@ -77,19 +69,19 @@ impl MemoryLoad {
             bytes >> 20,
             free >> 20
         );
-        let gate = Arc::new(Gate::default());
+        let (gate, tids) = (Arc::new(Gate::default()), Tids::default());
         let each = (bytes / cpus.len().max(1) as u64) as usize;
         let threads = cpus.iter().map(|&cpu| {
-            let gate = Arc::clone(&gate);
+            let (gate, tids) = (Arc::clone(&gate), Arc::clone(&tids));
             std::thread::Builder::new().name(format!("memory/{cpu}")).spawn(move || {
                 // A thread that cannot be bound still writes.
                 let _ = bind_this_thread(cpu);
-                write_until(&gate, each);
+                write_until(&gate, &tids, each);
             })
         });
         let threads = threads.collect::<Result<Vec<_>, _>>()?;
-        let load = Self { gate, threads, bytes };
-        while load.gate.ready.load(Ordering::Acquire) < load.threads.len() {
+        let load = Self { gate, threads, tids, bytes };
+        while load.threads().len() < load.threads.len() {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(load)
@@ -97,22 +89,19 @@ impl MemoryLoad {
 
     /// Starts or pauses the load.
     pub fn set(&self, on: bool) {
-        if let Ok(mut open) = self.gate.open.lock() {
-            *open = on;
-        }
-        self.gate.changed.notify_all();
+        self.gate.set(on);
     }
 
     /// Thread ids of the load.
     #[must_use]
     pub fn threads(&self) -> Vec<u32> {
-        self.gate.tids.lock().map(|tids| tids.clone()).unwrap_or_default()
+        self.tids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Bytes written so far.
     #[must_use]
     pub fn written(&self) -> u64 {
-        self.gate.written.load(Ordering::Relaxed)
+        self.gate.moved()
     }
 
     /// Bytes per second since a moment at which `before` were written.
@@ -124,33 +113,26 @@ impl MemoryLoad {
 
 impl Drop for MemoryLoad {
     fn drop(&mut self) {
-        self.gate.stop.store(true, Ordering::Relaxed);
-        self.set(true);
+        self.gate.end();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-fn write_until(gate: &Gate, bytes: usize) {
+fn write_until(gate: &Gate, tids: &Mutex<Vec<u32>>, bytes: usize) {
     // Written once, so that every page is mapped before the first measurement.
     let mut array = vec![1u8; bytes.max(STEP)];
     let mut value = 1u8;
-    if let Ok(mut tids) = gate.tids.lock() {
-        tids.push(rustix::thread::gettid().as_raw_nonzero().get() as u32);
-    }
-    gate.ready.fetch_add(1, Ordering::Release);
-    while !gate.stop.load(Ordering::Relaxed) {
-        let Ok(open) = gate.open.lock() else { return };
-        let Ok(guard) = gate.changed.wait_while(open, |open| !*open) else { return };
-        drop(guard);
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    tids.lock().unwrap_or_else(PoisonError::into_inner).push(tid);
+    while gate.pass() {
         for part in array.chunks_mut(STEP) {
             value = value.wrapping_add(1);
             part.fill(value);
             std::hint::black_box(part.first());
-            gate.written.fetch_add(part.len() as u64, Ordering::Relaxed);
-            let paused = gate.open.lock().map_or(true, |open| !*open);
-            if paused || gate.stop.load(Ordering::Relaxed) {
+            gate.count(part.len());
+            if !gate.is_open() {
                 break;
             }
         }
@@ -159,6 +141,7 @@ fn write_until(gate: &Gate, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gate::wait_for_rest;
     use super::*;
 
     #[test]
@@ -180,22 +163,14 @@ mod tests {
     fn it_writes_while_it_is_on_and_rests_otherwise() {
         let gate = Arc::new(Gate::default());
         let inner = Arc::clone(&gate);
-        let thread = std::thread::spawn(move || write_until(&inner, 2 * STEP));
-        let load = MemoryLoad { gate, threads: vec![thread], bytes: 0 };
+        let thread = std::thread::spawn(move || write_until(&inner, &Tids::default(), 2 * STEP));
+        let load = MemoryLoad { gate, threads: vec![thread], tids: Tids::default(), bytes: 0 };
         assert_eq!(load.written(), 0);
         load.set(true);
         while load.written() == 0 {
             std::thread::yield_now();
         }
         load.set(false);
-        // The step under way is finished, then the thread pauses.
-        let mut before = load.written();
-        loop {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            if load.written() == before {
-                break;
-            }
-            before = load.written();
-        }
+        wait_for_rest(|| load.written());
     }
 }

@@ -11,6 +11,7 @@ mod claims;
 mod cpu_budget;
 mod device_load;
 mod disk;
+mod gate;
 mod measure;
 pub mod memory_load;
 mod model;

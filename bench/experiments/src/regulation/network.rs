@@ -9,12 +9,11 @@ use anyhow::ensure;
 use rtvirtio_domain_client::NetClient;
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_traffic::Direction;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::measure::{ENGINE, WARM_UP, cap, raise};
 use crate::backend::Backend;
-use crate::net::probe::PEER;
+use crate::net::probe::{self, EXPERIMENT, PEER};
 
 /// Addresses of the VM and of the host's end.
 const VM: [u8; 6] = [0x52, 0x54, 0, 0, 1, 0];
@@ -27,11 +26,7 @@ const REFILL: Duration = Duration::from_millis(1);
 const SENT: usize = 48;
 
 fn frame(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
-    let mut frame = [to, from].concat();
-    // An experimental EtherType (IEEE 802).
-    frame.extend([0x88, 0xb5]);
-    frame.resize(LENGTH, 0x5a);
-    frame
+    probe::frame(to, from, EXPERIMENT, LENGTH, 0x5a)
 }
 
 fn now() -> u64 {
@@ -115,26 +110,9 @@ fn received(mut client: NetClient, time: Duration) -> anyhow::Result<Vec<u64>> {
                 at.push(now());
             }
         }
-        client.rx.enable_call();
-        if !client.rx.has_used() {
-            wait(&client)?;
-        }
+        probe::wait_for_frame(&mut client.rx, Duration::from_millis(100))?;
     }
     stop.store(true, Ordering::Relaxed);
     ensure!(sender.join().is_ok(), "the sender failed");
     Ok(at)
-}
-
-/// Waits until the back end signals, at most for a tenth of a second.
-fn wait(client: &NetClient) -> anyhow::Result<()> {
-    let mut fds = [PollFd::from_borrowed_fd(client.rx.call_fd(), PollFlags::IN)];
-    let tenth = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    match poll(&mut fds, Some(&tenth)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(e) => return Err(e.into()),
-    }
-    if fds[0].revents().contains(PollFlags::IN) {
-        let _ = client.rx.call.read();
-    }
-    Ok(())
 }

@@ -32,17 +32,11 @@ impl Experiment for RegulationData {
 }
 
 /// Reads a saved result.
-///
-/// # Errors
-/// The file cannot be read.
 pub fn load(path: &Path) -> anyhow::Result<RegulationData> {
     read(path)
 }
 
 /// The figures of a saved result: name of the file and its text.
-///
-/// # Errors
-/// The file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: RegulationData = read(path)?;
     let of = |name: String, (_, plot): (String, Plot)| (name, plot.standalone_svg());

@@ -123,9 +123,6 @@ struct KilledContracts<'a> {
 
 /// Kills `apply`, then `revert`, at every point, and reverts after each. The guest's threads must
 /// not change meanwhile.
-///
-/// # Errors
-/// When the child fails, or a snapshot cannot be read.
 pub fn sweep(
     kill_command: &KillCommand,
     vm: &str,

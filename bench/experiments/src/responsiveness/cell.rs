@@ -36,15 +36,17 @@ pub const APPS: [App; 3] = [
     App { name: "large", command: &["qemu-system-x86_64", "--version"] },
 ];
 
-/// The load in a guest, by the paper's names (section V-A).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestLoad {
+/// The load in a guest, by the paper's names (section V-A), or of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
     /// Number of reading processes.
     pub readers: u64,
     /// Number of writing processes.
     pub writers: u64,
     /// Whether positions are random; else sequential.
     pub random: bool,
+    /// Offset on the disk of the part of the first process.
+    from: u64,
 }
 
 /// Names of all guest loads.
@@ -55,9 +57,9 @@ pub const HOST_LOADS: [&str; 3] = ["none", "1r", "5r"];
 /// I/O schedulers of Linux. CFQ, which the paper has, left the kernel in 5.0.
 pub const SCHEDULERS: [&str; 4] = ["bfq", "mq-deadline", "kyber", "none"];
 
-impl GuestLoad {
+impl Load {
     /// The load of a name of [`GUEST_LOADS`].
-    fn from_name(name: &str) -> Option<Self> {
+    fn of_guest(name: &str) -> Option<Self> {
         let (readers, writers) = match name.split('-').next()? {
             "none" => (0, 0),
             "1r" => (1, 0),
@@ -65,58 +67,39 @@ impl GuestLoad {
             "2r2w" => (2, 2),
             _ => return None,
         };
-        GUEST_LOADS.contains(&name).then(|| Self { readers, writers, random: name.ends_with("-rand") })
+        let random = name.ends_with("-rand");
+        GUEST_LOADS.contains(&name).then_some(Self { readers, writers, random, from: LOAD_FROM })
     }
 
-    /// fio's arguments in the guest, bypassing the guest's page cache; empty without load.
+    /// The sequential readers of a name of [`HOST_LOADS`].
+    #[must_use]
+    pub fn of_host(name: &str) -> Option<Self> {
+        let place = HOST_LOADS.iter().position(|known| *known == name)?;
+        Some(Self { readers: [0, 1, MAX_STREAMS][place], writers: 0, random: false, from: DISK })
+    }
+
+    /// fio's arguments, bypassing the page cache: processes, each with an I/O context of its own, as
+    /// programs have; empty without load.
     #[must_use]
     pub fn fio(&self, disk: &str) -> Vec<String> {
-        fio(disk, (self.readers, self.writers), self.random, LOAD_FROM)
+        let Self { readers, writers, random, from } = *self;
+        if readers + writers == 0 {
+            return Vec::new();
+        }
+        let block = if random { RANDOM } else { IN_ORDER };
+        let mut args: Vec<String> =
+            ["fio", "--direct=1", "--ioengine=psync", "--time_based", "--runtime=24h"]
+                .map(str::to_owned)
+                .to_vec();
+        args.extend([format!("--filename={disk}"), format!("--bs={block}"), format!("--size={PART}")]);
+        for i in 0..readers + writers {
+            let kind = if i < readers { "read" } else { "write" };
+            let rw = if random { format!("rand{kind}") } else { kind.to_owned() };
+            let at = from + i * PART;
+            args.extend([format!("--name={kind}{i}"), format!("--rw={rw}"), format!("--offset={at}")]);
+        }
+        args
     }
-}
-
-/// Load of the host: sequential readers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostLoad {
-    /// Number of reading processes.
-    pub readers: u64,
-}
-
-impl HostLoad {
-    /// The load of a name of [`HOST_LOADS`].
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        let place = HOST_LOADS.iter().position(|known| *known == name)?;
-        Some(Self { readers: [0, 1, MAX_STREAMS][place] })
-    }
-
-    /// fio's arguments on the host: processes, each with an I/O context of its own, as programs
-    /// have; empty without load.
-    #[must_use]
-    pub fn fio(&self, device: &str) -> Vec<String> {
-        fio(device, (self.readers, 0), false, DISK)
-    }
-}
-
-fn fio(disk: &str, (readers, writers): (u64, u64), random: bool, from: u64) -> Vec<String> {
-    if readers + writers == 0 {
-        return Vec::new();
-    }
-    let block = if random { RANDOM } else { IN_ORDER };
-    let mut args: Vec<String> = ["fio", "--direct=1", "--ioengine=psync", "--time_based", "--runtime=24h"]
-        .map(str::to_owned)
-        .to_vec();
-    args.extend([format!("--filename={disk}"), format!("--bs={block}"), format!("--size={PART}")]);
-    for i in 0..readers + writers {
-        let kind = if i < readers { "read" } else { "write" };
-        let rw = if random { format!("rand{kind}") } else { kind.to_owned() };
-        args.extend([
-            format!("--name={kind}{i}"),
-            format!("--rw={rw}"),
-            format!("--offset={}", from + i * PART),
-        ]);
-    }
-    args
 }
 
 /// Way in which the host serves and favours the VM.
@@ -185,14 +168,14 @@ pub struct Cell {
 impl Cell {
     /// Load in the guest; `None` for an unknown name.
     #[must_use]
-    pub fn guest(&self) -> Option<GuestLoad> {
-        GuestLoad::from_name(&self.guest_load)
+    pub fn guest(&self) -> Option<Load> {
+        Load::of_guest(&self.guest_load)
     }
 
     /// Load of the host; `None` for an unknown name.
     #[must_use]
-    pub fn host(&self) -> Option<HostLoad> {
-        HostLoad::named(&self.host_load)
+    pub fn host(&self) -> Option<Load> {
+        Load::of_host(&self.host_load)
     }
 
     /// The cell without load.
@@ -322,7 +305,7 @@ mod tests {
     #[test]
     fn every_name_is_a_load_of_its_size() {
         for name in GUEST_LOADS {
-            let load = GuestLoad::from_name(name).unwrap();
+            let load = Load::of_guest(name).unwrap();
             let args = load.fio("/dev/vda");
             let jobs = args.iter().filter(|a| a.starts_with("--name=")).count() as u64;
             assert_eq!(jobs, load.readers + load.writers, "{name}");
@@ -334,11 +317,11 @@ mod tests {
             let offsets = args.iter().filter_map(|a| a.strip_prefix("--offset=")?.parse::<u64>().ok());
             assert!(offsets.clone().all(|at| at >= LOAD_FROM && at + PART <= DISK), "{name}");
         }
-        assert_eq!(HOST_LOADS.map(|name| HostLoad::named(name).unwrap().readers), [0, 1, 5]);
-        let args = HostLoad::named("5r").unwrap().fio("/dev/loop0");
+        assert_eq!(HOST_LOADS.map(|name| Load::of_host(name).unwrap().readers), [0, 1, 5]);
+        let args = Load::of_host("5r").unwrap().fio("/dev/loop0");
         let offsets = args.iter().filter_map(|a| a.strip_prefix("--offset=")?.parse::<u64>().ok());
         assert!(offsets.clone().all(|at| at >= DISK && at + PART <= 2 * DISK), "behind the guest's disk");
-        assert!(HostLoad::named("2r").is_none() && GuestLoad::from_name("1r").is_none());
+        assert!(Load::of_host("2r").is_none() && Load::of_guest("1r").is_none());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rtvirtio_testbed::qemu::{GUEST_DISK, QemuGuest};
 use rtvirtio_vmm::agent::Process;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 
-use super::cell::{GuestLoad, HostLoad, PART};
+use super::cell::{Load, PART};
 
 /// The agent answers late under load.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ const UNLIMITED: Duration = Duration::from_secs(24 * 3_600);
 /// Bytes of a request of the I/O domain's client, the same as of the host's readers.
 const BLOCK: u32 = 128 << 10;
 
-pub fn start_in_guest(load: &GuestLoad, vm: &mut QemuGuest) -> anyhow::Result<Option<Process>> {
+pub fn start_in_guest(load: &Load, vm: &mut QemuGuest) -> anyhow::Result<Option<Process>> {
     let args = load.fio(GUEST_DISK);
     let argv: Vec<&str> = args.iter().map(String::as_str).collect();
     Ok(if argv.is_empty() { None } else { Some(vm.spawn(&argv)?) })
@@ -53,7 +53,7 @@ pub enum HostReaders {
 
 impl HostReaders {
     /// Starts readers of the device in these cgroups, bypassing the page cache.
-    pub fn on_device(load: &HostLoad, device: &str, procs: &[PathBuf]) -> anyhow::Result<Self> {
+    pub fn on_device(load: &Load, device: &str, procs: &[PathBuf]) -> anyhow::Result<Self> {
         let args = load.fio(device);
         let Some((program, rest)) = args.split_first() else { return Ok(Self::None) };
         let mut command = Command::new(program);
@@ -67,7 +67,7 @@ impl HostReaders {
     }
 
     /// Starts sequential reads of another disk of the I/O domain.
-    pub fn on_domain(load: &HostLoad, socket: &std::path::Path) -> anyhow::Result<Self> {
+    pub fn on_domain(load: &Load, socket: &std::path::Path) -> anyhow::Result<Self> {
         if load.readers == 0 {
             return Ok(Self::None);
         }

@@ -30,9 +30,6 @@ impl Experiment for ResponsivenessData {
 
 /// Report of [`VIDEO_FILE`](super::VIDEO_FILE): late frames, and claims on its start-ups with ids
 /// of their own.
-///
-/// # Errors
-/// The file cannot be read.
 pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
     let mut report = report::<ResponsivenessData>(path)?;
     let (late, mut starts): (Vec<_>, Vec<_>) =
@@ -44,9 +41,6 @@ pub fn report_of_video(path: &Path) -> anyhow::Result<ExperimentReport> {
 
 /// The figures of a saved result, one for each device, application and pair of schedulers: name of
 /// the file and its text.
-///
-/// # Errors
-/// The file cannot be read.
 pub fn svg(path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let data: ResponsivenessData = read(path)?;
     let of = |(of, cells): &([String; 4], Vec<Cell>)| {

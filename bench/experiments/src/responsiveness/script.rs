@@ -15,7 +15,6 @@ pub const SECTOR: u64 = 512;
 ///
 /// The script announces the start itself, as `rtvirtio-guest start` does, whose own start is long
 /// on an emulated processor.
-/// long.
 pub fn script(plane: Plane, limit: u64) -> String {
     let stat = "read x x s x x x w x </sys/block/vda/stat";
     let (begin, nice, end) = match plane {

@@ -14,9 +14,6 @@ const SMALL: u64 = 4 << 10;
 const LARGE: u64 = 1 << 20;
 
 /// Measures random reads and writes one at a time, a second each. Data on the device are lost.
-///
-/// # Errors
-/// When fio fails.
 pub fn measure(
     device: &Path,
     (quantum, urgent_quantum, window): (Bytes, Bytes, u32),

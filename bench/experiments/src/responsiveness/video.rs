@@ -17,7 +17,7 @@ use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::starts::{Change, LARGEST_WEIGHT, Raise};
 use serde::{Deserialize, Serialize};
 
-use super::cell::{DISK, HostLoad, Plane};
+use super::cell::{DISK, Load, Plane};
 use super::load::HostReaders;
 use crate::backend::Backend;
 use crate::guest;
@@ -161,7 +161,7 @@ impl<'a> Players<'a> {
     fn play(
         &mut self,
         bed: &TestBed<'_>,
-        load: &HostLoad,
+        load: &Load,
         seconds: u64,
         progress: &dyn Progress,
     ) -> anyhow::Result<Vec<Frames>> {
@@ -240,7 +240,7 @@ pub fn measure(
         std::fs::create_dir(&dir)?;
         let mut players = Players::boot(bed, *plane, tuning, &dir, labs, progress)?;
         for host_load in loads {
-            let load = HostLoad::named(host_load).with_context(|| format!("no host load `{host_load}`"))?;
+            let load = Load::of_host(host_load).with_context(|| format!("no host load `{host_load}`"))?;
             progress.step(&format!("two videos of {seconds} s, plane {plane}, host {host_load}"));
             let vms = players.play(bed, &load, seconds, progress)?;
             let (device, host_load) = (bed.device.name.clone(), host_load.clone());

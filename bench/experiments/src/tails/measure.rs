@@ -101,13 +101,9 @@ fn long_run(
     progress: &dyn Progress,
 ) -> anyhow::Result<LongRun> {
     let spec = spec(&setup.vms, bed.device.spec.clone(), LabKind::Process);
-    let mut plan = RunPlan {
-        length: Duration::from_nanos(options.length.0),
-        seed: 1,
-        cancel: progress.cancel_flag(),
-        on_tick: &mut |_| {},
-    };
-    let run = stage.run(&spec, &Treatment::knobs(setup.knobs.config()), &mut plan)?;
+    let length = Duration::from_nanos(options.length.0);
+    let plan = RunPlan { length, seed: 1, cancel: progress.cancel_flag() };
+    let run = stage.run(&spec, &Treatment::knobs(setup.knobs.config()), plan)?;
     let (mut tasks, mut left_out) = (Vec::new(), 0);
     for task in &run.tasks {
         let Some(rate) = task.result.declared_rate else { continue };

@@ -64,11 +64,6 @@ impl Column {
     fn scale(&self, value: f64) -> f64 {
         if self.deviation > 0.0 { (value - self.mean) / self.deviation } else { 0.0 * value }
     }
-
-    /// Whether a value is in the training range; a NaN is not.
-    fn holds(&self, value: f64) -> bool {
-        (self.low..=self.high).contains(&value)
-    }
 }
 
 impl Scaler {
@@ -121,29 +116,10 @@ impl Scaler {
         Ok(())
     }
 
-    /// A target in deviations from the mean; 0 if the training targets were constant.
-    #[must_use]
-    pub fn scale_target(&self, y: f64) -> f64 {
-        self.target.scale(y)
-    }
-
-    /// The inverse of [`Scaler::scale_target`].
+    /// The target of a number of deviations from the mean.
     #[must_use]
     pub fn unscale_target(&self, scaled: f64) -> f64 {
         self.target.mean + scaled * self.target.deviation
-    }
-
-    /// Indices of features of `x` outside the training range: a prediction there is an
-    /// extrapolation.
-    ///
-    /// A NaN is outside; so is every column that `x` lacks or has too many.
-    #[must_use]
-    pub fn outside(&self, x: &[f64]) -> Vec<usize> {
-        let inside = |index: usize| match (self.features.get(index), x.get(index)) {
-            (Some(column), Some(value)) => column.holds(*value),
-            _ => false,
-        };
-        (0..self.features.len().max(x.len())).filter(|index| !inside(*index)).collect()
     }
 
     /// The table in scaled units, not clamped, with the same weights.
@@ -152,7 +128,7 @@ impl Scaler {
         Rows {
             x: cells.map(|(value, column)| column.scale(*value)).collect(),
             width: rows.width,
-            y: rows.y.iter().map(|y| self.scale_target(*y)).collect(),
+            y: rows.y.iter().map(|y| self.target.scale(*y)).collect(),
             weight: rows.weight.clone(),
         }
     }
@@ -197,7 +173,7 @@ mod tests {
             assert!(mean.abs() < 1e-14 && (square - deviation).abs() < 1e-14, "{column}: {values:?}");
         }
         assert!(scaled.y.iter().sum::<f64>().abs() < 1e-13);
-        assert!((scaler.unscale_target(scaler.scale_target(123.0)) - 123.0).abs() < 1e-12);
+        assert!((scaler.unscale_target(scaler.target.scale(123.0)) - 123.0).abs() < 1e-12);
         let mut one = Vec::new();
         scaler.scale_into(rows().row(4), &mut one).expect("scaled");
         assert_eq!(one, scaled.row(4));
@@ -215,16 +191,6 @@ mod tests {
         assert_eq!(scale(true, -100.0), scale(false, -4.5));
         assert_eq!(scale(true, 12.0), scale(false, 12.0));
         assert!(scale(true, f64::NAN).is_nan());
-    }
-
-    #[test]
-    fn extrapolation_is_named() {
-        let scaler = Scaler::fit(&rows(), true, 0.5).expect("a scaler");
-        assert_eq!(scaler.outside(&[9.0, 0.1, -1.7e6]), [0; 0]);
-        assert_eq!(scaler.outside(&[9.1, 0.1, 0.0]), [0]);
-        assert_eq!(scaler.outside(&[-0.1, 0.2, f64::NAN]), [0, 1, 2]);
-        assert_eq!(scaler.outside(&[1.0]), [1, 2]);
-        assert_eq!(scaler.outside(&[1.0, 0.1, 0.0, 7.0]), [3]);
     }
 
     #[test]

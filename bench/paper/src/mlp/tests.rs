@@ -4,12 +4,13 @@ use super::*;
 
 mod refused;
 
-const LOSSES: [Loss; 4] = [
-    Loss::Squared,
-    Loss::Pinball { quantile: 0.9 },
-    Loss::Huber { delta: 0.1 },
-    Loss::Huber { delta: 100.0 },
-];
+const LOSSES: [Loss; 2] = [Loss::Squared, Loss::Pinball { quantile: 0.9 }];
+
+impl Mlp {
+    pub(crate) fn predict(&self, x: &[f64]) -> f64 {
+        self.predict_with(x, &mut Scratch::default())
+    }
+}
 
 /// Uniform features in [-1, 1) with the targets of `target`.
 fn table(n: usize, width: usize, seed: u64, target: impl Fn(&[f64], &mut Random) -> f64) -> Rows {
@@ -99,8 +100,6 @@ fn losses_have_the_values_of_their_definitions() {
     let pinball = Loss::Pinball { quantile: 0.75 };
     assert_eq!([at(pinball, 4.0), at(pinball, -4.0), at(pinball, 0.0)], [3.0, 1.0, 0.0]);
     assert_eq!(pinball.slope(1.0, 1.0), 0.0);
-    let huber = Loss::Huber { delta: 1.0 };
-    assert_eq!([at(huber, 0.5), at(huber, 3.0), at(huber, -3.0)], [0.125, 2.5, 2.5]);
     for loss in LOSSES {
         assert!(loss.value(f64::NAN, 1.0).is_nan() && loss.slope(f64::NAN, 1.0).is_nan(), "{loss:?}");
     }
@@ -172,15 +171,6 @@ fn pinball_learns_the_quantile_everywhere() {
 }
 
 #[test]
-fn huber_is_not_led_away_by_outliers() {
-    let outliers = |x: &[f64], random: &mut Random| x[0] + if random.unit() < 0.05 { 50.0 } else { 0.0 };
-    let rows = table(600, 1, 8, outliers);
-    let at_zero = |loss| fit(&rows, &[], &TrainOptions { loss, ..TrainOptions::default() }).0.predict(&[0.0]);
-    let (huber, squared) = (at_zero(Loss::Huber { delta: 0.5 }), at_zero(Loss::Squared));
-    assert!(huber.abs() < 0.1 && squared > 1.5, "{huber} {squared}");
-}
-
-#[test]
 fn weights_of_rows_count() {
     let mut rows = Rows::new(1);
     for _ in 0..40 {
@@ -225,15 +215,8 @@ fn training_stops_early_with_the_best_weights() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bits() {
+fn the_seed_decides_the_order_of_the_rows() {
     let rows = table(200, 3, 1, curve);
-    let run = |seed| fit(&rows, &[8, 8], &TrainOptions { epochs: 20, seed, ..TrainOptions::default() });
-    let bits =
-        |net: &Mlp| -> Vec<u64> { net.layers.iter().flat_map(|l| &l.weights).map(|w| w.to_bits()).collect() };
-    assert_eq!(bits(&run(4).0), bits(&run(4).0));
-    assert_eq!(run(4).1, run(4).1);
-    assert_ne!(bits(&run(4).0), bits(&run(5).0));
-    // From the same first weights, the order of the rows matters.
     let from_one_start = |seed| {
         let mut net = Mlp::new(3, &[8], 1).expect("a network");
         train(&mut net, &rows, None, &TrainOptions { epochs: 2, seed, ..TrainOptions::default() })
@@ -246,13 +229,9 @@ fn the_same_seed_gives_the_same_bits() {
 
 #[test]
 fn json_keeps_every_bit_and_refuses_strangers() {
-    let (net, report) =
-        fit(&table(50, 3, 1, curve), &[6], &TrainOptions { epochs: 3, ..TrainOptions::default() });
+    let (net, _) = fit(&table(50, 3, 1, curve), &[6], &TrainOptions { epochs: 3, ..TrainOptions::default() });
     let text = serde_json::to_string(&net).expect("json");
     assert_eq!(serde_json::from_str::<Mlp>(&text).expect("a network"), net);
-    let report_text = serde_json::to_string(&report).expect("json");
-    assert_eq!(serde_json::from_str::<TrainReport>(&report_text).expect("a report"), report);
     let strange = text.replacen("\"inputs\"", "\"more\":1,\"inputs\"", 1);
     assert!(serde_json::from_str::<Mlp>(&strange).is_err());
-    assert_eq!(serde_json::to_string(&LOSSES[1]).expect("json"), r#"{"pinball":{"quantile":0.9}}"#);
 }

@@ -1,14 +1,13 @@
 //! Training: Adam on shuffled mini-batches, with early stopping by validation rows.
 
 use rtvirtio_stats::{Random, Rows, RowsError};
-use serde::{Deserialize, Serialize};
 
 use super::adam::Adam;
 use super::backprop::Backprop;
 use super::{Loss, Mlp, MlpError, Scratch};
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Hyperparameters; sizes are above zero, shares within [0, 1].
+#[derive(Clone, Copy, Debug)]
 pub struct TrainOptions {
     /// Loss that is minimised.
     pub loss: Loss,
@@ -46,8 +45,7 @@ impl Default for TrainOptions {
 }
 
 /// The losses of one pass over the rows, each the weighted mean over its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epoch {
     /// Loss of the training rows, each evaluated just before the step of its batch.
     pub train: f64,
@@ -56,8 +54,7 @@ pub struct Epoch {
 }
 
 /// Result of training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TrainReport {
     /// Losses in the order of the epochs.
     pub epochs: Vec<Epoch>,
@@ -68,33 +65,6 @@ pub struct TrainReport {
 }
 
 impl TrainOptions {
-    /// Checks the hyperparameters.
-    ///
-    /// # Errors
-    ///
-    /// A size of zero, a rate that is not finite or out of range, a loss that [`Loss::check`]
-    /// refuses.
-    pub fn check(&self) -> Result<(), MlpError> {
-        self.loss.check()?;
-        for (what, found) in [("epochs", self.epochs), ("batch", self.batch), ("patience", self.patience)] {
-            if found == 0 {
-                return Err(MlpError::Size { what, found, max: usize::MAX });
-            }
-        }
-        let rate = self.learning_rate;
-        let decay = self.weight_decay;
-        for (name, value, ok, allowed) in [
-            ("learning_rate", rate, rate > 0.0 && rate <= 1.0, "above 0, at most 1"),
-            ("final_rate", self.final_rate, (0.0..=1.0).contains(&self.final_rate), "between 0 and 1"),
-            ("weight_decay", decay, (0.0..=1.0).contains(&decay), "between 0 and 1"),
-        ] {
-            if !ok {
-                return Err(MlpError::Option { name, value, allowed });
-            }
-        }
-        Ok(())
-    }
-
     fn rate(&self, epoch: usize) -> f64 {
         let done = epoch as f64 / (self.epochs - 1).max(1) as f64;
         let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
@@ -109,7 +79,7 @@ impl TrainOptions {
 ///
 /// # Errors
 ///
-/// Options, rows or a network that their `check` refuses, rows of another width than the network's
+/// Rows or a network that their `check` refuses, rows of another width than the network's
 /// input, or a loss that overflows. The network is then as it was.
 pub fn train(
     net: &mut Mlp,
@@ -117,7 +87,6 @@ pub fn train(
     validation: Option<&Rows>,
     options: &TrainOptions,
 ) -> Result<TrainReport, MlpError> {
-    options.check()?;
     net.check()?;
     for table in [Some(rows), validation].into_iter().flatten() {
         table.check()?;

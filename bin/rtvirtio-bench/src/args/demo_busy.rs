@@ -29,9 +29,6 @@ pub struct BenchDemoBusyArgs {
 
 impl BenchDemoBusyArgs {
     /// For the experiment.
-    ///
-    /// # Errors
-    /// The path of this program is not known.
     pub fn options(&self, global: &Global) -> std::io::Result<DemoBusyOptions> {
         Ok(DemoBusyOptions {
             lab: std::env::current_exe()?.with_file_name("rtvirtio-lab"),

@@ -41,9 +41,6 @@ pub struct BenchHostArgs {
 
 impl BenchHostArgs {
     /// For the experiment.
-    ///
-    /// # Errors
-    /// When the path of this program is not known.
     pub fn options(&self, global: &Global) -> std::io::Result<HostOptions> {
         Ok(HostOptions {
             drive: self.device.clone(),

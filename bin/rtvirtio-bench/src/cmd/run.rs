@@ -67,6 +67,19 @@ impl Run<'_> {
         self.shown::<E>(&self.measured(E::FILE, check, measure)?)
     }
 
+    /// Shows the report of what `measure` measures and writes to the result's path.
+    pub fn written<E: Experiment>(
+        &self,
+        check: impl FnOnce() -> anyhow::Result<()>,
+        measure: impl FnOnce(&Path, &LabHost) -> anyhow::Result<()>,
+    ) -> anyhow::Result<ExitCode> {
+        self.whole::<E>(check, |path, labs| {
+            measure(path, labs)?;
+            self.ui.step(&format!("wrote {}", path.display()));
+            Ok(())
+        })
+    }
+
     /// Measures with `measure`, which needs neither root nor a device, and shows the report.
     pub fn without_device<E: Experiment>(
         &self,

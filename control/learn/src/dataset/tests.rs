@@ -1,19 +1,12 @@
 use rtvirtio_model::Elevator;
 
 use super::*;
-use crate::synthetic::alike;
+use crate::synthetic::{alike, host};
 
 fn header() -> Header {
-    let host = HostFacts {
-        kernel: "6.1".to_owned(),
-        cpus: 2,
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "twin".to_owned(),
-    };
     Header {
         schema: DATASET_SCHEMA.to_owned(),
-        host,
+        host: host("twin"),
         command: "rtvirtio-bench sweep".to_owned(),
         generated: "today".to_owned(),
         model: Some("a1".to_owned()),

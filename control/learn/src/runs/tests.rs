@@ -7,7 +7,7 @@ use rtvirtio_units::Bytes;
 use super::*;
 use crate::condition::inputs;
 use crate::load::Knobs;
-use crate::synthetic::{profile, synthetic_runs};
+use crate::synthetic::{host, profile, synthetic_runs};
 use rtvirtio_workflow::Bar;
 
 struct Quiet(AtomicBool);
@@ -36,14 +36,7 @@ impl Measurer for Same<'_> {
 }
 
 fn file(path: &Path, profile: Profile) -> RunsFile<'_> {
-    let host = HostFacts {
-        kernel: "6.1".to_owned(),
-        cpus: 2,
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "twin".to_owned(),
-    };
-    let (command, generated) = ("test".to_owned(), "today".to_owned());
+    let (command, generated, host) = ("test".to_owned(), "today".to_owned(), host("twin"));
     RunsFile { path, command, generated, host, profile, model: None, other: OtherHost::Refused }
 }
 

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rtvirtio_measure::VmKind;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::workload::WorkloadError;
 use rtvirtio_spec::Device;
@@ -14,7 +13,7 @@ use super::*;
 use crate::dataset::Point;
 use crate::run::Job;
 use crate::stage::StageError;
-use crate::synthetic::{follow, profile};
+use crate::synthetic::{follow, host, profile, synthetic_runs};
 
 #[derive(Default)]
 struct Shown {
@@ -54,16 +53,13 @@ impl Measurer for ByLaw<'_> {
         let mut point = Point {
             id: job.id.clone(),
             device: job.device.to_owned(),
-            kind: VmKind::Process,
             scheme: job.scheme.to_owned(),
             seed: job.seed,
             seconds: job.length.as_secs_f64(),
             knobs: Knobs::from_config(&job.treatment.config),
-            classes: None,
             vms: job.vms.to_vec(),
             noise: Noise { max_ns: self.stall, ..Noise::default() },
-            disk: None,
-            results: Vec::new(),
+            ..synthetic_runs(1, 0.0, 1).remove(0)
         };
         follow(&mut point, 0.3, &mut Random::new(job.seed));
         Ok(point)
@@ -79,22 +75,12 @@ fn allowed() -> Allowed {
     Allowed { elevators: vec![Elevator::Bfq, Elevator::None], writes: false, cost: None }
 }
 
-fn host() -> HostFacts {
-    HostFacts {
-        kernel: "6.1".to_owned(),
-        cpus: 2,
-        vmm: "none".to_owned(),
-        accelerator: "none".to_owned(),
-        device: "sda".to_owned(),
-    }
-}
-
 fn file(path: &Path) -> RunsFile<'_> {
     RunsFile {
         path,
         command: "sweep".to_owned(),
         generated: "today".to_owned(),
-        host: host(),
+        host: host("sda"),
         profile: profile(),
         model: None,
         other: OtherHost::Refused,
@@ -176,7 +162,8 @@ fn learning<'l>(
     data: &'l Path,
     time: Duration,
 ) -> Learning<'l> {
-    Learning { device, allowed: allowed(), profile, host: host(), data, time, generated: "today".to_owned() }
+    let generated = "today".to_owned();
+    Learning { device, allowed: allowed(), profile, host: host("sda"), data, time, generated }
 }
 
 /// Learns with synthetic runs until the user cancels.
@@ -273,24 +260,24 @@ fn a_sweep_of_elsewhere_is_kept_under_another_name() {
         set_aside(&data, "qlc-nvme", host, profile, &shown).unwrap();
         std::mem::take(&mut *shown.warnings.lock().unwrap())
     };
-    assert!(aside(&host(), &profile()).is_empty(), "there is none");
+    assert!(aside(&host("sda"), &profile()).is_empty(), "there is none");
     begin();
-    assert!(aside(&host(), &profile()).is_empty() && data.exists(), "it goes on");
-    let updated = HostFacts { kernel: "6.12".to_owned(), ..host() };
+    assert!(aside(&host("sda"), &profile()).is_empty() && data.exists(), "it goes on");
+    let updated = HostFacts { kernel: "6.12".to_owned(), ..host("sda") };
     let warned = aside(&updated, &profile());
     assert!(warned[0].contains("sda on Linux 6.1 with 2 CPUs, this is sda on Linux 6.12"), "{warned:?}");
     assert!(!data.exists() && dir.path().join("sda.1.jsonl").exists());
     std::fs::write(&data, "something else\n").unwrap();
-    assert!(aside(&host(), &profile())[0].contains("not the header of a dataset"));
+    assert!(aside(&host("sda"), &profile())[0].contains("not the header of a dataset"));
     assert!(dir.path().join("sda.2.jsonl").exists());
     begin();
     // A disk without an identity, before or now, may be the same.
     let replaced = Profile { identity: Some("wwid-b".to_owned()), ..profile() };
-    assert!(aside(&host(), &replaced).is_empty());
+    assert!(aside(&host("sda"), &replaced).is_empty());
     let text = std::fs::read_to_string(&data).unwrap();
     let of = serde_json::to_string(&Profile { identity: Some("wwid-a".to_owned()), ..profile() }).unwrap();
     let header = text.replace(&serde_json::to_string(&profile()).unwrap(), &of);
     assert_ne!(header, text);
     std::fs::write(&data, header).unwrap();
-    assert!(aside(&host(), &replaced)[0].contains("of the disk wwid-a, this is wwid-b"));
+    assert!(aside(&host("sda"), &replaced)[0].contains("of the disk wwid-a, this is wwid-b"));
 }

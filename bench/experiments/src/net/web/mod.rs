@@ -143,9 +143,6 @@ fn tap(name: &str) -> String {
 }
 
 /// Measures all conditions, and simulates them in virtual time.
-///
-/// # Errors
-/// A namespace or an I/O domain that cannot be made, and cancellation.
 pub fn measure_web(options: &NetOptions, progress: &dyn Progress) -> anyhow::Result<WebData> {
     let requests = (options.requests / ROUND_TRIPS_PER_REQUEST).max(1);
     let mut counter = Counter::new(progress, "rounds of web requests", options.rounds * CONDITIONS.len());

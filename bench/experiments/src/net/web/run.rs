@@ -6,16 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use rtvirtio_domain_client::{ClientQueue, NetClient};
+use rtvirtio_domain_client::NetClient;
 use rtvirtio_domain_config::WIRE_OVERHEAD;
 use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_testbed::netns::{self, Namespace, RawSocket};
 use rtvirtio_workflow::Progress;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Condition, DEADLINE, FRAME_BYTES, FRAMES, WebRun, config, tap};
 use crate::backend::Backend;
-use crate::net::probe::{Address, PEER, RoundTrips};
+use crate::net::probe::{self, Address, PEER, RoundTrips};
 use crate::net::test_bed::{GUESTS, HOST, NAMES};
 use rtvirtio_harness::cores::{bind, bind_this_thread, core_and_others};
 
@@ -41,9 +40,7 @@ const FULL: Duration = Duration::from_millis(2);
 
 /// A frame whose number and part are 0.
 fn frame(to: Address, from: Address, kind: u16, len: usize) -> Vec<u8> {
-    let mut frame = [&to.mac[..], &from.mac[..], &kind.to_be_bytes()[..]].concat();
-    frame.resize(len, 0);
-    frame
+    probe::frame(to.mac, from.mac, kind, len, 0)
 }
 
 fn set_number(frame: &mut [u8], number: u32, part: u16) {
@@ -61,9 +58,6 @@ fn number(frame: &[u8], from: Address) -> Option<(u32, u16)> {
 }
 
 /// Sends this many requests.
-///
-/// # Errors
-/// A namespace or an I/O domain that cannot be made, and cancellation.
 pub(super) fn run(condition: Condition, requests: u32, progress: &dyn Progress) -> anyhow::Result<WebRun> {
     let (order, loaded) = condition;
     let namespace = Namespace::new()?;
@@ -128,28 +122,10 @@ fn serve(socket: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
             client.tx.notify()?;
         }
         if backlog.is_empty() {
-            wait_for_frame(&mut client.rx)?;
+            probe::wait_for_frame(&mut client.rx, POLL_INTERVAL)?;
         } else {
             std::thread::sleep(FULL);
         }
-    }
-    Ok(())
-}
-
-/// Sleeps until the I/O domain has a frame, or for a moment.
-fn wait_for_frame(queue: &mut ClientQueue) -> anyhow::Result<()> {
-    queue.enable_call();
-    if queue.has_used() {
-        return Ok(());
-    }
-    let nap = Timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL.as_nanos() as i64 };
-    let mut fds = [PollFd::from_borrowed_fd(queue.call_fd(), PollFlags::IN)];
-    match poll(&mut fds, Some(&nap)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(e) => return Err(e.into()),
-    }
-    if fds[0].revents().contains(PollFlags::IN) {
-        let _ = queue.call.read();
     }
     Ok(())
 }

@@ -22,9 +22,6 @@ fn due(number: u32) -> Nanos {
 }
 
 /// Simulates this many requests.
-///
-/// # Errors
-/// A configuration that is refused, a defect.
 pub(super) fn simulate(condition: Condition, requests: u32) -> anyhow::Result<WebRun> {
     let (order, loaded) = condition;
     let file = File::parse(Path::new("simulated"), &config(order, Path::new("/")))?;

@@ -36,9 +36,6 @@ const START: Duration = Duration::from_secs(60);
 const TRACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the chain once for about `length`.
-///
-/// # Errors
-/// A guest or I/O domain that does not answer, and cancellation.
 pub fn run(guests: &mut Guests<'_>, length: Duration, progress: &dyn Progress) -> anyhow::Result<Chain> {
     guests.set(Setup::Urgency, progress)?;
     guests.start_reporter(progress)?;

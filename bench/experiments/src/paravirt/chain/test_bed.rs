@@ -34,9 +34,6 @@ pub struct DiskTestBed {
 
 impl DiskTestBed {
     /// Starts the I/O domain.
-    ///
-    /// # Errors
-    /// No memory for the disks, and an I/O domain that does not start.
     pub fn start(dir: &Path) -> anyhow::Result<Self> {
         let dirs = Dirs { state: dir.join("state"), run: dir.to_owned() };
         std::fs::create_dir(&dirs.state).with_context(|| dirs.state.display().to_string())?;

@@ -57,9 +57,6 @@ struct Setup {
 }
 
 /// Measures the device, chooses limits, and measures their effect.
-///
-/// # Errors
-/// A device that cannot be made or measured, requests that fail, and cancellation.
 pub fn measure(
     options: &PlannedOptions,
     labs: &LabHost,
@@ -238,8 +235,8 @@ fn by_kernel(
     (length, seed): (Duration, u64),
     progress: &dyn Progress,
 ) -> anyhow::Result<(VictimSeen, f64)> {
-    let mut plan = RunPlan { length, seed, cancel: progress.cancel_flag(), on_tick: &mut |_| {} };
-    let run = stage.run(spec, &Treatment::knobs(settings.clone()), &mut plan)?;
+    let plan = RunPlan { length, seed, cancel: progress.cancel_flag() };
+    let run = stage.run(spec, &Treatment::knobs(settings.clone()), plan)?;
     let [victim, neighbour] = &run.tasks[..] else { bail!("{} tasks: a defect", run.tasks.len()) };
     let awake = run.stalls.as_ref().and_then(|stalls| victim.latencies_less(stalls));
     let seen = VictimSeen {

@@ -34,6 +34,8 @@ fn corrupt_networks_are_refused() {
     }
     let reversed = Layer { inputs: 4, outputs: 3, ..good.layers[0].clone() };
     assert!(Mlp { layers: vec![reversed] }.predict(&[1.0; 4]).is_nan());
+    assert!(Mlp::new(0, &[3], 1).is_err() && Mlp::new(3, &[3, 0], 1).is_err());
+    assert!(Mlp::new(WIDTH_MAX + 1, &[], 1).is_err() && Mlp::new(1, &[1; LAYERS_MAX], 1).is_err());
 }
 
 #[test]
@@ -86,31 +88,6 @@ fn tables_that_cannot_be_used_are_refused() {
     assert!(rows.push(&[1.0; 3], f64::NAN, 1.0).is_err() && rows.push(&[1.0; 3], 0.0, -1.0).is_err());
     assert_eq!(rows, good);
     assert!(rows.row(99).is_empty());
-}
-
-#[test]
-fn options_without_meaning_are_refused() {
-    let good = TrainOptions::default();
-    let loss = |loss| TrainOptions { loss, ..good };
-    for options in [
-        TrainOptions { epochs: 0, ..good },
-        TrainOptions { batch: 0, ..good },
-        TrainOptions { patience: 0, ..good },
-        TrainOptions { learning_rate: 0.0, ..good },
-        TrainOptions { learning_rate: f64::NAN, ..good },
-        TrainOptions { final_rate: 1.5, ..good },
-        TrainOptions { weight_decay: -0.1, ..good },
-        loss(Loss::Pinball { quantile: 1.0 }),
-        loss(Loss::Pinball { quantile: f64::NAN }),
-        loss(Loss::Huber { delta: 0.0 }),
-        loss(Loss::Huber { delta: f64::INFINITY }),
-    ] {
-        assert!(options.check().is_err(), "{options:?}");
-        let mut net = Mlp::new(3, &[2], 1).expect("a network");
-        assert!(train(&mut net, &table(9, 3, 1, curve), None, &options).is_err());
-    }
-    assert!(Mlp::new(0, &[3], 1).is_err() && Mlp::new(3, &[3, 0], 1).is_err());
-    assert!(Mlp::new(WIDTH_MAX + 1, &[], 1).is_err() && Mlp::new(1, &[1; LAYERS_MAX], 1).is_err());
 }
 
 #[test]
