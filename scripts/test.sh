@@ -58,8 +58,8 @@ cluster_name() {
 # real-time budget, no libvirt and no leftovers of others, so it runs while those of the host do.
 parallel_name() {
     case $1 in
-    amend | claims | corpus | crash_kernel | crash_sim | data | dependencies | disks | flaky | hostile | journal_bits | journal_damage | pages) return 0 ;;
-    reload | repeat | share | unreadable) return 0 ;;
+    amend | claims | cli | corpus | crash_kernel | crash_sim | data | dependencies | disks | flaky | hostile) return 0 ;;
+    journal_bits | journal_damage | pages | process | reload | repeat | share | tasks | twin | unreadable) return 0 ;;
     esac
     return 1
 }

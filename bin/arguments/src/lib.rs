@@ -26,9 +26,6 @@ pub fn parse<C: Parser>(section: Section) -> Result<C, ExitCode> {
 }
 
 /// Parses as [`parse`] does, for a program whose help lists its commands under headings.
-///
-/// # Errors
-/// The exit code, as of [`parse`].
 pub fn parse_grouped<C: Parser>(section: Section, groups: &[Group]) -> Result<C, ExitCode> {
     parse_command(groups::grouped(C::command(), groups), section)
 }

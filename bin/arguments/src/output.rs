@@ -4,9 +4,6 @@
 use std::io::{self, Write as _};
 
 /// Prints text on standard output. A closed pipe, as in `rtvirtio plan | head`, is no error.
-///
-/// # Errors
-/// When standard output cannot be written.
 pub fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

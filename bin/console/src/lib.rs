@@ -14,7 +14,7 @@ pub use global::{ExplainingParser, Global, MarginArg, ModelArg};
 pub use output::{finish, show, style};
 pub use rtvirtio_arguments::print;
 pub use saved::{save_model, save_profile};
-pub use ui::{Bar, Ui};
+pub use ui::Ui;
 
 pub use rtvirtio_workflow::{generated, write_file};
 

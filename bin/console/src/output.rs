@@ -32,9 +32,6 @@ fn terminal_width() -> usize {
 
 /// Prints the result: JSON when asked, else the text, of which no name from elsewhere reaches the
 /// terminal with control characters.
-///
-/// # Errors
-/// When standard output cannot be written.
 pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
     let out = if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { terminal_lines(&text()) };
     Ok(print(&out)?)

@@ -26,9 +26,6 @@ pub struct Ui {
 impl Ui {
     /// Also handles SIGINT, SIGTERM and SIGHUP: from now on they set a flag that long operations
     /// check, so that all changes are put back.
-    ///
-    /// # Errors
-    /// When the kernel refuses a handler.
     pub fn new(global: &Global) -> anyhow::Result<Self> {
         let cancelled = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -36,27 +33,6 @@ impl Ui {
         }
         let tty = std::io::stderr().is_terminal();
         Ok(Self { json: global.json, quiet: global.quiet, tty, cancelled })
-    }
-
-    /// A bar from 0 to `total` seconds or points.
-    #[must_use]
-    pub fn bar(&self, label: &str, total: u64) -> Bar {
-        let bar = if self.quiet || !self.tty {
-            ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden())
-        } else {
-            ProgressBar::new(total)
-        };
-        if let Ok(style) = ProgressStyle::with_template("  {msg:<44} [{bar:30}] {percent:>3}% {eta} left") {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        let label = terminal(label, false);
-        bar.set_message(label.clone());
-        bar.enable_steady_tick(Duration::from_millis(500));
-        let plain = !self.quiet && !self.tty;
-        if plain {
-            self.step(&format!("{label} ..."));
-        }
-        Bar { bar, total, plain, shown: 0, ui: self.clone(), label }
     }
 }
 
@@ -73,7 +49,22 @@ impl Progress for Ui {
     }
 
     fn bar(&self, label: &str, total: u64) -> Box<dyn rtvirtio_workflow::Bar> {
-        Box::new(Self::bar(self, label, total))
+        let bar = if self.quiet || !self.tty {
+            ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden())
+        } else {
+            ProgressBar::new(total)
+        };
+        if let Ok(style) = ProgressStyle::with_template("  {msg:<44} [{bar:30}] {percent:>3}% {eta} left") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        let label = terminal(label, false);
+        bar.set_message(label.clone());
+        bar.enable_steady_tick(Duration::from_millis(500));
+        let plain = !self.quiet && !self.tty;
+        if plain {
+            self.step(&format!("{label} ..."));
+        }
+        Box::new(Bar { bar, total, plain, shown: 0, ui: self.clone(), label })
     }
 
     fn cancel_flag(&self) -> &AtomicBool {
@@ -86,18 +77,8 @@ fn warning(text: &str) -> String {
     format!("rtvirtio: {}", terminal(text, false))
 }
 
-impl rtvirtio_workflow::Bar for Bar {
-    fn set(&mut self, done: u64) {
-        Self::set(self, done);
-    }
-
-    fn set_message(&mut self, text: &str) {
-        Self::set_message(self, text);
-    }
-}
-
 /// A progress bar; without a terminal a line every quarter.
-pub struct Bar {
+struct Bar {
     bar: ProgressBar,
     total: u64,
     plain: bool,
@@ -106,9 +87,8 @@ pub struct Bar {
     label: String,
 }
 
-impl Bar {
-    /// Shows `done` of the total; without a terminal prints each quarter.
-    pub fn set(&mut self, done: u64) {
+impl rtvirtio_workflow::Bar for Bar {
+    fn set(&mut self, done: u64) {
         self.bar.set_position(done.min(self.total));
         let quarter = done * 4 / self.total.max(1);
         if self.plain && quarter > self.shown && quarter < 4 {
@@ -117,13 +97,7 @@ impl Bar {
         }
     }
 
-    /// Advances by one unit.
-    pub fn step(&mut self) {
-        self.set(self.bar.position() + 1);
-    }
-
-    /// Shows a text next to the bar.
-    pub fn set_message(&mut self, text: &str) {
+    fn set_message(&mut self, text: &str) {
         self.bar.set_message(terminal(text, false));
     }
 }

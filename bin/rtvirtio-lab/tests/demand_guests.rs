@@ -16,13 +16,11 @@ use serde_json::Value;
 
 const DEADLINE_MS: f64 = 400.0;
 
-fn guest(name: &str, site: &Site) -> (QemuGuest, u16) {
+fn guest(name: &str, run_dir: &Path) -> (QemuGuest, u16) {
     let image = image::ensure(Path::new("/var/cache/rtvirtio"), &|_| ()).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let config = QemuConfig {
-        port: Some(port),
-        ..QemuConfig::new(name, image, GuestDisk::None, &site.dir.path().join("vms"))
-    };
+    let config =
+        QemuConfig { port: Some(port), ..QemuConfig::new(name, image, GuestDisk::None, run_dir) };
     let mut vm = QemuGuest::start(&config).unwrap();
     let script = format!(
         "ip link set lo up && ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && mkdir -p /srv && \
@@ -45,8 +43,11 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     }
     let site = Site::new();
     let names = ["web", "other"].map(|n| site.vm(n));
-    let [(web, port), (other, other_port)] = [guest(&names[0], &site), guest(&names[1], &site)];
-    let path = site.dir.path().join("plant.toml");
+    let run_dir = &site.dir.path().join("vms");
+    let [(web, port), (other, other_port)] = std::thread::scope(|scope| {
+        let boots = [&names[0], &names[1]].map(|name| scope.spawn(move || guest(name, run_dir)));
+        boots.map(|boot| boot.join().unwrap())
+    });
     let spec = |requests: f64| {
         let vm = |i: usize, vm: &QemuGuest, cpu: &str| {
             format!(
@@ -57,15 +58,11 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
         };
         let demand = format!("requests = \"{requests:.3}/s\", deadline = \"{DEADLINE_MS}ms\"");
         let given = "budget = \"20ms\", period = \"100ms\"";
-        fs::write(
-            &path,
-            format!("[device]\npath = \"/dev/sdz\"\n{}{}", vm(0, &web, &demand), vm(1, &other, given)),
-        )
-        .unwrap();
-        path.to_str().unwrap()
+        let vms = vm(0, &web, &demand) + &vm(1, &other, given);
+        site.write("plant.toml", &format!("[device]\npath = \"/dev/sdz\"\n{vms}"))
     };
     let urls = [port, other_port].map(|p| format!("http://127.0.0.1:{p}/file"));
-    let measure = ["profile", "cpu", &names[0], "--spec", spec(1.0), "--url", &urls[0]];
+    let measure = ["profile", "cpu", &names[0], "--spec", &spec(1.0), "--url", &urls[0]];
     let beside = ["--neighbour", &names[1], "--neighbour-url", &urls[1], "--neighbour-budgets", "20"];
     let (code, profile) =
         site.json(&[&measure[..], &beside, &["--budgets", "10,30", "--for", "1s"]].concat());
@@ -97,7 +94,7 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     let saved = site.state_dir().join(format!("cpu-profiles/{}.json", names[0]));
     fs::write(&saved, certain.to_string()).unwrap();
     let asked = 5.0;
-    let (code, applied) = site.json(&["apply", spec(asked), "--cpu-only"]);
+    let (code, applied) = site.json(&["apply", &spec(asked), "--cpu-only"]);
     let found = &applied[0]["found"];
     // The curve measured alongside 20 % decides, because the other VM has 20 %: 30 % carries 5.25 a
     // second.
@@ -122,7 +119,7 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     assert!(!ms.is_empty() && ms.len() + failed == 40, "{} of 40 answered", ms.len());
     // More than any budget carries is refused with the curve that decides.
     site.ok(&["revert"]);
-    let refused = text(&site.output(&["apply", spec(1000.0), "--cpu-only"]).stderr);
+    let refused = site.refused(&["apply", &spec(1000.0), "--cpu-only"]);
     assert!(refused.contains("a neighbour of 20 %"), "{refused}");
     web.stop().unwrap();
     other.stop().unwrap();

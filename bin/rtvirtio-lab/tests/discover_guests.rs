@@ -42,9 +42,7 @@ fn what_is_observed_is_what_fio_in_the_guests_did() {
         return;
     }
     let site = Site::new();
-    let spec = site.dir.path().join("two.toml");
-    std::fs::write(&spec, SPEC).unwrap();
-    site.ok(&["lab", "up", spec.to_str().unwrap(), "--accel", "tcg"]);
+    site.ok(&["lab", "up", &site.write("two.toml", SPEC), "--accel", "tcg"]);
     let (_, state) = site.json(&["lab", "status"]);
     let guests = site.run_dir().join("guests");
     let monitor = |name: &str| guests.join(format!("{name}.qmp"));

@@ -50,8 +50,7 @@ fn the_whole_loop() {
     let before = queue_settings(&device);
     let (_, outlook) = site.json(&["predict", SPEC]);
     assert_eq!(outlook.as_array().unwrap().len(), 6);
-    let plan_file = site.dir.path().join("a.plan");
-    let plan_arg = plan_file.to_str().unwrap();
+    let plan_arg = &site.path("a.plan");
     // On a busy machine the measured profile may carry no plan; that of a quiet one does.
     let (code, plan) = site.json(&["plan", SPEC, "-o", plan_arg, "--profile", PROFILE]);
     assert_eq!((code, &plan["feasible"]), (0, &true.into()), "{plan:#}");
@@ -64,49 +63,22 @@ fn the_whole_loop() {
     site.ok(&["apply", plan_arg]);
     assert_ne!(queue_settings(&device), before);
     let (_, status) = site.json(&["status"]);
-    assert!(
-        status["knobs"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|k| k["state"]["state"] == "in_force" || k["state"] == "in_force"),
-        "{status:#}"
-    );
+    let in_force = |k: &Value| k["state"]["state"] == "in_force" || k["state"] == "in_force";
+    assert!(status["knobs"].as_array().unwrap().iter().all(in_force), "{status:#}");
     let twice = site.output(&["apply", plan_arg, "--spec", SPEC]);
     assert!(text(&twice.stderr).contains("rtvirtio revert"), "{}", text(&twice.stderr));
 
-    let result_file = site.dir.path().join("result.json");
-    let html = site.dir.path().join("r.html");
-    let (_, result) = site.json(&[
-        "verify",
-        SPEC,
-        "--for",
-        "3s",
-        "-o",
-        result_file.to_str().unwrap(),
-        "--html",
-        html.to_str().unwrap(),
-    ]);
+    let (result_file, html) = (site.path("result.json"), site.path("r.html"));
+    let files = ["-o", &result_file, "--html", &html];
+    let (_, result) = site.json(&[&["verify", SPEC, "--for", "3s"][..], &files].concat());
     assert_eq!(result["schema"], "rtvirtio.result.v1");
     assert_eq!(result["runs"][0]["kind"], "process");
     assert_eq!(result["runs"][0]["scheme"], plan["devices"][0]["plan"]["scheme"]);
     let tasks = result["runs"][0]["tasks"].as_array().unwrap();
     assert_eq!(tasks.len(), 6);
     for task in tasks {
-        for key in [
-            "vm",
-            "task",
-            "target_ns",
-            "declared_rate",
-            "achieved_rate",
-            "n",
-            "p50_ns",
-            "p99_ns",
-            "p9999_ns",
-            "max_ns",
-            "predicted_ns",
-            "verdict",
-        ] {
+        let keys = "vm task target_ns declared_rate achieved_rate n p50_ns p99_ns p9999_ns max_ns predicted_ns verdict";
+        for key in keys.split(' ') {
             assert!(!task[key].is_null(), "{key} in {task:#}");
         }
         assert!(task["n"].as_u64().unwrap() > 0);
@@ -184,12 +156,8 @@ fn a_killed_profile_is_put_back_by_revert() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_ne!(queue_settings(&device), before);
-    let again = site.output(&["profile", SPEC]);
-    assert!(
-        !again.status.success() && text(&again.stderr).contains("rtvirtio revert"),
-        "{}",
-        text(&again.stderr)
-    );
+    let again = site.refused(&["profile", SPEC]);
+    assert!(again.contains("rtvirtio revert"), "{again}");
     site.ok(&["revert"]);
     assert_eq!(queue_settings(&device), before);
     site.ok(&["lab", "down"]);
@@ -211,12 +179,9 @@ fn a_vanished_cgroup_is_a_clear_error() {
         .unwrap();
     fs::remove_dir(&dir).unwrap();
     let out = site.output(&["lab", "run", "--for", "1s"]);
+    let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1));
-    assert!(
-        text(&out.stderr).contains("vm1") && text(&out.stderr).contains("cgroup"),
-        "{}",
-        text(&out.stderr)
-    );
+    assert!(said.contains("vm1") && said.contains("cgroup"), "{said}");
     site.ok(&["lab", "down"]);
     site.assert_clean();
 }
@@ -250,14 +215,12 @@ fn a_small_demo_leaves_nothing_also_after_ctrl_c() {
 
 /// A spec on a file that the lab makes at `path`.
 fn on_a_file(site: &Site, path: &Path) -> String {
-    let spec = site.dir.path().join("own-disk.toml");
     let text = format!(
         "[device]\nfile = {:?}\nsize = \"64MiB\"\n[[vm]]\nname = \"a\"\nlab = \"process\"\n\
          [[vm.task]]\nname = \"t\"\nop = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
         path.display().to_string()
     );
-    fs::write(&spec, text).unwrap();
-    spec.display().to_string()
+    site.write("own-disk.toml", &text)
 }
 
 #[test]

@@ -37,10 +37,9 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
         return;
     }
     let site = Site::new();
-    let spec = site.dir.path().join("two.toml");
-    std::fs::write(&spec, SPEC).unwrap();
+    let spec = site.write("two.toml", SPEC);
     // TCG: whether KVM works here is another test's question.
-    site.ok(&["lab", "up", spec.to_str().unwrap(), "--accel", "tcg"]);
+    site.ok(&["lab", "up", &spec, "--accel", "tcg"]);
     let (_, state) = site.json(&["lab", "status"]);
     let kernels: Vec<&str> = [0, 1].map(|i| state["vms"][i]["kernel"].as_str().unwrap()).to_vec();
     assert!(kernels[0].ends_with("-cloud-amd64") && kernels[1].ends_with("-rt-amd64"), "{kernels:?}");
@@ -63,9 +62,8 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
         ],
         "tasks": [], "feasible": true, "infeasible": null, "evaluated": 0,
     });
-    let plan_file = site.dir.path().join("hand.plan");
-    std::fs::write(&plan_file, plan.to_string()).unwrap();
-    let args = [plan_file.to_str().unwrap(), "--spec", spec.to_str().unwrap()];
+    let plan_file = site.write("hand.plan", &plan.to_string());
+    let args: [&str; 3] = [&plan_file, "--spec", &spec];
     let dry = site.ok(&[&["apply"], &args[..], &["--dry-run"]].concat());
     assert!(dry.contains("a:/sys/block/vda/queue/scheduler"), "{dry}");
     site.ok(&[&["apply"], &args[..]].concat());
@@ -78,7 +76,6 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
     let (_, state) = site.json(&["lab", "status"]);
     let guests = site.run_dir().join("guests");
     let socket = |name: &str| guests.join(name).display().to_string();
-    let existing = site.dir.path().join("existing.toml");
     let text_of_spec = format!(
         "[device]\npath = {}\n[[vm]]\nname = \"plant\"\nqmp = {:?}\nagent = {:?}\ndisk = \"/dev/vda\"\n[[vm.task]]\n\
          name = \"light\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"50/s\"\n",
@@ -86,17 +83,15 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
         socket("a.qmp"),
         socket("a.qga")
     );
-    std::fs::write(&existing, text_of_spec).unwrap();
-    let weight = plan
-        .to_string()
-        .replace("\"vm\":\"b\"", "\"vm\":\"plant\"")
-        .replace("\"vm\":\"a\"", "\"vm\":\"plant\"");
-    std::fs::write(&plan_file, weight).unwrap();
-    let dry =
-        site.ok(&["apply", plan_file.to_str().unwrap(), "--spec", existing.to_str().unwrap(), "--dry-run"]);
+    let existing = site.write("existing.toml", &text_of_spec);
+    let weight = ["a", "b"].iter().fold(plan.to_string(), |text, vm| {
+        text.replace(&format!("\"vm\":\"{vm}\""), "\"vm\":\"plant\"")
+    });
+    site.write("hand.plan", &weight);
+    let dry = site.ok(&["apply", &plan_file, "--spec", &existing, "--dry-run"]);
     let cgroup = state["vms"][0]["cgroup"].as_str().unwrap();
     assert!(dry.contains(cgroup) && dry.contains("plant:/sys/block/vda/queue/scheduler"), "{dry}");
-    let (_, result) = site.json(&["verify", existing.to_str().unwrap(), "--for", "2s"]);
+    let (_, result) = site.json(&["verify", &existing, "--for", "2s"]);
     assert!(result["runs"][0]["tasks"][0]["n"].as_u64().unwrap() > 0, "{result:#}");
 
     // One guest dies in the middle of a run.

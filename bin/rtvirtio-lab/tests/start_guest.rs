@@ -57,14 +57,13 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
 
     // The agent's channel is the command's now.
     vm.close_agent();
-    let spec = site.dir.path().join("desk.toml");
     let lines = format!(
         "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"desk\"\nqmp = '{}'\nagent = '{}'\ndisk = \"/dev/vda\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
         vm.handle().qmp_socket().display(),
         vm.handle().agent_socket().display()
     );
-    fs::write(&spec, lines).unwrap();
-    let measure = ["measure", "start-up", "desk", "--spec", spec.to_str().unwrap(), "--times", "2"];
+    let spec = site.write("desk.toml", &lines);
+    let measure = ["measure", "start-up", "desk", "--spec", &spec, "--times", "2"];
     let (code, result) = site.json(&[&measure[..], &["--command", "sleep 0.3", "--say"]].concat());
     assert_eq!((code, result["starts"].as_array().unwrap().len()), (0, 2), "{result}");
     let summary = &result["summary"];
@@ -77,8 +76,7 @@ fn a_guest_says_what_starts_and_how_long_it_takes_is_measured() {
     // One that is not in time is a miss, one that fails an error with its reason.
     let (code, result) = site.json(&[&measure[..], &["--command", "sleep 60", "--limit", "1s"]].concat());
     assert_eq!((code, &result["starts"][0]["timed_out"]), (2, &true.into()), "{result}");
-    let failed = site.output(&[&measure[..], &["--command", "echo why >&2; exit 9"]].concat());
-    let error = text(&failed.stderr);
+    let error = site.refused(&[&measure[..], &["--command", "echo why >&2; exit 9"]].concat());
     assert!(error.contains("ended with 9") && error.contains("why"), "{error}");
     vm.stop().unwrap();
     site.assert_clean();

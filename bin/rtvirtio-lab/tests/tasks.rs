@@ -56,16 +56,11 @@ fn every_target_has_a_prediction_and_a_verdict() {
     assert!(shown.contains("etcd/wal") && shown.contains("p99.9 "), "{shown}");
 
     // Without a measurement nothing is guessed.
-    let refused = site.output(&["plan", SPEC, "--profile", PROFILE]);
-    let error = text(&refused.stderr);
-    assert!(!refused.status.success() && error.contains("etcd/wal syncs its writes"), "{error}");
-    assert!(error.contains("--destroy-data"), "{error}");
+    let error = site.refused(&["plan", SPEC, "--profile", PROFILE]);
+    assert!(error.contains("etcd/wal syncs its writes") && error.contains("--destroy-data"), "{error}");
 
     // On a busy machine the measured profile may carry no plan; that of a quiet one does.
-    let quiet = site.dir.path().join("quiet.json");
-    fs::write(&quiet, with_syncs().to_string()).unwrap();
-    let plan_file = site.dir.path().join("a.plan");
-    let (quiet, plan_arg) = (quiet.to_str().unwrap(), plan_file.to_str().unwrap());
+    let (quiet, plan_arg) = (&site.write("quiet.json", &with_syncs().to_string()), &site.path("a.plan"));
     let (code, plan) = site.json(&["plan", SPEC, "-o", plan_arg, "--profile", quiet]);
     assert_eq!((code, &plan["feasible"]), (0, &true.into()), "{plan:#}");
     assert_eq!(rows(&plan["devices"][0]["plan"]["tasks"]), ROWS);
@@ -74,8 +69,8 @@ fn every_target_has_a_prediction_and_a_verdict() {
     assert_eq!(json!(targets), json!([10_000_000, 50_000_000, 20_000_000, null]));
     site.ok(&["apply", plan_arg]);
 
-    let (result_file, html) = (site.dir.path().join("result.json"), site.dir.path().join("r.html"));
-    let files = ["-o", result_file.to_str().unwrap(), "--html", html.to_str().unwrap()];
+    let (result_file, html) = (site.path("result.json"), site.path("r.html"));
+    let files = ["-o", &result_file, "--html", &html];
     let (_, result) = site.json(&[&["verify", SPEC, "--for", "5s"][..], &files].concat());
     let tasks = &result["runs"][0]["tasks"];
     assert_eq!(rows(tasks), ROWS);
@@ -121,12 +116,10 @@ fn every_target_has_a_prediction_and_a_verdict() {
 #[test]
 fn the_domain_promises_the_reads_and_names_the_flush() {
     let site = Site::new();
-    let profile = site.dir.path().join("profile.json");
     // Without the emulated guest, whose own part takes longer than the targets.
     let mut measured = with_syncs();
     measured["guest"] = Value::Null;
-    fs::write(&profile, measured.to_string()).unwrap();
-    let profile = profile.to_str().unwrap();
+    let profile = &site.write("profile.json", &measured.to_string());
     // Code 2: a target cannot be promised.
     let (code, simulated) = site.json(&["simulate", SPEC, "--for", "5s", "--profile", profile]);
     assert_eq!(code, 2, "{simulated:#}");

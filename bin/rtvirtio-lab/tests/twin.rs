@@ -36,16 +36,12 @@ fn measured_service_times_follow_the_model() {
         return;
     }
     let site = Site::new();
-    let spec = site.dir.path().join("s.toml");
-    std::fs::write(&spec, "[device]\ntwin = \"microsd\"\nsize = \"64MiB\"\n[[vm]]\nname = \"a\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n").unwrap();
-    site.ok(&["lab", "up", spec.to_str().unwrap()]);
+    let spec = site.write("s.toml", "[device]\ntwin = \"microsd\"\nsize = \"64MiB\"\n[[vm]]\nname = \"a\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n");
+    site.ok(&["lab", "up", &spec]);
     let (_, state) = site.json(&["lab", "status"]);
     let device = state["device"].as_str().unwrap();
-    std::fs::write(
-        Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue/scheduler"),
-        "none",
-    )
-    .unwrap();
+    let queue = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue");
+    std::fs::write(queue.join("scheduler"), "none").unwrap();
     // No request is faster than the model, on any machine. How much FUSE, the loop device and
     // wake-ups add is a measurement: `rtvirtio-lab profile twin:microsd`.
     for (rw, read) in [("randread", true), ("randwrite", false)] {
@@ -74,11 +70,8 @@ fn a_dead_twin_is_cleaned_up() {
     site.ok(&["lab", "up", "examples/fig7-process.toml"]);
     let (_, state) = site.json(&["lab", "status"]);
     let pid: i32 = state["twin"]["process"]["pid"].as_i64().unwrap().try_into().unwrap();
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     wait_for("the twin's end", || {
         !Path::new(&format!("/proc/{pid}/fd")).exists()
             || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z"))

@@ -2,17 +2,16 @@
 //! apply, keep, `kill -9` of keep, revert while it runs.
 
 use std::fs;
-use std::ops::{Deref, DerefMut};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr, Policy};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest, UrgencyDevice};
 use rtvirtio_testkit::site::{Site, program, signal, text, wait_for};
-use rtvirtio_testkit::{HANG, Need, has};
+use rtvirtio_testkit::{ChildGuard, HANG, Need, has, vm_spec};
 use rtvirtio_vmm::threads::Named;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -57,15 +56,11 @@ impl Guest {
 
     /// With further keys of `[vm.urgency]`.
     fn spec_with(&self, site: &Site, more: &str) -> String {
-        let path = site.dir.path().join("plant.toml");
-        let spec = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
-             priorities = \"rt\"\nurgency = {{ ceiling = 90, budget = \"1s\"{more} }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-            self.name,
-            self.vm.handle().qmp_socket().display()
+        let keys = format!(
+            "cpu = {{ budget = \"4ms\", period = \"20ms\" }}\npriorities = \"rt\"\n\
+             urgency = {{ ceiling = 90, budget = \"1s\"{more} }}"
         );
-        fs::write(&path, spec).unwrap();
-        path.to_str().unwrap().to_owned()
+        site.write("plant.toml", &vm_spec("/dev/sdz", &self.name, &self.vm.handle().qmp_socket(), &keys))
     }
 
     fn scheduling(&self) -> Attr {
@@ -90,32 +85,8 @@ impl Guest {
     }
 }
 
-/// A program in the background; killed when this is dropped, also by a test that fails.
-struct Running(Child);
-
-impl Deref for Running {
-    type Target = Child;
-
-    fn deref(&self) -> &Child {
-        &self.0
-    }
-}
-
-impl DerefMut for Running {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn keep(site: &Site, spec: &str) -> Running {
-    Running(site.spawn(&["keep", spec, "--every", "50ms"]))
+fn keep(site: &Site, spec: &str) -> ChildGuard {
+    ChildGuard(site.spawn(&["keep", spec, "--every", "50ms"]))
 }
 
 #[test]
@@ -227,14 +198,13 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
     }
     let site = Site::new();
     let socket = site.dir.path().join("urgency");
-    let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
+    let mut server = ChildGuard(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     wait_for("the server", || socket.exists());
     // A disk of the I/O domain, in which the guest may use the real-time class.
     let (disk, control) = (rtvirtio_testkit::disk_dir().unwrap(), site.run_dir().join("iod.sock"));
     let image = disk.path().join("disk");
     fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
     let served = site.dir.path().join("served");
-    let config = site.dir.path().join("iod.toml");
     let text = format!(
         "control = \"{}\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"plc-disk\"\nsocket = \"{}\"\npath = \"{}\"\n\
          guest_priority = {{ ceiling = \"real-time\" }}\n",
@@ -242,10 +212,10 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
         served.display(),
         image.display()
     );
-    fs::write(&config, text).unwrap();
+    let config = site.write("iod.toml", &text);
     let domain = || {
-        let child = Command::new(program("rtvirtio-iod")).arg("--config").arg(&config).spawn().unwrap();
-        let running = Running(child);
+        let child = Command::new(program("rtvirtio-iod")).arg("--config").arg(&config).spawn();
+        let running = ChildGuard(child.unwrap());
         wait_for("the domain", || UnixStream::connect(&control).is_ok());
         running
     };
@@ -294,7 +264,7 @@ fn a_doorbell_outlives_its_server_and_its_follower() {
     });
 
     // A server that is started again replaces the dead one's socket; nothing else changes.
-    let mut server = Running(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
+    let mut server = ChildGuard(site.spawn(&["ivshmem", socket.to_str().unwrap()]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(server.try_wait().unwrap().is_none(), "it listens");
     server.kill().unwrap();

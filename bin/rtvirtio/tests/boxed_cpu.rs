@@ -5,6 +5,8 @@
 // Not beside this file, where cargo would take it for a test of its own.
 #[path = "boxed_cpu/crash.rs"]
 mod crash;
+#[path = "boxed/inside.rs"]
+mod inside;
 #[path = "boxed_cpu/plc.rs"]
 mod plc;
 #[path = "boxed_cpu/urgency.rs"]
@@ -12,18 +14,16 @@ mod urgency;
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use plc::{Plc, program, read};
 use rtvirtio_cpu::Backend;
 use rtvirtio_kernel::{Root, preempt_rt, sched};
-use rtvirtio_testbed::boxed::{self, BoxOutcome, BoxRun};
-use rtvirtio_testbed::image::{self, Kernel};
+use rtvirtio_testbed::boxed::{BoxOutcome, BoxRun};
+use rtvirtio_testbed::image::Kernel;
 use rtvirtio_units::Bytes;
 use serde_json::Value;
 
-/// A run takes about a minute on two free cores; beyond this it hangs.
-const LIMIT: Duration = Duration::from_secs(600);
 /// One box after the other: two would share two cores.
 static TURN: Mutex<()> = Mutex::new(());
 /// What the box's script passes on: the release that the kernel's version must confirm.
@@ -40,26 +40,21 @@ fn contracts_under_kvm_on_a_preempt_rt_host() {
 }
 
 fn in_the_box(test: &str, kernel: Kernel) {
-    let image = match boxed::ensure_kernel(&image::default_cache(), kernel, &|line| eprintln!("{line}")) {
-        Ok(image) => image,
-        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
-    };
+    let Some(image) = inside::the_box(test, kernel) else { return };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // This very program goes into the box and runs the test below there, with the program under
     // test.
     let me = std::env::current_exe().unwrap();
     let name = me.file_name().unwrap().to_str().unwrap();
     let script = format!("{KERNEL}={kernel:?} {name} --ignored --exact inside_the_box --nocapture\n");
-    let mut run = BoxRun::new(&script, LIMIT);
+    let mut run = BoxRun::new(&script, inside::LIMIT);
     let guest = rtvirtio_testkit::site::program("rtvirtio-guest");
     let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio")), &guest];
     run.programs = &programs;
     run.memory = Bytes(run.memory.0 + image.guest_memory().0);
     let lost = |out: &BoxOutcome| out.exit_code != Some(0) && out.output.contains(plc::LOST);
-    let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &lost).unwrap();
-    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
-    assert!(out.output.contains("1 passed"), "{}", out.output);
-    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+    let output = inside::ok_with_guests(&image, &run, &lost);
+    assert!(output.contains("1 passed"), "{output}");
 }
 
 /// What a thread of each role has under a mechanism: policy of sched(7), and priority.

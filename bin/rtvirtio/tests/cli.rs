@@ -1,6 +1,6 @@
 //! What needs neither root nor a lab: help, spec errors, planning.
 
-use rtvirtio_testkit::site::{Site, lines, text};
+use rtvirtio_testkit::site::{PROFILE, Site, lines, text};
 
 #[test]
 fn every_command_has_help_with_examples() {
@@ -19,13 +19,12 @@ fn every_command_has_help_with_examples() {
 #[test]
 fn a_wrong_spec_is_told_with_its_place_also_as_json() {
     let site = Site::new();
-    let path = site.dir.path().join("bad.toml");
-    std::fs::write(&path, "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"raed\"\nblock = \"4KiB\"\n").unwrap();
-    let out = site.output(&["plan", path.to_str().unwrap()]);
+    let path = &site.write("bad.toml", "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"raed\"\nblock = \"4KiB\"\n");
+    let out = site.output(&["plan", path]);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
     assert!(said.contains("bad.toml:8:6") && said.contains("read"), "{said}");
-    let (code, json) = site.json(&["plan", path.to_str().unwrap()]);
+    let (code, json) = site.json(&["plan", path]);
     assert_eq!(code, 1);
     assert_eq!(json["errors"][0]["line"], 8);
 }
@@ -97,10 +96,8 @@ fn the_papers_models_are_no_models_of_the_product_and_the_error_says_where_they_
         assert!(!text(&help.stdout).contains("analytical"), "{command}");
     }
     // A plan of an older version is no file that goes wrong later.
-    let path = site.dir.path().join("old.plan");
     let old = plan_of("rtvirtio.plan.v1").replace("\"model\":\"slice\"", "\"model\":\"analytical\"");
-    std::fs::write(&path, old).unwrap();
-    let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
+    let out = site.output(&["apply", &site.write("old.plan", &old), "--dry-run"]);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
     assert!(said.contains("make one with `rtvirtio plan") && said.contains("analytical"), "{said}");
@@ -109,14 +106,12 @@ fn the_papers_models_are_no_models_of_the_product_and_the_error_says_where_they_
 #[test]
 fn a_plan_file_of_another_form_is_refused() {
     let site = Site::new();
-    let path = site.dir.path().join("x.plan");
     for (content, said) in [
         ("{}", "is not a plan"),
         (&plan_of("rtvirtio.plan.v9"), "plan again"),
         (&plan_of("rtvirtio.plan.v1"), "--spec"),
     ] {
-        std::fs::write(&path, content).unwrap();
-        let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
+        let out = site.output(&["apply", &site.write("x.plan", content), "--dry-run"]);
         assert_eq!(out.status.code(), Some(1));
         assert!(text(&out.stderr).contains(said), "{}", text(&out.stderr));
     }
@@ -135,12 +130,9 @@ fn less_margin_leaves_the_neighbour_more() {
     let site = Site::new();
     let strict = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cases/1vm-H-strict-flood.toml");
     let relaxed = std::fs::read_to_string(strict).unwrap().replace("latency = \"5ms\"", "latency = \"40ms\"");
-    let path = site.dir.path().join("relaxed.toml");
-    std::fs::write(&path, relaxed).unwrap();
-    let spec = path.to_str().unwrap();
-    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
+    let spec = &site.write("relaxed.toml", &relaxed);
     let limit = |margin: &[&str]| {
-        let args = [&["plan", spec, "--profile", profile, "--model", "slice", "--defaults"], margin].concat();
+        let args = [&["plan", spec, "--profile", PROFILE, "--model", "slice", "--defaults"], margin].concat();
         let (code, plan) = site.json(&args);
         assert_eq!(code, 0, "{plan:#}");
         let settings = plan["devices"][0]["plan"]["settings"].as_array().unwrap();
@@ -152,9 +144,8 @@ fn less_margin_leaves_the_neighbour_more() {
     // The I/O domain's reservations know no margin, and a plan that is made has its own.
     let out = site.output(&["plan", spec, "--domain", "--margin", "20"]);
     assert!(text(&out.stderr).contains("cannot be used with"), "{}", text(&out.stderr));
-    let saved = site.dir.path().join("made.plan");
-    std::fs::write(&saved, plan_of("rtvirtio.plan.v1")).unwrap();
-    let out = site.output(&["apply", saved.to_str().unwrap(), "--dry-run", "--margin", "20", "--spec", spec]);
+    let saved = &site.write("made.plan", &plan_of("rtvirtio.plan.v1"));
+    let out = site.output(&["apply", saved, "--dry-run", "--margin", "20", "--spec", spec]);
     assert_eq!(out.status.code(), Some(1));
     assert!(text(&out.stderr).contains("give --margin to `rtvirtio plan`"), "{}", text(&out.stderr));
 }
@@ -181,17 +172,14 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
     let fit = ["bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
     // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the
     // first task, ms.
-    let profile = site.dir.path().join("profile.json");
     let header = lines(std::path::Path::new(&guests)).swap_remove(0);
-    std::fs::write(&profile, header["profiles"]["emmc"].to_string()).unwrap();
+    let profile = site.write("profile.json", &header["profiles"]["emmc"].to_string());
     let predicted = |lab: &str| {
         let task = "[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"200/s\"\ntarget = { latency = \"500ms\" }\n";
         let vm = |name| format!("[[vm]]\nname = \"{name}\"\nlab = \"{lab}\"\n{task}");
-        let spec = site.dir.path().join("guests.toml");
         let text = format!("[device]\ntwin = \"emmc\"\nsize = \"1GiB\"\n{}{}", vm("a"), vm("b"));
-        std::fs::write(&spec, text).unwrap();
-        let args = ["predict", spec.to_str().unwrap(), "--defaults", "--profile", profile.to_str().unwrap()];
-        let (_, told) = site.json(&args);
+        let spec = site.write("guests.toml", &text);
+        let (_, told) = site.json(&["predict", &spec, "--defaults", "--profile", &profile]);
         let tasks = told.as_array().unwrap_or_else(|| panic!("{told:#}"));
         tasks.iter().map(|t| t["forecast"].clone()).collect::<Vec<_>>()
     };

@@ -13,7 +13,7 @@ mod plane;
 
 use plane::{Plane, Snapshot, differences};
 use rtvirtio_testkit::site::{Random, Site, number, text};
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::{Machine, Need, has, vm_spec};
 
 /// What `revert` says when all is back, or when there was nothing.
 const CLAIMS: [&str; 3] = ["everything was put back", "every setting was put back", "nothing to put back"];
@@ -101,15 +101,10 @@ fn cpu_contracts_of_a_machine() {
     }
     let site = Site::new();
     let machine = Machine::start(site.dir.path(), "plc", &["-smp", "2"]);
-    let spec = site.dir.path().join("plant.toml");
     let vm = site.vm("crash");
-    let body = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
-         priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-        machine.qmp().display()
-    );
-    fs::write(&spec, body).unwrap();
-    let args = ["apply", spec.to_str().unwrap(), "--cpu-only"];
+    let keys = "cpu = { budget = \"4ms\", period = \"20ms\" }\npriorities = \"rt\"";
+    let spec = site.write("plant.toml", &vm_spec("/dev/sdz", &vm, machine.qmp(), keys));
+    let args = ["apply", &spec, "--cpu-only"];
     let tally = crash("CPU contracts", &site, &args, || threads(machine.pid(), &vm));
     assert_all_back(&tally);
 }

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use rtvirtio_testkit::site::{Site, can_run, text};
-use rtvirtio_testkit::{LoopDevice, Need, has};
+use rtvirtio_testkit::site::{Site, can_run, signal, text};
+use rtvirtio_testkit::{ChildGuard, LoopDevice, Need, has};
 
 const SIZE: usize = 64 << 20;
 
@@ -50,18 +50,8 @@ fn run(program: &str, args: &[&str]) {
     assert!(out.status.success(), "{program} {args:?}: {}", text(&out.stderr));
 }
 
-/// Ended when dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A stock QEMU, paused, with its default locking.
-fn qemu(disk: &str) -> Process {
+fn qemu(disk: &str) -> ChildGuard {
     let mut child = Command::new("qemu-system-x86_64")
         .args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"])
         .args(["-drive", &format!("file={disk},format=raw,if=none,id=d")])
@@ -78,25 +68,23 @@ fn qemu(disk: &str) -> Process {
         assert!(out.read_line(&mut said).unwrap() > 0, "{said}");
     }
     child.stdout = Some(out.into_inner());
-    Process(child)
+    ChildGuard(child)
 }
 
-fn sleeper(file: File) -> Process {
-    Process(Command::new("sleep").arg("1000").stdin(file).spawn().unwrap())
+fn sleeper(file: File) -> ChildGuard {
+    ChildGuard(Command::new("sleep").arg("1000").stdin(file).spawn().unwrap())
 }
 
 /// Every way of the program to overwrite a device says `names`, and changes nothing.
 fn refused(site: &Site, disk: &Disk, names: &[&str]) {
     let before = disk.checksum();
     let spec = |name: &str, vm: &str| {
-        let path = site.dir.path().join(name);
         let text = format!(
             "[device]\npath = \"{}\"\n[[vm]]\nname = \"a\"\n{vm}\n[[vm.task]]\nname = \"t\"\nop = \"write\"\n\
              block = \"4KiB\"\nrate = \"100/s\"\n",
             disk.device
         );
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
+        site.write(name, &text)
     };
     let lab = spec("lab.toml", "lab = \"process\"");
     let existing =
@@ -107,9 +95,7 @@ fn refused(site: &Site, disk: &Disk, names: &[&str]) {
         &["verify", &existing, "--destroy-data", "--for", "3s"],
     ];
     for way in ways {
-        let out = site.output(way);
-        let said = text(&out.stderr);
-        assert!(!out.status.success(), "{way:?} was not refused: {}{said}", text(&out.stdout));
+        let said = site.refused(way);
         for name in names {
             assert!(said.contains(name), "{way:?} does not name {name}: {said}");
         }
@@ -127,17 +113,17 @@ fn a_disk_that_is_in_use_is_never_overwritten() {
     let (site, disk) = (Site::new(), Disk::new());
     {
         let qemu = qemu(&disk.device);
-        let pid = format!("process {} (qemu-system-x86) has {} open for writing", qemu.0.id(), disk.device);
+        let pid = format!("process {} (qemu-system-x86) has {} open for writing", qemu.id(), disk.device);
         refused(&site, &disk, &[&pid]);
     }
     {
         let qemu = qemu(disk.file.to_str().unwrap());
-        let pid = format!("process {} (qemu-system-x86) has {}", qemu.0.id(), disk.file.display());
+        let pid = format!("process {} (qemu-system-x86) has {}", qemu.id(), disk.file.display());
         refused(&site, &disk, &[&pid]);
     }
     {
         let reader = sleeper(File::open(&disk.device).unwrap());
-        refused(&site, &disk, &[&format!("process {} (sleep)", reader.0.id()), "open for reading"]);
+        refused(&site, &disk, &[&format!("process {} (sleep)", reader.id()), "open for reading"]);
     }
     {
         let other = LoopDevice::attach(&disk.file).expect("losetup");
@@ -170,16 +156,13 @@ fn a_disk_under_vms_is_measured_gently_or_with_consent() {
     let name = disk.device.trim_start_matches("/dev/");
     let elevator = || std::fs::read_to_string(format!("/sys/block/{name}/queue/scheduler")).unwrap();
     let (before, checksum) = (elevator(), disk.checksum());
-    let out = site.dir.path().join("out.json");
-    let out = out.to_str().unwrap();
+    let out = &site.path("out.json");
     let qemu = qemu(&disk.device);
     for (way, sweeps) in
         [(vec!["profile", &disk.device], false), (vec!["profile", &disk.device, "--sweep", "30min"], true)]
     {
-        let refused = site.output(&[way, vec!["-o", out]].concat());
-        let said = text(&refused.stderr);
-        assert!(!refused.status.success(), "{said}");
-        for part in [&format!("process {} (qemu-system-x86)", qemu.0.id()), &disk.device] {
+        let said = site.refused(&[way, vec!["-o", out]].concat());
+        for part in [&format!("process {} (qemu-system-x86)", qemu.id()), &disk.device] {
             assert!(said.contains(part), "{part}: {said}");
         }
         // A sweep needs a device of its own.
@@ -222,14 +205,13 @@ fn a_profile_is_read_without_being_root() {
     std::fs::copy(env!("CARGO_BIN_EXE_rtvirtio"), &program).unwrap();
     mode(&program, 0o755);
     site.ok(&["profile", &disk.device, "--gentle", "--for", "4s"]);
-    let spec = site.dir.path().join("spec.toml");
     let text_of = format!(
         "[device]\npath = \"{}\"\n[[vm]]\nname = \"a\"\npid = {}\n[[vm.task]]\nname = \"t\"\n\
          op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
         disk.device,
         std::process::id()
     );
-    std::fs::write(&spec, text_of).unwrap();
+    let spec = site.write("spec.toml", &text_of);
     let nobody = || {
         let mut command = Command::new(&program);
         command.env("RTVIRTIO_STATE_DIR", site.state_dir()).env("RTVIRTIO_RUN_DIR", site.run_dir());
@@ -253,19 +235,18 @@ fn a_disk_that_the_io_domain_serves_is_never_overwritten() {
     let program = rtvirtio_testkit::site::program("rtvirtio-iod");
     let (site, disk) = (Site::new(), Disk::new());
     let d = site.dir.path().display().to_string();
-    let config = site.dir.path().join("iod.toml");
     let text = format!(
         "control = \"{d}/ctl\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{}\"\n",
         disk.device
     );
-    std::fs::write(&config, text).unwrap();
+    let config = site.write("iod.toml", &text);
     let mut child =
         Command::new(program).arg("--config").arg(&config).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
-    let domain = Process(child);
-    refused(&site, &disk, &[&format!("process {} (rtvirtio-iod) has {}", domain.0.id(), disk.device)]);
+    let domain = ChildGuard(child);
+    refused(&site, &disk, &[&format!("process {} (rtvirtio-iod) has {}", domain.id(), disk.device)]);
 }
 
 /// A device that nothing uses goes through, and is written; while it is, nothing else gets it.
@@ -278,8 +259,7 @@ fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     }
     let (site, disk) = (Site::new(), Disk::new());
     let before = disk.checksum();
-    let out = site.dir.path().join("out.json");
-    let (device, out) = (disk.device.as_str(), out.to_str().unwrap());
+    let (device, out) = (disk.device.as_str(), &site.path("out.json"));
     site.ok(&["profile", device, "--destroy-data", "--for", "22s", "-o", out]);
     let profile: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
     assert!(!profile["write"].as_array().unwrap().is_empty(), "writes were measured");
@@ -288,12 +268,11 @@ fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     let reader = sleeper(File::open(device).unwrap());
     let before = disk.checksum();
     let (mut child, wanted) =
-        (site.spawn(&["profile", device]), format!("process {} (sleep)", reader.0.id()));
+        (site.spawn(&["profile", device]), format!("process {} (sleep)", reader.id()));
     let mut said = String::new();
     let mut err = BufReader::new(child.stderr.take().unwrap());
     while !said.contains(&wanted) && err.read_line(&mut said).unwrap() > 0 {}
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    signal(&child, rustix::process::Signal::INT);
     err.read_to_string(&mut String::new()).unwrap();
     child.wait().unwrap();
     assert!(said.contains(&wanted) && said.contains("is slowed meanwhile"), "{said}");
@@ -303,21 +282,15 @@ fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     let file = site.dir.path().join("scratch");
     std::fs::write(&file, vec![7; 1 << 20]).unwrap();
     let holder = sleeper(OpenOptions::new().read(true).write(true).open(&file).unwrap());
-    let spec = site.dir.path().join("file.toml");
     let text_of = format!(
         "[device]\npath = \"{device}\"\n[[vm]]\nname = \"a\"\npid = {}\ndisk = \"{}\"\n[[vm.task]]\nname = \"t\"\n\
          op = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
         std::process::id(),
         file.display()
     );
-    std::fs::write(&spec, text_of).unwrap();
-    let verify = ["verify", spec.to_str().unwrap(), "--destroy-data", "--for", "3s"];
-    let refused = site.output(&verify);
-    let said = text(&refused.stderr);
-    assert!(
-        !refused.status.success() && said.contains(&format!("process {} (sleep)", holder.0.id())),
-        "{said}"
-    );
+    let spec = site.write("file.toml", &text_of);
+    let said = site.refused(&["verify", &spec, "--destroy-data", "--for", "3s"]);
+    assert!(said.contains(&format!("process {} (sleep)", holder.id())), "{said}");
     let mut byte = [0];
     File::open(&file).unwrap().read_exact_at(&mut byte, 4_096).unwrap();
     assert_eq!(byte, [7]);

@@ -2,75 +2,20 @@
 //! and revert on the real kernel.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 mod plane;
 
-use plane::{Snapshot, differences, walk};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
+use plane::{Host, differences};
+use rtvirtio_kernel::{BlockDevice, Hierarchy, Root};
 use rtvirtio_testkit::site::{PROFILE, Site, text, wait_for};
-use rtvirtio_testkit::{Need, has, skip, unique};
+use rtvirtio_testkit::{Need, has, skip};
 use serde_json::{Value, json};
 
-/// Loop devices, and the cgroups of VMs. All of it is removed when this is dropped.
-struct Host {
-    devices: Vec<BlockDevice>,
-    cgroups: Cgroups,
-    parent: PathBuf,
-    vms: usize,
-}
-
 impl Host {
-    /// `None`, after saying so, where the machine does not allow it.
-    fn new(test: &str, site: &Site, devices: usize, vms: usize) -> Option<Self> {
-        if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
-            return None;
-        }
-        let root = Root::default();
-        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
-        let parent = PathBuf::from(format!("/rtvirtio-{}", unique(test)));
-        let mut host = Self { devices: Vec::new(), cgroups, parent, vms };
-        for n in 0..devices {
-            let file = site.dir.path().join(format!("disk{n}.img"));
-            fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
-            // With partitions, which a loop device has only when asked.
-            let out = Command::new("losetup").args(["--find", "--show", "-P"]).arg(&file).output().unwrap();
-            if !out.status.success() {
-                skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
-                return None;
-            }
-            let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
-            host.devices.push(device.clone());
-            // An earlier user of this loop device may have left another.
-            device.set_elevator(&root, "none").unwrap();
-            if let Err(e) = device.offers(&root, "bfq") {
-                skip(test, &e.to_string());
-                return None;
-            }
-        }
-        for n in 0..vms {
-            host.cgroups.create(&root, &host.vm(n)).unwrap();
-        }
-        Some(host)
-    }
-
-    /// Cgroup of a VM.
-    fn vm(&self, n: usize) -> PathBuf {
-        self.parent.join(format!("vm{n}"))
-    }
-
     fn node(&self, n: usize) -> String {
         format!("/dev/{}", self.devices[n].name)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let mut files = Snapshot::new();
-        let dirs = self.devices.iter().map(|device| device.queue(""));
-        for dir in dirs.chain([self.cgroups.dir(&self.parent).unwrap()]) {
-            walk(&dir, &mut files);
-        }
-        files
     }
 
     /// BFQ weight of a VM on a device.
@@ -89,29 +34,6 @@ impl Host {
             Hierarchy::V2 => rtvirtio_kernel::text::io_max_limit(&content, dev, "riops"),
         }
     }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let root = Root::default();
-        for n in 0..self.vms {
-            let _ = self.cgroups.remove(&root, &self.vm(n));
-        }
-        let _ = self.cgroups.remove(&root, &self.parent);
-        for device in &self.devices {
-            let node = format!("/dev/{}", device.name);
-            let _ = Command::new("delpart").args([&node, "1"]).output();
-            // A loop device keeps its queue settings when it is detached.
-            let _ = root.write(device.queue("scheduler"), "none");
-            let _ = Command::new("losetup").args(["-d", &node]).status();
-        }
-    }
-}
-
-fn write(site: &Site, name: &str, text: &str) -> String {
-    let path = site.dir.path().join(name);
-    fs::write(&path, text).unwrap();
-    path.to_str().unwrap().to_owned()
 }
 
 /// The measured profile of the flash twin as that of a device.
@@ -177,8 +99,8 @@ fn two_devices_have_one_plan_one_journal_and_weights_of_their_own() {
     let test = "two_devices_have_one_plan_one_journal_and_weights_of_their_own";
     let site = Site::new();
     let Some(host) = Host::new(test, &site, 2, 3) else { return };
-    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
-    let plan = site.dir.path().join("host.plan").to_str().unwrap().to_owned();
+    let spec = site.write("host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let plan = site.path("host.plan");
     host.devices.iter().for_each(|device| profile(&site, &device.name));
 
     // One plan, with the tasks of each device.
@@ -277,8 +199,8 @@ fn a_kill_between_two_devices_is_reverted_on_both() {
     let test = "a_kill_between_two_devices_is_reverted_on_both";
     let site = Site::new();
     let Some(host) = Host::new(test, &site, 2, 3) else { return };
-    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
-    let plan = site.dir.path().join("host.plan").to_str().unwrap().to_owned();
+    let spec = site.write("host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let plan = site.path("host.plan");
     host.devices.iter().for_each(|device| profile(&site, &device.name));
     site.ok(&["plan", &spec, "-o", &plan]);
     let one = |vm: &str| settings(&[(json!("host_elevator"), "bfq"), (weight(vm), "700")]);
@@ -302,8 +224,8 @@ fn what_takes_one_device_refuses_several_with_the_place() {
     let test = "what_takes_one_device_refuses_several_with_the_place";
     let site = Site::new();
     let Some(host) = Host::new(test, &site, 2, 3) else { return };
-    let spec = write(&site, "host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
-    let out = site.dir.path().join("out").to_str().unwrap().to_owned();
+    let spec = site.write("host.toml", &two_devices(&host, &host.node(0), &host.node(1)));
+    let out = site.path("out");
     let lab: &[&str] = &["lab", "up", &spec];
     let commands: [&[&str]; 4] = [
         &["tune", &spec],
@@ -312,9 +234,7 @@ fn what_takes_one_device_refuses_several_with_the_place() {
         lab,
     ];
     for args in commands {
-        let out = site.output(args);
-        let said = text(&out.stderr);
-        assert!(!out.status.success(), "{args:?}");
+        let said = site.refused(args);
         assert!(
             said.contains("takes one device, and this spec has 2") && said.contains(":4:1"),
             "{args:?}: {said}"
@@ -325,9 +245,8 @@ fn what_takes_one_device_refuses_several_with_the_place() {
         &["apply", &spec, "--profile", PROFILE, "--dry-run"],
         &["profile", &spec, "--out", &out],
     ] {
-        let out = site.output(args);
-        let said = text(&out.stderr);
-        assert!(!out.status.success() && said.contains("the spec has 2"), "{args:?}: {said}");
+        let said = site.refused(args);
+        assert!(said.contains("the spec has 2"), "{args:?}: {said}");
     }
     assert!(!Path::new(&out).exists());
 }
@@ -356,10 +275,10 @@ fn limits_are_chosen_on_the_devices_with_a_target() {
             vm(1, &(on("fast", &fast) + &bulk("t", ""))),
             vm(2, last),
         );
-        write(&site, name, &text)
+        site.write(name, &text)
     };
     let plain = spec("plain.toml", &(on("big", &big) + &bulk("t", "")));
-    let saved = site.dir.path().join("saved.toml").to_str().unwrap().to_owned();
+    let saved = site.path("saved.toml");
     let (code, found) = site.json(&["plan", &plain, "--traffic", "-o", &saved]);
     assert_eq!((code, &found["device"]), (0, &json!("fast")), "{found}");
     let limits = found["limits"].as_array().unwrap();
@@ -399,8 +318,8 @@ fn settings_of_a_partition_act_on_its_disk() {
         host.vm(1).display(),
         task = reader("t", None, 20),
     );
-    let spec = write(&site, "part.toml", &spec);
-    let plan = site.dir.path().join("part.plan").to_str().unwrap().to_owned();
+    let spec = site.write("part.toml", &spec);
+    let plan = site.path("part.plan");
     let shown = site.ok(&["plan", &spec, "-o", &plan]);
     let note = format!("{}p1 is a partition: settings act on the whole disk {}", disk.name, disk.name);
     assert!(shown.replace('\n', " ").contains(&note), "{shown}");
@@ -413,10 +332,9 @@ fn settings_of_a_partition_act_on_its_disk() {
     assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
 
     let twice = two_devices(&host, &node, &format!("{node}p1"));
-    let twice = write(&site, "twice.toml", &twice);
-    let out = site.output(&["apply", &twice, "--dry-run"]);
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains("are on one disk"), "{said}");
+    let twice = site.write("twice.toml", &twice);
+    let said = site.refused(&["apply", &twice, "--dry-run"]);
+    assert!(said.contains("are on one disk"), "{said}");
 }
 
 /// A disk that has no file for an elevator leaves no choice: limits act on it, and nothing else.
@@ -436,8 +354,8 @@ fn a_disk_without_an_elevator_takes_limits_only() {
         host.vm(0).display(),
         reader("t", None, 20)
     );
-    let spec = write(&site, "zram.toml", &spec);
-    let plan = site.dir.path().join("zram.plan").to_str().unwrap().to_owned();
+    let spec = site.write("zram.toml", &spec);
+    let plan = site.path("zram.plan");
     let (code, value) = site.json(&["plan", &spec, "-o", &plan]);
     assert_eq!(code, 0, "{value}");
     let notes = value["devices"][0]["notes"].to_string();
@@ -449,9 +367,8 @@ fn a_disk_without_an_elevator_takes_limits_only() {
     for knob in [json!("host_elevator"), weight("a")] {
         let value = if knob.is_string() { "bfq" } else { "300" };
         with_settings(&plan, &[settings(&[(knob, value)])]);
-        let out = site.output(&["apply", &plan]);
-        let said = text(&out.stderr);
-        assert!(!out.status.success() && said.contains("limits"), "{said}");
+        let said = site.refused(&["apply", &plan]);
+        assert!(said.contains("limits"), "{said}");
     }
     with_settings(&plan, &[settings(&[(read_iops("a"), "500")])]);
     site.ok(&["apply", &plan]);
@@ -475,7 +392,7 @@ fn limits_of_traffic_are_set_shown_and_put_back() {
     let limited = "traffic.read = { rate = \"500/s\" }\ntraffic.write = { rate = \"20MB/s\", burst = \"1MiB\" }\n\
          traffic.rx = { rate = \"1MB/s\" }\n";
     let text = format!("[device]\npath = \"{}\"\n{}{}", host.node(0), vm(0, limited), vm(1, ""));
-    let spec = write(&site, "s.toml", &text);
+    let spec = site.write("s.toml", &text);
     let args = ["apply", &spec, "--traffic-only"];
     let (code, lines) = site.json(&[&args[..], &["--dry-run"]].concat());
     let new: Vec<&str> = lines.as_array().unwrap().iter().map(|line| line["new"].as_str().unwrap()).collect();
@@ -496,10 +413,10 @@ fn limits_of_traffic_are_set_shown_and_put_back() {
     let target = "[[vm.task]]\nname = \"in-time\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"501/s\"\n\
          target = { percentile = \"p99\", latency = \"1s\" }\n";
     let own = format!("[device]\npath = \"{}\"\n{}{target}", host.node(0), vm(0, limited));
-    let spec = write(&site, "own.toml", &own);
+    let spec = site.write("own.toml", &own);
     let refused = site.output(&["apply", &spec, "--traffic-only"]);
     assert_eq!(refused.status.code(), Some(2), "{}", rtvirtio_testkit::site::text(&refused.stderr));
-    let none = write(&site, "none.toml", &format!("[device]\npath = \"{}\"\n{}", host.node(0), vm(1, "")));
+    let none = site.write("none.toml", &format!("[device]\npath = \"{}\"\n{}", host.node(0), vm(1, "")));
     assert_eq!(site.output(&["apply", &none, "--traffic-only"]).status.code(), Some(1));
     assert_eq!(differences(&before, &host.snapshot()), Vec::<String>::new());
 }
@@ -509,8 +426,8 @@ fn limited(host: &Host, site: &Site, rate: u32) -> (String, String) {
     let cgroup = host.vm(0).display().to_string();
     let task = reader("t", None, rate);
     let vm = format!("[[vm]]\nname = \"a\"\ncgroup = '{cgroup}'\n{task}");
-    let spec = write(site, "one.toml", &format!("[device]\npath = \"{}\"\n{vm}", host.node(0)));
-    (spec, site.dir.path().join("one.plan").to_str().unwrap().to_owned())
+    let spec = site.write("one.toml", &format!("[device]\npath = \"{}\"\n{vm}", host.node(0)));
+    (spec, site.path("one.plan"))
 }
 
 /// What a plan was made from may be another by the time it is applied.
@@ -526,9 +443,8 @@ fn a_plan_of_another_spec_or_measurement_is_refused() {
     let refused = |what: &str| {
         let before = host.snapshot();
         for args in [&["apply", &plan][..], &["apply", &plan, "--dry-run"]] {
-            let out = site.output(args);
-            let said = text(&out.stderr);
-            assert!(!out.status.success() && said.contains(what) && said.contains("--force"), "{said}");
+            let said = site.refused(args);
+            assert!(said.contains(what) && said.contains("--force"), "{said}");
         }
         assert_eq!(differences(&before, &host.snapshot()), [""; 0]);
     };
@@ -568,7 +484,7 @@ fn a_state_directory_that_is_lost_or_mistyped_is_not_taken_for_nothing_in_force(
         out.status.code()
     };
 
-    let typo = site.dir.path().join("sate").to_str().unwrap().to_owned();
+    let typo = site.path("sate");
     for command in ["status", "revert", "check"] {
         let code = said(&["--state-dir", &typo, command], "another state directory has in its journal");
         assert!(code == Some(3) || command == "check", "{command}: {code:?}");
@@ -603,13 +519,13 @@ fn a_gentle_measurement_takes_the_lock_and_replaces_no_whole_one() {
     let site = Site::new();
     let Some(host) = Host::new(test, &site, 1, 0) else { return };
     let held = rtvirtio_apply::Session::open(site.state_dir()).unwrap();
-    let out = site.output(&["profile", &host.node(0), "--gentle", "--for", "4s"]);
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains("another rtvirtio"), "{said}");
+    let node = host.node(0);
+    let gentle = ["profile", &node, "--gentle", "--for", "4s"];
+    let said = site.refused(&gentle);
+    assert!(said.contains("another rtvirtio"), "{said}");
     drop(held);
     // A whole measurement is not replaced by one that shows less.
     profile(&site, &host.devices[0].name);
-    let out = site.output(&["profile", &host.node(0), "--gentle", "--for", "4s"]);
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains("--replace"), "{said}");
+    let said = site.refused(&gentle);
+    assert!(said.contains("--replace"), "{said}");
 }

@@ -9,12 +9,9 @@ use plane::{Plane, differences};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_testbed::netns::{self, Namespace};
-use rtvirtio_testkit::site::{Site, can_run, text};
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::site::{PROFILE, Site, can_run, project, text};
+use rtvirtio_testkit::{ChildGuard, Machine, Need, has};
 use rtvirtio_units::Bytes;
-
-/// Of the flash twin.
-const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
 
 fn vm(name: &str, reach: &str, task: &str) -> String {
     format!(
@@ -44,11 +41,9 @@ fn a_simulation_shows_worst_case_and_bound() {
     let longest = |out: &serde_json::Value| out["runs"][0]["tasks"][0]["longest"].as_u64().unwrap();
     assert!(longest(&worst) > longest(&out), "{worst:#}");
     // More than the device can do: said, with a reason, and by the exit code.
-    let spec = site.dir.path().join("much.toml");
-    let much = RATE.replace("500", "20000");
-    std::fs::write(&spec, format!("[device]\ntwin = \"qlc-nvme\"\n{}", vm("a", "lab = \"qemu\"", &much)))
-        .unwrap();
-    let (code, out) = site.json(&["simulate", spec.to_str().unwrap(), "--for", "1s"]);
+    let much = vm("a", "lab = \"qemu\"", &RATE.replace("500", "20000"));
+    let spec = site.write("much.toml", &format!("[device]\ntwin = \"qlc-nvme\"\n{much}"));
+    let (code, out) = site.json(&["simulate", &spec, "--for", "1s"]);
     assert_eq!(code, 2, "{out:#}");
     assert!(
         out["plan"]["vms"][0]["refused"].as_str().unwrap().contains("% of the device are reserved"),
@@ -67,12 +62,9 @@ fn flows_are_planned_and_played() {
         assert_eq!(flow["met"], true, "{flow:#}");
         assert!(flow["longest"].as_u64() <= flow["bound"].as_u64(), "{flow:#}");
     }
-    let spec = site.dir.path().join("station.toml");
-    let text_of =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/station.toml"));
+    let text_of = std::fs::read_to_string(project().join("examples/station.toml")).unwrap();
     // A link too slow for it: said, with a reason, and by the exit code.
-    std::fs::write(&spec, text_of.unwrap().replace("100Mbit/s", "4Mbit/s")).unwrap();
-    let spec = spec.to_str().unwrap();
+    let spec = &site.write("station.toml", &text_of.replace("100Mbit/s", "4Mbit/s"));
     let planned = site.output(&["plan", spec, "--domain", "--profile", PROFILE]);
     assert_eq!(planned.status.code(), Some(2), "{}", text(&planned.stderr));
     assert!(text(&planned.stdout).contains("relay/goose: no promise:"), "{}", text(&planned.stdout));
@@ -104,17 +96,14 @@ fn a_domain_is_planned_applied_and_stopped() {
     let disk = RamDisk::new(Bytes(64 << 20)).unwrap();
     let image = site.dir.path().join("b.img");
     std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-    let spec = site.dir.path().join("two.toml");
     let body = format!(
         "[device]\npath = \"{}\"\n{}{}",
         disk.device().display(),
         vm("a", "pid = 1", RATE),
         vm("b", "pid = 2", "depth = 32")
     );
-    std::fs::write(&spec, body).unwrap();
-    let spec = spec.to_str().unwrap();
-    let file = site.dir.path().join("iod.toml");
-    let (file, a) = (file.to_str().unwrap(), format!("a={}", disk.device().display()));
+    let (spec, file) = (&site.write("two.toml", &body), &site.path("iod.toml"));
+    let a = format!("a={}", disk.device().display());
     let b = format!("b={}", image.display());
     let planned = |disks: &[&str]| {
         let mut args = vec!["plan", spec, "--domain", "--profile", PROFILE, "-o", file];
@@ -139,12 +128,10 @@ fn a_domain_is_planned_applied_and_stopped() {
     assert!(text(&out.stdout).contains("guaranteed"), "{}", text(&out.stdout));
     assert!(text(&out.stdout).contains("guaranteed: from the submission"), "{}", text(&out.stdout));
 
-    let elsewhere = site.dir.path().join("relative.toml");
     let text_of_file = std::fs::read_to_string(file).unwrap();
     let relative = text_of_file.replace(&image.display().to_string(), "b.img");
-    std::fs::write(&elsewhere, relative).unwrap();
-    let out = site.output(&["apply", elsewhere.to_str().unwrap(), "--dry-run"]);
-    assert!(text(&out.stderr).contains("must be an absolute path"), "{}", text(&out.stderr));
+    let said = site.refused(&["apply", &site.write("relative.toml", &relative), "--dry-run"]);
+    assert!(said.contains("must be an absolute path"), "{said}");
     let dry = site.ok(&["apply", file, "--dry-run"]);
     assert!(dry.contains("vhost-user-blk-pci") && dry.contains("<disk type='vhostuser'"), "{dry}");
     assert!(!site.state_dir().join("iod.toml").exists(), "a dry run changes nothing");
@@ -153,8 +140,8 @@ fn a_domain_is_planned_applied_and_stopped() {
     assert!(site.ok(&["status"]).contains("I/O domain: process"));
     let (_, in_force) = site.json(&["status"]);
     assert_eq!(in_force["domain"]["pids"].as_array().unwrap().len(), 1, "{in_force:#}");
-    let twice = site.output(&["apply", file]);
-    assert!(text(&twice.stderr).contains("applied already"), "{}", text(&twice.stderr));
+    let twice = site.refused(&["apply", file]);
+    assert!(twice.contains("applied already"), "{twice}");
 
     // It serves; and it is not taken away from under a guest.
     let socket: PathBuf = site.run_dir().join("disks/a.sock");
@@ -265,14 +252,7 @@ fn a_process_of_another_user_with_the_domains_name_is_none() {
     }
     let site = Site::new();
     let config = site.state_dir().join("iod.toml");
-    struct Owned(std::process::Child);
-    impl Drop for Owned {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-    let mut foreign = Owned(
+    let mut foreign = ChildGuard(
         std::process::Command::new("sh")
             .arg0("/usr/bin/rtvirtio-iod")
             .args(["-c", "read x", "rtvirtio-iod", "--config"])
@@ -289,15 +269,15 @@ fn a_process_of_another_user_with_the_domains_name_is_none() {
     let pids: Vec<u64> =
         status["domain"]["pids"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
     assert_eq!(pids.len(), 1, "{status:#}");
-    assert_ne!(pids[0], u64::from(foreign.0.id()));
+    assert_ne!(pids[0], u64::from(foreign.id()));
     let record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(site.state_dir().join("iod.json")).unwrap()).unwrap();
     assert_eq!(record["pid"], pids[0], "{record}");
     let said = site.ok(&["revert", "--force", "--stop-domain"]);
     assert!(said.contains("the I/O domain is stopped"), "{said}");
-    assert_eq!(foreign.0.try_wait().unwrap(), None, "the other user's process is alive");
+    assert_eq!(foreign.try_wait().unwrap(), None, "the other user's process is alive");
     assert!(site.ok(&["revert"]).contains("nothing to put back"));
-    assert_eq!(foreign.0.try_wait().unwrap(), None);
+    assert_eq!(foreign.try_wait().unwrap(), None);
     drop(foreign);
     site.assert_clean();
 }
@@ -317,8 +297,7 @@ fn links_in_the_state_directory_are_not_followed() {
     }
     // One that is there already is an I/O domain in force, which has ended.
     let config = site.domain_of_a_file();
-    let out = site.output(&["apply", config.to_str().unwrap()]);
-    assert!(!out.status.success());
+    site.refused(&["apply", config.to_str().unwrap()]);
     std::fs::remove_file(site.state_dir().join("iod.toml")).unwrap();
     std::fs::remove_file(site.state_dir().join("iod.json")).unwrap();
     site.ok(&["apply", config.to_str().unwrap()]);
@@ -329,8 +308,8 @@ fn links_in_the_state_directory_are_not_followed() {
     // A directory of another user is none to write in.
     std::os::unix::fs::chown(site.state_dir(), Some(65534), Some(65534)).unwrap();
     for args in [vec!["apply", config.to_str().unwrap()], vec!["apply", plane.plan()], vec!["revert"]] {
-        let out = site.output(&args);
-        assert!(!out.status.success() && text(&out.stderr).contains("65534"), "{}", text(&out.stderr));
+        let said = site.refused(&args);
+        assert!(said.contains("65534"), "{said}");
     }
     drop(plane);
     site.assert_clean();
@@ -343,15 +322,13 @@ fn guests_run_on_a_planned_domain() {
         return;
     }
     let site = Site::new();
-    let spec = site.dir.path().join("lab.toml");
     let body = format!(
         "[device]\ntwin = \"qlc-nvme\"\nsize = \"128MiB\"\n{}{}",
         vm("a", "lab = \"qemu\"", RATE),
         vm("b", "lab = \"qemu\"", "depth = 8")
     );
-    std::fs::write(&spec, body).unwrap();
-    let up = ["lab", "up", spec.to_str().unwrap(), "--domain", "--accel", "tcg", "--profile", PROFILE];
-    let said = site.ok(&up);
+    let spec = site.write("lab.toml", &body);
+    let said = site.ok(&["lab", "up", &spec, "--domain", "--accel", "tcg", "--profile", PROFILE]);
     assert!(said.contains("guaranteed"), "{said}");
     let (_, state) = site.json(&["lab", "status"]);
     assert!(state["iod"]["pid"].as_u64().is_some(), "{state:#}");
@@ -386,8 +363,8 @@ fn flows_become_classes_of_the_kernel() {
     }
     let site = Site::new();
     for (of, said) in [("a;b", "is no name of an interface"), ("x=eth0", "has no network \"x\"")] {
-        let out = site.output(&["plan", "examples/station.toml", "--tc", of]);
-        assert!(!out.status.success() && text(&out.stderr).contains(said), "{}", text(&out.stderr));
+        let refused = site.refused(&["plan", "examples/station.toml", "--tc", of]);
+        assert!(refused.contains(said), "{refused}");
     }
     let script = site.ok(&["plan", "examples/station.toml", "--tc", "up0"]);
     assert!(script.contains("not deadlines"), "{script}");
@@ -426,15 +403,13 @@ fn a_domain_of_networks_is_applied() {
     }
     let site = Site::new();
     let socket = site.run_dir().join("ports/relay.sock");
-    let file = site.dir.path().join("iod.toml");
     let body = format!(
         "control = \"{}\"\n[[network]]\nname = \"n\"\nlink = \"100Mbit/s\"\n[[network.port]]\nname = \"relay\"\n\
          socket = \"{}\"\ntap = \"tap-relay\"\nmac = \"52:54:00:00:00:0a\"\n",
         site.run_dir().join("iod.sock").display(),
         socket.display()
     );
-    std::fs::write(&file, body).unwrap();
-    let file = file.to_str().unwrap();
+    let file = &site.write("iod.toml", &body);
     let namespace = Namespace::new().unwrap();
     let (mut apply, mut revert) = (site.command(&["apply", file]), site.command(&["revert"]));
     std::thread::scope(|s| {

@@ -25,9 +25,8 @@ fn the_example_says_what_fits_where_and_what_to_buy() {
 #[test]
 fn a_mistake_is_an_error_with_its_place() {
     let site = Site::new();
-    let file = site.dir.path().join("fleet.toml");
-    std::fs::write(&file, "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nwidth = 3\n").unwrap();
-    let out = site.output(&["fleet", file.to_str().unwrap()]);
+    let file = site.write("fleet.toml", "[[host]]\nname = \"h\"\ntwin = \"qlc-nvme\"\nwidth = 3\n");
+    let out = site.output(&["fleet", &file]);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
     assert!(
@@ -39,18 +38,15 @@ fn a_mistake_is_an_error_with_its_place() {
 #[test]
 fn commands_for_proxmox_are_printed() {
     let site = Site::new();
-    let write = |name: &str, text: &str| std::fs::write(site.dir.path().join(name), text).unwrap();
-    write(
+    site.write(
         "plc.toml",
         "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"plc\"\nproxmox = 100\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
          rate = \"100/s\"\ntarget = { percentile = \"p99.99\", latency = \"60ms\" }\n",
     );
-    write(
+    let file = &site.write(
         "fleet.toml",
         "[[host]]\nname = \"pve\"\ncount = 2\ntwin = \"qlc-nvme\"\n[[contracts]]\nspec = \"plc.toml\"\n",
     );
-    let file = site.dir.path().join("fleet.toml");
-    let file = file.to_str().unwrap();
     for (option, command) in
         [("--proxmox", "rules add node-affinity rtvirtio-100"), ("--proxmox=8", "groupadd rtvirtio-100")]
     {

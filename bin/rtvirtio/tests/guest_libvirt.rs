@@ -17,13 +17,6 @@ use host::Host;
 
 const GROUPS_OF_V1: &str = "/sys/fs/cgroup/cpu/cpu.rt_runtime_us";
 
-/// Standard error of a command that fails.
-fn error(site: &Site, args: &[&str]) -> String {
-    let out = site.output(args);
-    assert!(!out.status.success(), "{args:?}: {}", text(&out.stdout));
-    text(&out.stderr)
-}
-
 /// Everything that the settings of a plan touched is as it was; threads that QEMU started meanwhile
 /// are left out.
 fn assert_same_threads(before: &[(String, String, String)], after: &[(String, String, String)]) {
@@ -39,7 +32,8 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     let site = Site::new();
     let Some(mut host) = Host::start(test, &site) else { return };
     let spec = host.spec(&site);
-    let plan = site.dir.path().join("plant.plan").display().to_string();
+    let plan = site.path("plant.plan");
+    what_is_not_there_is_an_error(&site, &host, &spec);
 
     let before = host.threads(&site, &spec);
     for name in ["CPU 0/TCG", "IO iothread1"] {
@@ -112,6 +106,9 @@ fn throttled_by_libvirt(site: &Site, host: &Host, spec: &str) {
     let verify = site.output(&["verify", spec, "--for", "1s"]);
     let shown = text(&verify.stdout) + &text(&verify.stderr);
     assert!(shown.contains("past QEMU and its throttling"), "{shown}");
+    // 0 clears a limit.
+    host.libvirt.ok(&["blkdeviotune", &host.plc, "vdb", "--read-iops-sec", "0", "--live"]);
+    host.libvirt.ok(&["blkdeviotune", &host.historian, "vdb", "--total-iops-sec", "0", "--live"]);
 }
 
 /// Tasks run inside of `plc`, through libvirt, and on the host for `historian`.
@@ -181,9 +178,8 @@ fn plugged_threads(site: &Site, host: &Host, spec: &str, id: u32) {
 fn urgent(site: &Site, host: &Host, spec: &str) {
     let period = "period = \"20ms\" }\n";
     let text = fs::read_to_string(spec).unwrap();
-    let path = site.dir.path().join("urgent.toml");
-    fs::write(&path, text.replace(period, &format!("{period}urgency = {{ reports = \"none\" }}\n"))).unwrap();
-    let spec = path.to_str().unwrap();
+    let urgent = text.replace(period, &format!("{period}urgency = {{ reports = \"none\" }}\n"));
+    let spec = &site.write("urgent.toml", &urgent);
     site.ok(&["apply", spec, "--cpu-only"]);
     let mut keeper = site.spawn(&["keep", spec]);
     wait_for("the domain's vCPU", || {
@@ -207,7 +203,7 @@ fn restarted(site: &Site, host: &Host, spec: &str) {
         host.libvirt.ok(&["destroy", name]);
     }
     assert_eq!(of_plc(host), Vec::<std::path::PathBuf>::new());
-    let off = error(site, &["threads", spec]);
+    let off = site.refused(&["threads", spec]);
     assert!(off.contains(&format!("domain {} is shut off: `virsh -c", host.plc)), "{off}");
     // The remedy, as it is printed.
     let remedy = off.split('`').find(|part| part.starts_with("virsh -c")).unwrap();
@@ -231,32 +227,27 @@ fn restarted(site: &Site, host: &Host, spec: &str) {
     assert!(text(&site.output(&["status"]).stdout).contains("no plan is in force"));
 }
 
-#[test]
-fn a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is() {
-    let test = "a_domain_or_a_disk_that_is_not_there_is_an_error_with_what_is";
-    let site = Site::new();
-    let Some(host) = Host::start(test, &site) else { return };
-    let spec = host.spec(&site);
-    let good = fs::read_to_string(&spec).unwrap();
+/// A domain, a disk or a socket that is not there is an error with what is. Leaves the spec as it
+/// was, and no limit of libvirt's.
+fn what_is_not_there_is_an_error(site: &Site, host: &Host, spec: &str) {
+    let good = fs::read_to_string(spec).unwrap();
     let with = |from: &str, to: &str| {
-        fs::write(&spec, good.replace(from, to)).unwrap();
-        spec.as_str()
+        fs::write(spec, good.replace(from, to)).unwrap();
+        spec
     };
-    let unknown = error(&site, &["threads", with(&format!("domain = \"{}\"", host.plc), "domain = \"pcl\"")]);
+    let unknown = site.refused(&["threads", with(&format!("domain = \"{}\"", host.plc), "domain = \"pcl\"")]);
     assert!(unknown.contains("has no domain `pcl`: there is ") && unknown.contains(&host.plc), "{unknown}");
-    let disk = error(&site, &["verify", with("disk = \"vdb\"", "disk = \"vdz\""), "--for", "1s"]);
+    let disk = site.refused(&["verify", with("disk = \"vdb\"", "disk = \"vdz\""), "--for", "1s"]);
     assert!(disk.contains("has no disk `vdz`: it has vdb"), "{disk}");
-    let socket = error(&site, &["threads", with("/libvirt-sock", "/no-sock")]);
+    let socket = site.refused(&["threads", with("/libvirt-sock", "/no-sock")]);
     assert!(socket.contains("no-sock") && socket.contains("was not reached"), "{socket}");
 
     // By its UUID in other letters.
     let uuid = host.libvirt.ok(&["domuuid", &host.plc]).trim().to_uppercase();
     let by_uuid = with(&format!("domain = \"{}\"", host.plc), &format!("domain = \"{uuid}\""));
-    assert!(host.threads(&site, by_uuid).iter().any(|t| t.0 == "CPU 0/TCG"));
-    throttled_by_libvirt(&site, &host, with("", ""));
+    assert!(host.threads(site, by_uuid).iter().any(|t| t.0 == "CPU 0/TCG"));
+    throttled_by_libvirt(site, host, with("", ""));
     // Looking has not marked the VM as tampered with.
     let log = host.libvirt.log();
     assert!(!log.contains("custom-monitor"), "{log}");
-    drop(host);
-    site.assert_clean();
 }

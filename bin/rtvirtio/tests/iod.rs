@@ -24,11 +24,8 @@ fn names(site: &Site, control: &str) -> Vec<String> {
 fn crash(site: &Site) {
     let (_, status) = site.json(&["status"]);
     let pid = status["domain"]["pids"][0].as_i64().unwrap_or_else(|| panic!("{status:#}")) as i32;
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     wait_for("the domain's end", || site.json(&["status"]).1["domain"]["pids"] == serde_json::json!([]));
 }
 
@@ -46,10 +43,10 @@ fn a_configuration_that_was_changed_outlives_its_domain() {
     site.ok(&["apply", source]);
     let control = site.run_dir().join("iod.sock");
     let control = control.to_str().unwrap();
-    let (image, tables) = (site.dir.path().join("x.img"), site.dir.path().join("x.toml"));
+    let image = site.dir.path().join("x.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
-    std::fs::write(&tables, table(&site, "x")).unwrap();
-    site.ok(&["iod", "attach", tables.to_str().unwrap(), "--control", control]);
+    let tables = site.write("x.toml", &table(&site, "x"));
+    site.ok(&["iod", "attach", &tables, "--control", control]);
     let applied = site.state_dir().join("iod.toml");
     let config = std::fs::read_to_string(&applied).unwrap();
     let again = ["apply", applied.to_str().unwrap()];
@@ -116,11 +113,10 @@ fn a_disk_grows_by_a_reload_and_never_shrinks() {
         "{said}"
     );
     // What is named works.
-    let tables = site.dir.path().join("a.toml");
-    std::fs::write(&tables, table(&site, "a").replace("a.img", "disk.img")).unwrap();
+    let tables = site.write("a.toml", &table(&site, "a").replace("a.img", "disk.img"));
     let detach = ["iod", "detach", "a", "--control", control];
     wait_for("the guest's end", || site.output(&detach).status.success());
-    site.ok(&["iod", "attach", tables.to_str().unwrap(), "--control", control]);
+    site.ok(&["iod", "attach", &tables, "--control", control]);
     assert_eq!((size(), site.ok(&reload).as_str()), (16 << 20, "nothing is new\n"));
     // A smaller size needs more than a restart, too.
     let config = site.state_dir().join("iod.toml");
@@ -149,14 +145,12 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
     let config = site.state_dir().join("iod.toml");
     let before = std::fs::read_to_string(&config).unwrap();
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
-    let tables = site.dir.path().join("x.toml");
-    std::fs::write(&tables, table(&site, "x")).unwrap();
-    let attach = ["iod", "attach", tables.to_str().unwrap(), "--control", control];
+    let tables = site.write("x.toml", &table(&site, "x"));
+    let attach = ["iod", "attach", &tables, "--control", control];
 
     // Refused as at a start; file and I/O domain are as they were.
-    let out = site.output(&attach);
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains("x.img: cannot open: No such file"), "{said}");
+    let said = site.refused(&attach);
+    assert!(said.contains("x.img: cannot open: No such file"), "{said}");
     assert_eq!((read(&config), names(&site, control)), (before.clone(), vec!["a".to_owned()]));
 
     std::fs::File::create(site.dir.path().join("x.img")).unwrap().set_len(1 << 20).unwrap();
@@ -168,14 +162,12 @@ fn disks_are_attached_and_detached_and_the_domain_is_stopped() {
 
     // Neither the disk nor the I/O domain goes from under a guest.
     let detach = ["iod", "detach", "x", "--control", control];
-    let (kept, out) = (read(&config), site.output(&detach));
-    let said = text(&out.stderr);
-    assert!(!out.status.success() && said.contains("a guest is attached"), "{said}");
-    assert!(said.contains("`chardev-remove`"), "{said}");
+    let (kept, said) = (read(&config), site.refused(&detach));
+    assert!(said.contains("a guest is attached") && said.contains("`chardev-remove`"), "{said}");
     assert_eq!(read(&config), kept);
     let stop = ["iod", "stop", "--control", control];
-    let out = site.output(&stop);
-    assert!(!out.status.success() && text(&out.stderr).contains("serves x"), "{}", text(&out.stderr));
+    let said = site.refused(&stop);
+    assert!(said.contains("serves x"), "{said}");
     assert_eq!(names(&site, control), ["a", "x"]);
     drop(client);
     wait_for("the guest's end", || site.output(&detach).status.success());

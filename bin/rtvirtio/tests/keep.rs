@@ -1,6 +1,5 @@
 //! `keep` on a real QEMU: a vCPU that is plugged in, `kill -9`, revert.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Child;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
-use rtvirtio_testkit::{HANG, Machine, Need, SmallDisk, has};
+use rtvirtio_testkit::{HANG, Machine, Need, SmallDisk, has, vm_spec};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -32,15 +31,8 @@ impl Plc {
     }
 
     fn spec_with(&self, site: &Site, key: &str) -> String {
-        let path = site.dir.path().join("plant.toml");
-        let spec = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
-             priorities = \"rt\"\n{key}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-            self.name,
-            self.machine.qmp().display()
-        );
-        fs::write(&path, spec).unwrap();
-        path.to_str().unwrap().to_owned()
+        let keys = format!("cpu = {{ budget = \"4ms\", period = \"20ms\" }}\npriorities = \"rt\"\n{key}");
+        site.write("plant.toml", &vm_spec("/dev/sdz", &self.name, self.machine.qmp(), &keys))
     }
 
     /// The vCPUs' policy, priority and CPU cgroup, by name.
@@ -74,6 +66,16 @@ fn stderr_lines(keeper: &mut Child) -> Receiver<String> {
     let err = BufReader::new(keeper.stderr.take().unwrap());
     std::thread::spawn(move || err.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     lines
+}
+
+/// The next line with these words.
+fn line_with(lines: &Receiver<String>, words: &str) -> String {
+    loop {
+        let line = lines.recv_timeout(HANG).unwrap();
+        if line.contains(words) {
+            return line;
+        }
+    }
 }
 
 fn fifo(name: &str) -> (String, String, u64) {
@@ -137,12 +139,7 @@ fn a_thread_that_cannot_be_journaled_is_tried_again() {
     let warnings = stderr_lines(&mut keeper);
     small.fill();
     machine.machine.plug_vcpu();
-    let warning = loop {
-        let line = warnings.recv_timeout(HANG).unwrap();
-        if line.contains("have no contract yet") {
-            break line;
-        }
-    };
+    let warning = line_with(&warnings, "have no contract yet");
     assert!(warning.contains(&machine.name) && warning.contains("tried again"), "{warning}");
     assert!(lines.try_recv().is_err(), "nothing was set");
     assert_eq!(machine.vcpus(&site)[0], fifo("CPU 0/TCG"));
@@ -268,12 +265,7 @@ fn where_no_cpu_is_left_for_a_plugged_vcpu_keep_says_so() {
     let mut keeper = site.spawn(&["keep", &spec, "--every", "50ms", "--quiet"]);
     let warnings = stderr_lines(&mut keeper);
     machine.machine.plug_vcpu();
-    let line = loop {
-        let line = warnings.recv_timeout(HANG).unwrap();
-        if line.contains("vcpu 1 was plugged in later") {
-            break line;
-        }
-    };
+    let line = line_with(&warnings, "vcpu 1 was plugged in later");
     assert!(line.contains("gets no CPU of its own") && line.contains(&format!("CPUs {only}")), "{line}");
     assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")], "its contract is kept");
     wait_for("the revert", || site.output(&["revert"]).status.success());

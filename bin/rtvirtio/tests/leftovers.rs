@@ -4,28 +4,18 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use rtvirtio_kernel::{Root, leftovers};
 use rtvirtio_testkit::site::Site;
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::{ChildGuard, Machine, Need, has, vm_spec};
 
 /// What one test leaves the other one's `revert` removes.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// A cgroup of a contract as `apply` makes it.
 struct Group(PathBuf);
-
-/// A process in it.
-struct Vm(Child);
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 impl Group {
     fn new(site: &Site, journal: &Path) -> Self {
@@ -61,8 +51,9 @@ fn a_contracts_cgroup_without_its_journal_is_named_and_removed() {
     fs::remove_file(&journal).unwrap();
     assert!(group.is_named(&site));
     // Not while something runs in it.
-    let vm = Vm(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", site.run_dir()).spawn().unwrap());
-    fs::write(group.0.join("cgroup.procs"), vm.0.id().to_string()).unwrap();
+    let mut sleep = Command::new("sleep");
+    let vm = ChildGuard(sleep.arg("600").env("RTVIRTIO_RUN_DIR", site.run_dir()).spawn().unwrap());
+    fs::write(group.0.join("cgroup.procs"), vm.id().to_string()).unwrap();
     site.ok(&["revert"]);
     drop(vm);
     assert!(group.0.exists());
@@ -104,14 +95,9 @@ fn a_test_that_panics_leaves_no_budget() {
         let machine = Machine::start(site.dir.path(), "plc", &[]);
         let vm = site.vm("plc");
         group = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
-        let spec = site.dir.path().join("plant.toml");
-        let text = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \
-             \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-            machine.qmp().display()
-        );
-        fs::write(&spec, text).unwrap();
-        site.ok(&["apply", spec.to_str().unwrap(), "--cpu-only"]);
+        let keys = "cpu = { budget = \"4ms\", period = \"20ms\" }";
+        let spec = site.write("plant.toml", &vm_spec("/dev/sdz", &vm, machine.qmp(), keys));
+        site.ok(&["apply", &spec, "--cpu-only"]);
         assert_eq!(fs::read_to_string(group.join("cpu.rt_runtime_us")).unwrap(), "4000\n");
         // Its journal is lost too.
         fs::remove_dir_all(site.state_dir()).unwrap();

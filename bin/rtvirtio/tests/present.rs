@@ -1,7 +1,6 @@
 //! What is on the host already counts: limits, parents of cgroups and the root cgroup are named by
 //! the commands that predict and plan.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -52,9 +51,7 @@ const TASK: &str = "[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n
                     target = { percentile = \"p99\", latency = \"10s\" }\n";
 
 fn write_spec(site: &Site, plane: &Plane, vms: &str) -> String {
-    let path = site.dir.path().join("present.toml");
-    fs::write(&path, format!("[device]\npath = \"/dev/{}\"\n{vms}", plane.device.name)).unwrap();
-    path.to_str().unwrap().to_owned()
+    site.write("present.toml", &format!("[device]\npath = \"/dev/{}\"\n{vms}", plane.device.name))
 }
 
 /// What the command prints and warns of.

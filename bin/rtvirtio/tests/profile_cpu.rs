@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::{Machine, Need, has, vm_spec};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -27,13 +27,8 @@ impl Spinner {
     }
 
     fn demand(&self, requests: f64, deadline_ms: u64) -> &str {
-        let spec = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ requests = \"{requests:.3}/s\", deadline = \
-             \"{deadline_ms}ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-            self.vm,
-            self.machine.qmp().display()
-        );
-        fs::write(&self.spec, spec).unwrap();
+        let keys = format!("cpu = {{ requests = \"{requests:.3}/s\", deadline = \"{deadline_ms}ms\" }}");
+        fs::write(&self.spec, vm_spec("/dev/sdz", &self.vm, self.machine.qmp(), &keys)).unwrap();
         self.spec.to_str().unwrap()
     }
 
@@ -173,9 +168,7 @@ fn a_demand_gets_the_smallest_measured_budget() {
         let refused = text(&site.output(&["apply", spec, "--cpu-only"]).stderr);
         assert!(refused.contains(says), "{refused}");
     }
-    let other = site.dir.path().join("other.json");
-    fs::write(&other, "{}").unwrap();
-    let named = format!("{}={}", vm.vm, other.display());
+    let named = format!("{}={}", vm.vm, site.write("other.json", "{}"));
     let refused = text(&site.output(&["apply", spec, "--cpu-only", "--cpu-profile", &named]).stderr);
     assert!(refused.contains("is no CPU profile: it has no schema"), "{refused}");
     let refused = text(&site.output(&["apply", spec, "--cpu-only", "--cpu-profile", "nobody=x"]).stderr);

@@ -76,14 +76,13 @@ fn commands_that_look_make_no_file_and_load_no_module() {
     let test = "commands_that_look_make_no_file_and_load_no_module";
     let site = Site::new();
     let Some(plane) = Plane::new(test, &site) else { return };
-    let (spec, zram) = (site.dir.path().join("plane.toml"), site.dir.path().join("zram.toml"));
+    let spec = &site.path("plane.toml");
     // A disk without a choice of elevators, as every one above a device mapper: BFQ is not among
     // them.
     let other =
-        fs::read_to_string(&spec).unwrap().replace(&format!("/dev/{}", plane.device.name), "/dev/zram0");
-    fs::write(&zram, other).unwrap();
-    let (domain, spec) = (site.domain_of_a_file(), spec.to_str().unwrap().to_owned());
-    let (domain, zram) = (domain.to_str().unwrap(), zram.to_str().unwrap());
+        fs::read_to_string(spec).unwrap().replace(&format!("/dev/{}", plane.device.name), "/dev/zram0");
+    let (zram, domain) = (&site.write("zram.toml", &other), site.domain_of_a_file());
+    let domain = domain.to_str().unwrap();
     let before = plane.snapshot();
     let contracts = site.dir.path().to_str().unwrap();
     let commands = [
@@ -96,14 +95,14 @@ fn commands_that_look_make_no_file_and_load_no_module() {
         vec!["threads", "1"],
         vec!["simulate", "examples/flood.toml", "--for", "1s"],
         vec!["fleet", "examples/fleet/fleet.toml"],
-        vec!["predict", &spec, "--profile", PROFILE],
-        vec!["predict", &spec],
+        vec!["predict", spec, "--profile", PROFILE],
+        vec!["predict", spec],
         vec!["predict", zram, "--profile", PROFILE],
-        vec!["plan", &spec, "--profile", PROFILE],
+        vec!["plan", spec, "--profile", PROFILE],
         vec!["plan", zram, "--profile", PROFILE],
-        vec!["plan", &spec, "--domain", "--profile", PROFILE],
+        vec!["plan", spec, "--domain", "--profile", PROFILE],
         vec!["apply", plane.plan(), "--dry-run"],
-        vec!["apply", &spec, "--profile", PROFILE, "--dry-run"],
+        vec!["apply", spec, "--profile", PROFILE, "--dry-run"],
         vec!["apply", zram, "--profile", PROFILE, "--dry-run"],
         vec!["apply", domain, "--dry-run"],
         // Nothing was applied, so nothing is there to be changed.
@@ -207,9 +206,7 @@ fn an_empty_plan_leaves_nothing_in_force() {
     let before = plane.snapshot();
     let mut plan: serde_json::Value = serde_json::from_slice(&fs::read(plane.plan()).unwrap()).unwrap();
     plan["settings"] = serde_json::json!([]);
-    let empty = site.dir.path().join("empty.json");
-    fs::write(&empty, plan.to_string()).unwrap();
-    let out = site.output(&["apply", empty.to_str().unwrap()]);
+    let out = site.output(&["apply", &site.write("empty.json", &plan.to_string())]);
     let said = text(&out.stderr);
     assert!(out.status.success() && said.contains("nothing to set"), "{said}");
     assert!(site.ok(&["status"]).contains("no plan is in force"));

@@ -20,10 +20,8 @@ fn outcomes(site: &Site, more: &[&str]) -> Vec<Value> {
 }
 
 fn outcomes_of(site: &Site, text: &str, more: &[&str]) -> Vec<Value> {
-    let spec = site.dir.path().join("s.toml");
-    std::fs::write(&spec, text).unwrap();
-    let args = [&["regulator", spec.to_str().unwrap()], more].concat();
-    let (code, found) = site.json(&args);
+    let spec = site.write("s.toml", text);
+    let (code, found) = site.json(&[&["regulator", &spec], more].concat());
     assert_eq!(code, 0, "{found}");
     found[0]["outcomes"].as_array().unwrap().clone()
 }
@@ -68,25 +66,12 @@ fn words_of_a_qos400_are_printed_and_read_back() {
     let (_, fields) = site.json(&[&back[..], &port].concat());
     assert_eq!(fields["fields"], words["fields"]);
     assert_eq!(fields["rates"]["rate"], json!(15_468_750.0));
+    let short = ["regulator", "qos400", "--rate", "1MB/s"];
     for (args, says) in [
         (&["regulator", "qos400", "--rate", "1/s", "--clock", "250MHz"][..], "out of its range"),
-        (&["regulator", "qos400", "--rate", "1MB/s"], "--clock"),
+        (&short, "--clock"),
         (&["regulator", "qos400", "--decode", "1", "1", "1", "--clock", "250MHz"], "not part of its field"),
-        (
-            &[
-                "regulator",
-                "qos400",
-                "--rate",
-                "1MB/s",
-                "--clock",
-                "250MHz",
-                "--soc",
-                "zynqmp",
-                "--master",
-                "x",
-            ],
-            "gem",
-        ),
+        (&[&short[..], &["--clock", "250MHz", "--soc", "zynqmp", "--master", "x"]].concat(), "gem"),
     ] {
         let out = site.output(args);
         assert_eq!(out.status.code(), Some(1), "{args:?}");
@@ -194,15 +179,13 @@ fn libvirt_takes_its_commands() {
 
 /// A VM with a target, and one that reads without an end.
 fn beside(site: &Site, latency: &str, traffic: &str) -> String {
-    let path = site.dir.path().join("beside.toml");
     let spec = format!(
         "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"plc\"\nlab = \"process\"\n[[vm.task]]\nname = \"cycle\"\n\
          op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = {{ latency = \"{latency}\" }}\n\
          [[vm]]\nname = \"batch\"\nlab = \"process\"\n{traffic}\n[[vm.task]]\nname = \"bulk\"\nop = \"read\"\n\
          block = \"16KiB\"\ndepth = 16\n"
     );
-    std::fs::write(&path, spec).unwrap();
-    path.to_str().unwrap().to_owned()
+    site.write("beside.toml", &spec)
 }
 
 /// Help lists what is accepted; a refusal says why, and what takes the value.
@@ -254,8 +237,7 @@ fn a_target_becomes_the_limit_of_its_neighbour() {
     assert!(says.contains("plc/cycle") && says.contains("asks for 100.0/s and 2.00 ms"), "{says}");
     // The spec with the limit is written on request only, and differs by its line.
     let spec = beside(&site, "40ms", "");
-    let saved = site.dir.path().join("limited.toml");
-    let saved = saved.to_str().unwrap();
+    let saved = &site.path("limited.toml");
     site.ok(&[&args[..], &["--out", saved]].concat());
     let (before, after) = (std::fs::read_to_string(&spec).unwrap(), std::fs::read_to_string(saved).unwrap());
     let added: Vec<&str> = after.lines().filter(|line| !before.lines().any(|old| old == *line)).collect();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use rtvirtio_testkit::site::{Site, signal, text};
-use rtvirtio_testkit::{Machine, Need, has, skip};
+use rtvirtio_testkit::{ChildGuard, Machine, Need, has, skip, vm_spec};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -17,15 +17,7 @@ fn machine(test: &str, site: &Site) -> Option<Machine> {
 }
 
 fn spec(site: &Site, vm: &str, cpu: &str) -> String {
-    let path = site.dir.path().join("plant.toml");
-    let qmp = site.dir.path().join("qmp");
-    let spec = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\n{cpu}\n\
-         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-        qmp.display()
-    );
-    fs::write(&path, spec).unwrap();
-    path.to_str().unwrap().to_owned()
+    site.write("plant.toml", &vm_spec("/dev/sdz", vm, &site.dir.path().join("qmp"), cpu))
 }
 
 fn roles(threads: &Value) -> Vec<String> {
@@ -153,16 +145,13 @@ fn a_contract_without_a_known_vcpu_is_refused() {
     for cpu in ["", "priorities = \"rt\""] {
         let cpu = format!("cpu = {{ budget = \"4ms\", period = \"20ms\" }}\n{cpu}");
         let monitored = spec(&site, &site.vm("plc"), &cpu);
-        let by_pid = site.dir.path().join("pid.toml");
-        let qmp = format!("qmp = \"{}\"", site.dir.path().join("qmp").display());
+        let qmp = format!("qmp = \"{}\"", site.path("qmp"));
         let text_of =
             fs::read_to_string(&monitored).unwrap().replace(&qmp, &format!("pid = {}", machine.pid()));
-        fs::write(&by_pid, text_of).unwrap();
-        let by_pid = by_pid.to_str().unwrap();
+        let by_pid = &site.write("pid.toml", &text_of);
         for args in [&["apply", by_pid, "--cpu-only"][..], &["apply", by_pid, "--cpu-only", "--dry-run"]] {
-            let refused = site.output(args);
-            let said = text(&refused.stderr);
-            assert!(!refused.status.success() && !said.contains("guarantee"), "{said}");
+            let said = site.refused(args);
+            assert!(!said.contains("guarantee"), "{said}");
             assert!(said.contains("debug-threads=on") && said.contains("`qmp` or `domain`"), "{said}");
         }
         let (_, threads) = site.json(&["threads", by_pid]);
@@ -204,12 +193,9 @@ fn monitor(path: &Path, thread: u32) {
 fn numbers_of_another_pid_namespace_are_not_taken_for_threads_here() {
     let site = Site::new();
     // As in a container: the number that its monitor tells is another process's here.
-    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let other = ChildGuard(Command::new("sleep").arg("60").spawn().unwrap());
     monitor(&site.dir.path().join("qmp"), other.id());
-    let told = site.output(&["threads", &spec(&site, &site.vm("plc"), "")]);
-    other.kill().unwrap();
-    other.wait().unwrap();
-    let told = text(&told.stderr);
+    let told = text(&site.output(&["threads", &spec(&site, &site.vm("plc"), "")]).stderr);
     assert!(told.contains(&format!("process {} (sleep)", other.id())), "{told}");
     assert!(told.contains("another pid namespace") && told.contains("name the VM by `pid`"), "{told}");
 }
@@ -243,21 +229,18 @@ fn a_vm_of_proxmox_is_found_by_its_number() {
     fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let options = ["-machine", "q35", "-smp", "2", "-name", "-id", "100"];
     let machine = Machine::start(site.dir.path(), "plc", &options);
-    let file = site.dir.path().join("proxmox.toml");
-    let spec = |number: u32| {
-        let text = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\nproxmox = {number}\n\
-             [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
-        );
-        fs::write(&file, text).unwrap();
-        file.to_str().unwrap().to_owned()
+    let by_number = |number: u32| {
+        let monitored = spec(&site, "plc", "");
+        let qmp = format!("qmp = \"{}\"", site.path("qmp"));
+        let text = fs::read_to_string(monitored).unwrap().replace(&qmp, &format!("proxmox = {number}"));
+        site.write("proxmox.toml", &text)
     };
-    let out = on_proxmox(&site, &machine, &spec(100));
+    let out = on_proxmox(&site, &machine, &by_number(100));
     assert!(out.status.success(), "{}", text(&out.stderr));
     let threads: Value = serde_json::from_slice(&out.stdout).unwrap();
     let roles = roles(&threads[0]["threads"]);
     assert!(roles.contains(&"vcpu[0]".to_owned()) && roles.contains(&"vcpu[1]".to_owned()), "{roles:?}");
-    let other = on_proxmox(&site, &machine, &spec(101));
+    let other = on_proxmox(&site, &machine, &by_number(101));
     assert!(
         !other.status.success() && text(&other.stderr).contains("no node of Proxmox VE"),
         "{}",
@@ -273,7 +256,7 @@ fn a_monitor_is_known_through_links_to_its_directory() {
     std::os::unix::fs::symlink(site.dir.path(), &link).unwrap();
     let spec = spec(&site, &site.vm("plc"), "");
     let through = fs::read_to_string(&spec).unwrap().replace("/qmp\"", "/link/qmp\"");
-    fs::write(&spec, through).unwrap();
+    site.write("plant.toml", &through);
     let (code, json) = site.json(&["threads", &spec]);
     assert_eq!(code, 0, "{json}");
     assert!(roles(&json[0]["threads"]).contains(&"vcpu[1]".to_owned()), "{json}");

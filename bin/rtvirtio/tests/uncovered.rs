@@ -73,12 +73,6 @@ impl Drop for Host {
     }
 }
 
-fn write(site: &Site, name: &str, text: &str) -> String {
-    let path = site.dir.path().join(name);
-    fs::write(&path, text).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
 /// Standard error of a command.
 fn warned(site: &Site, args: &[&str]) -> String {
     text(&site.output(args).stderr)
@@ -109,7 +103,7 @@ fn a_disk_that_came_while_limits_are_in_force_is_named() {
     let Some(host) = Host::new(test, &site, 3) else { return };
     let machine = host.machine(site.dir.path(), "none");
     let limits = "traffic.read = { rate = \"4MB/s\" }\ntraffic.write = { rate = \"4MB/s\" }";
-    let path = write(&site, "s.toml", &spec(&host, &machine, limits, READS));
+    let path = site.write("s.toml", &spec(&host, &machine, limits, READS));
     let said = warned(&site, &["apply", &path, "--traffic-only"]);
     assert!(!said.contains("nothing is set") && !said.contains("page cache"), "{said}");
     let (code, status) = site.json(&["status"]);
@@ -191,7 +185,7 @@ fn a_disk_that_came_while_limits_are_in_force_is_named() {
     for n in [0, 1] {
         fs::copy(PROFILE, profiles.join(format!("{}.json", host.name(n)))).unwrap();
     }
-    let said = warned(&site, &["plan", &write(&site, "two.toml", &two)]);
+    let said = warned(&site, &["plan", &site.write("two.toml", &two)]);
     assert!(!said.contains(&place), "{said}");
     drop(machine);
 }
@@ -203,7 +197,7 @@ fn limits_on_writes_through_the_page_cache_are_not_taken_for_held() {
     let Some(host) = Host::new(test, &site, 1) else { return };
     let machine = host.machine(site.dir.path(), "writeback");
     let limit = "traffic.write = { rate = \"2MB/s\" }";
-    let path = write(&site, "s.toml", &spec(&host, &machine, limit, READS));
+    let path = site.write("s.toml", &spec(&host, &machine, limit, READS));
     let said = warned(&site, &["apply", &path, "--traffic-only"]);
     assert!(said.contains("goes through the host's page cache"), "{said}");
     let (code, status) = site.json(&["status"]);
@@ -230,24 +224,22 @@ fn limits_on_writes_through_the_page_cache_are_not_taken_for_held() {
     };
     let other = host.cgroup.with_extension("plc");
     host.cgroups.create(&Root::default(), &other).unwrap();
-    let both = write(&site, "both.toml", &(spec(&host, &machine, "", writer) + &reader(&other)));
+    let both = site.write("both.toml", &(spec(&host, &machine, "", writer) + &reader(&other)));
     let (_, plan) = site.json(&["plan", &both, "--profile", PROFILE]);
-    let direct = "op = \"write\"\nblock = \"64KiB\"\ndepth = 16";
     drop(machine);
     let knobs = |plan: &Value| plan["devices"][0]["plan"]["settings"].to_string();
     assert!(!knobs(&plan).contains("vm_limit") && !knobs(&plan).contains("vm_weight"), "{plan:#}");
     let machine = host.machine(site.dir.path(), "none");
-    let both = write(&site, "direct.toml", &(spec(&host, &machine, "", direct) + &reader(&other)));
+    let both = site.write("direct.toml", &(spec(&host, &machine, "", writer) + &reader(&other)));
     let (_, plan) = site.json(&["plan", &both, "--profile", PROFILE]);
     assert!(knobs(&plan).contains("vm_limit"), "with cache=none the writer can be limited: {plan:#}");
-    let saved = site.dir.path().join("direct.plan").display().to_string();
+    let saved = site.path("direct.plan");
     let _ = site.output(&["plan", &both, "--profile", PROFILE, "-o", &saved]);
     drop(machine);
     // A plan that was made before is refused where the VM's next start has the cache again.
     let _machine = host.machine(site.dir.path(), "writeback");
-    let refused = site.output(&["apply", &saved, "--compromise", "--dry-run"]);
-    let why = text(&refused.stderr);
-    assert!(!refused.status.success() && why.contains("goes through the host's page cache"), "{why}");
+    let why = site.refused(&["apply", &saved, "--compromise", "--dry-run"]);
+    assert!(why.contains("goes through the host's page cache"), "{why}");
     let _ = host.cgroups.remove(&Root::default(), &other);
 }
 
@@ -293,7 +285,7 @@ fn reads_that_never_reached_the_device_prove_nothing() {
         host.cgroup.display(),
         image.display()
     );
-    let path = write(&site, "s.toml", &spec);
+    let path = site.write("s.toml", &spec);
     let verify = || {
         let (code, result) = site.json(&["verify", &path, "--for", "3s"]);
         let task = result["runs"][0]["tasks"][0].clone();

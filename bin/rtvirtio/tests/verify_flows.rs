@@ -61,15 +61,14 @@ fn flows_are_run_and_judged_through_the_domain() {
         return;
     }
     let site = Site::new();
-    let (file, socket) = (site.dir.path().join("iod.toml"), site.run_dir().join("ports/relay.sock"));
+    let socket = site.run_dir().join("ports/relay.sock");
     let body = format!(
         "control = \"{}\"\n[[network]]\nname = \"station\"\nlink = \"100Mbit/s\"\n[[network.port]]\nname = \"relay\"\n\
          socket = \"{}\"\ntap = \"tap-relay\"\nmac = \"{GUEST}\"\n",
         site.run_dir().join("iod.sock").display(),
         socket.display()
     );
-    std::fs::write(&file, body).unwrap();
-    let mut apply = site.command(&["apply", file.to_str().unwrap()]);
+    let mut apply = site.command(&["apply", &site.write("iod.toml", &body)]);
     let namespace = Namespace::new().unwrap();
     std::thread::scope(|s| {
         let inside = || {
@@ -85,29 +84,15 @@ fn flows_are_run_and_judged_through_the_domain() {
     });
     let (_, status) = site.json(&["status"]);
     let pid = status["domain"]["pids"][0].as_u64().unwrap();
-    let path = site.dir.path().join("station.toml");
     let both = flow("sv", "1h", "dscp = 46") + &flow("trip", "1us", "");
-    std::fs::write(&path, spec(&both)).unwrap();
+    let path = site.write("station.toml", &spec(&both));
     // The domain's namespace is the one that was made above.
     let peer = format!("/proc/{pid}/ns/net/up1");
-    let verify = [
-        "verify",
-        path.to_str().unwrap(),
-        "--for",
-        "400ms",
-        "--network-only",
-        "--network-peer",
-        &peer,
-        "--network-echo",
-        "relay=10.200.0.10:7007",
-    ];
+    let ends = ["--network-peer", &peer, "--network-echo", "relay=10.200.0.10:7007"];
+    let verify = [&["verify", &path, "--for", "400ms", "--network-only"], &ends[..]].concat();
     // Nothing answers yet.
-    let out = site.output(&verify);
-    let said = text(&out.stderr);
-    assert!(
-        !out.status.success() && said.contains("flow relay/sv: 10.200.0.10:7007 answers nothing"),
-        "{said}"
-    );
+    let said = site.refused(&verify);
+    assert!(said.contains("flow relay/sv: 10.200.0.10:7007 answers nothing"), "{said}");
     let stop = AtomicBool::new(false);
     let (judged, seen) = std::thread::scope(|s| {
         let guest = s.spawn(|| echo(&socket, &stop));
@@ -146,14 +131,8 @@ fn what_a_flow_needs_is_named() {
         return;
     }
     let site = Site::new();
-    let path = site.dir.path().join("station.toml");
-    std::fs::write(&path, spec(&flow("sv", "1ms", ""))).unwrap();
-    let path = path.to_str().unwrap();
-    let refused = |more: &[&str]| {
-        let out = site.output(&[&["verify", path, "--network-only"], more].concat());
-        assert!(!out.status.success());
-        text(&out.stderr)
-    };
+    let path = site.write("station.toml", &spec(&flow("sv", "1ms", "")));
+    let refused = |more: &[&str]| site.refused(&[&["verify", &path, "--network-only"], more].concat());
     assert!(refused(&[]).contains("--network-peer"));
     let said = refused(&["--network-peer", "lo"]);
     assert!(said.contains("--network-echo relay=ADDRESS"), "{said}");

@@ -26,9 +26,6 @@ pub struct FairGroup {
 
 impl FairGroup {
     /// Makes the group below the root of the hierarchy.
-    ///
-    /// # Errors
-    /// When there is no CPU controller, or the kernel refuses.
     pub fn make(name: &str) -> anyhow::Result<Self> {
         let cgroups = Cgroups::detect_cpu(&Root::default())?;
         let path = Path::new("/").join(name);
@@ -51,9 +48,6 @@ impl Drop for FairGroup {
 }
 
 /// Binds all threads of a process to these CPUs; later threads inherit them.
-///
-/// # Errors
-/// When a thread cannot be bound.
 pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
     let set = set_of(cpus);
     // A thread that starts meanwhile may have inherited the CPUs of a thread not bound yet.
@@ -122,9 +116,6 @@ pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Re
 }
 
 /// Contracts of the first of these backends that the kernel has, with a journal of their own.
-///
-/// # Errors
-/// As [`on_one_core`].
 pub fn with_backend<'a>(
     fits: &[Backend],
     labs: &LabHost,

@@ -53,9 +53,6 @@ pub struct TestBed<'a> {
 impl<'a> TestBed<'a> {
     /// Makes VMs on a device of their own: `twin:NAME`, `file:PATH` for a file on a disk of this
     /// machine, or `/dev/nullbN` of null_blk, which keeps no data.
-    ///
-    /// # Errors
-    /// When the device or the VMs cannot be made.
     pub fn make(
         device: &str,
         vms: usize,
@@ -112,9 +109,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Measures the device.
-    ///
-    /// # Errors
-    /// When fio fails, or the elevator cannot be written.
     pub fn profile(&self) -> anyhow::Result<Profile> {
         let profile = of_site(&self.site, Permission::Reads, PROFILE_TIME, &self.labs.dirs, self.progress)?;
         self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
@@ -123,9 +117,6 @@ impl<'a> TestBed<'a> {
 
     /// Measures the device without its VMs: for all of the time of a profile, or until all is
     /// known.
-    ///
-    /// # Errors
-    /// As [`TestBed::profile`].
     pub fn profile_of_device(&self, all_of_time: bool) -> anyhow::Result<Profile> {
         let profile = of_made(&self.site, PROFILE_TIME, all_of_time, &self.labs.dirs, self.progress)?;
         self.site.stack.device.renew_elevator(&Root::default(), "bfq")?;
@@ -170,9 +161,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Permissions and device times of a sweep.
-    ///
-    /// # Errors
-    /// When the device's settings cannot be read.
     pub fn allowed(&self, profile: &Profile) -> anyhow::Result<Allowed> {
         Ok(Allowed {
             elevators: self.elevators()?,
@@ -183,18 +171,12 @@ impl<'a> TestBed<'a> {
 
     /// Turns the kernel's scheduler off, for the I/O domain. Returns the device's path and its size
     /// in bytes.
-    ///
-    /// # Errors
-    /// When the elevator cannot be written.
     pub fn without_elevator(&self) -> anyhow::Result<(PathBuf, u64)> {
         self.site.stack.device.set_elevator(&Root::default(), "none")?;
         Ok((self.lab.device().to_owned(), DEVICE_SIZE.0))
     }
 
     /// Chooses the kernel's scheduler of the device, as a new instance with its defaults.
-    ///
-    /// # Errors
-    /// When the kernel does not offer it.
     pub fn renew_elevator(&self, elevator: &str) -> anyhow::Result<()> {
         let device = &self.site.stack.device;
         if elevator == "none" {
@@ -214,9 +196,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// The `cgroup.procs` file of the VM at this position.
-    ///
-    /// # Errors
-    /// When there is no such VM.
     pub fn cgroup_procs(&self, vm: usize) -> anyhow::Result<PathBuf> {
         let binding = self.binding()?;
         let cgroup = binding.vms.get(&vm_name(vm)).and_then(|vm| vm.cgroup.clone());
@@ -225,9 +204,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// Device and VMs as settings are applied to them, by the journal of [`Self::dirs`].
-    ///
-    /// # Errors
-    /// When a VM's cgroup is not known.
     pub fn binding(&self) -> anyhow::Result<Binding> {
         Ok(self.site.binding()?)
     }
@@ -251,9 +227,6 @@ impl<'a> TestBed<'a> {
     }
 
     /// VMs and device as a stage, with the settings of this test bed as its baseline.
-    ///
-    /// # Errors
-    /// When the VMs' cgroups or the fio directory are missing.
     pub fn stage(&self) -> anyhow::Result<Stage<'_>> {
         let work: PathBuf = self.labs.dirs.run.join("fio");
         let stage = Stage::new(&self.lab, self.baseline()?, &GuestAgents, &self.labs.dirs.state, &work)?;
@@ -288,9 +261,6 @@ impl<'a> TestBed<'a> {
 
     /// Device time of one request, by share of writes and block size, in seconds: a twin's as
     /// declared, a real device's from its profile.
-    ///
-    /// # Errors
-    /// When the twin's profile cannot be read.
     pub fn cost(&self, profile: &Profile) -> anyhow::Result<Cost> {
         let Device::Twin { profile: twin, .. } = &self.device.spec else {
             return Ok(profile_cost(profile));
@@ -346,9 +316,6 @@ fn is_null_block(device: &str) -> bool {
 }
 
 /// A device of this name as specs have it; nothing is made.
-///
-/// # Errors
-/// When there is no such twin.
 pub fn spec_device(device: &str) -> anyhow::Result<Device> {
     let text = idle_spec(&device_text(device)?, 1, LabKind::Process);
     let device = rtvirtio_spec::parse(BENCH_DIR, &text)?.device;

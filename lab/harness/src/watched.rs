@@ -31,9 +31,6 @@ pub struct Watched {
 
 impl Watched {
     /// Starts to observe the guests of the lab that is up in a run directory.
-    ///
-    /// # Errors
-    /// VMs without a monitor; a service that does not start.
     pub fn start(lab: &Dirs) -> anyhow::Result<Self> {
         let inventory = Inventory::load(&lab.run)?;
         // Short, because a socket's path has to fit into 107 bytes (unix(7)).
@@ -65,9 +62,6 @@ impl Watched {
     }
 
     /// The service's page as one file, with its observations.
-    ///
-    /// # Errors
-    /// A service that does not answer.
     pub fn page(&self) -> anyhow::Result<String> {
         Ok(self.client.text("GET", "/copy.html")?)
     }

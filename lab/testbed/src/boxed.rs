@@ -170,9 +170,6 @@ pub struct BoxOutcome {
 }
 
 /// Makes or finds the image of [`ensure_kernel`] with the standard kernel.
-///
-/// # Errors
-/// As [`ensure_kernel`].
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxError> {
     ensure_kernel(cache, Kernel::Standard, progress)
 }
@@ -240,9 +237,6 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
 /// that ended without the script's exit status, that hung (it printed nothing for 75 s, and twice
 /// as long at each further try), or for which `lost` is true, is started anew, twice at most: a
 /// failure of the tested program is repeated.
-///
-/// # Errors
-/// See [`BoxError`].
 pub fn run_with_guests(
     image: &BoxImage,
     run: &BoxRun,

@@ -93,9 +93,6 @@ impl FileDisk {
     }
 
     /// Removes loop device and file; missing parts are no error. Safe to call again.
-    ///
-    /// # Errors
-    /// The first part that cannot be removed.
     pub fn remove(&mut self) -> Result<(), TwinError> {
         for device in loops_on(&self.path)? {
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));

@@ -111,9 +111,6 @@ impl LabHost {
 
     /// Makes the lab of a spec, with guest images where it has QEMU guests. `spec_source` is the
     /// spec's name and text.
-    ///
-    /// # Errors
-    /// [`LabError`], as an [`Error`].
     pub fn up(
         &self,
         spec: &Spec,
@@ -153,9 +150,6 @@ impl LabHost {
 }
 
 /// The accelerator of guests: as chosen, or KVM where a stock guest boots under it.
-///
-/// # Errors
-/// The probing guest cannot be started.
 pub fn choose_accel(choice: AccelChoice, image: &GuestImage, progress: &dyn Progress) -> Result<Accel> {
     match choice {
         AccelChoice::Kvm => Ok(Accel::Kvm),

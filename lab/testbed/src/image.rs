@@ -117,11 +117,9 @@ pub enum ImageError {
     /// A program of the host is missing.
     #[error("cannot run {tool}: {source}; the guest image is made with it: {remedy}")]
     NoTool {
-        /// Name of the program.
         tool: String,
         /// Package to install or reinstall.
         remedy: &'static str,
-        /// Error of the kernel.
         source: io::Error,
     },
     /// apt does not know a package.
@@ -132,15 +130,12 @@ pub enum ImageError {
     /// A package could not be downloaded.
     #[error("cannot download {package}: {detail}; check the network, and run `apt-get update`")]
     Download {
-        /// Name and version of the package.
         package: String,
-        /// Message of apt.
         detail: String,
     },
     /// A program of the host failed.
     #[error("{command} failed: {detail}")]
     Tool {
-        /// Command line of the program.
         command: String,
         /// Error output, in one line.
         detail: String,
@@ -149,7 +144,6 @@ pub enum ImageError {
     #[error("kernel package {kernel} has no module {module}, which a guest needs")]
     Module {
         module: String,
-        /// Release of the package's kernel.
         kernel: String,
     },
     /// A library was not found on the host nor in the packages that a program depends on.
@@ -157,7 +151,6 @@ pub enum ImageError {
         "{binary} needs {libraries}, which no package it depends on has; install fio and qemu-system-x86 on this host"
     )]
     Library {
-        /// Path of the program.
         binary: PathBuf,
         /// Missing libraries, separated by commas.
         libraries: String,
@@ -167,20 +160,15 @@ pub enum ImageError {
         "no room in {path:?} for the guest image: {free_mib} MiB free, {needed_mib} MiB needed; make room or choose another cache directory"
     )]
     NoSpace {
-        /// Path of the cache directory.
         path: PathBuf,
-        /// Free space, in MiB.
         free_mib: u64,
-        /// Required space, in MiB.
         needed_mib: u64,
     },
     /// A file could not be read or written.
     #[error("cannot {operation} {path:?}: {source}")]
     Io {
-        /// Operation that failed, as a verb.
         operation: &'static str,
         path: PathBuf,
-        /// Error of the kernel.
         source: io::Error,
     },
 }

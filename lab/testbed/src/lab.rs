@@ -64,7 +64,6 @@ pub enum LabError {
     /// The device is too small.
     #[error("device {}: {message}", path.display())]
     Device {
-        /// Path of the device or file.
         path: PathBuf,
         /// Cause, with the remedy.
         message: String,
@@ -72,9 +71,7 @@ pub enum LabError {
     /// The lab's state file cannot be read or written.
     #[error("lab state in {}: {source}", path.display())]
     State {
-        /// Path of the run directory.
         path: PathBuf,
-        /// Error of the operating system.
         source: io::Error,
     },
     /// The user stopped it.
@@ -211,9 +208,6 @@ impl Lab {
     }
 
     /// Place of each VM's tasks, in spec order.
-    ///
-    /// # Errors
-    /// When there is no block I/O cgroup hierarchy.
     pub fn loads(&self, spec: &Spec) -> Result<Vec<VmLoad>, LabError> {
         let root = Root::default();
         let cgroups = Cgroups::detect(&root)?;

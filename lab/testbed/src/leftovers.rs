@@ -11,9 +11,6 @@ use crate::twin::TwinHandle;
 
 /// Removes leftovers of labs whose state is lost: their cgroups with all processes in them, and
 /// their twins. False when there was none.
-///
-/// # Errors
-/// The first part that cannot be removed.
 pub fn remove_leftovers() -> Result<bool, LabError> {
     let root = Root::default();
     let mut any = false;

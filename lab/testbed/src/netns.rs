@@ -16,10 +16,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace, with its loopback interface up.
-    ///
-    /// # Errors
-    /// Fails without root.
+    /// Makes a namespace, with its loopback interface up; needs root.
     pub fn new() -> io::Result<Self> {
         let made = std::thread::spawn(|| {
             // SAFETY: only the network namespace of this thread changes, which ends here.
@@ -32,9 +29,6 @@ impl Namespace {
     }
 
     /// Moves the calling thread into the namespace, with the threads and processes that it starts.
-    ///
-    /// # Errors
-    /// Fails without root.
     pub fn enter(&self) -> io::Result<()> {
         // SAFETY: only the network namespace of this thread changes.
         check(unsafe { libc::setns(self.file.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
@@ -46,9 +40,6 @@ fn check(done: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 /// Runs a program with arguments that are separated by spaces.
-///
-/// # Errors
-/// The program cannot be run or fails, with its error output.
 pub fn run(program: &str, arguments: &str) -> io::Result<String> {
     let out = Command::new(program).args(arguments.split_whitespace()).output();
     let out = out.map_err(|e| io::Error::new(e.kind(), format!("{program}: {e}")))?;
@@ -61,9 +52,6 @@ pub fn run(program: &str, arguments: &str) -> io::Result<String> {
 
 /// Makes a bridge `br0` in the calling thread's namespace, a tap on it for each name, and a veth
 /// pair of `up0`, on the bridge, and `up1`. Nothing is sent by itself: IPv6 is off.
-///
-/// # Errors
-/// A part cannot be made.
 pub fn bridge<S: AsRef<str>>(taps: &[S]) -> io::Result<()> {
     // These files are those of the calling thread's namespace. A kernel without IPv6 lacks the
     // first one. Without `arp_ignore`, the bridge answers ARP for the address of `up1` with its
@@ -99,25 +87,16 @@ pub struct RawSocket {
 
 impl RawSocket {
     /// Opens a socket on an interface of the calling thread's namespace.
-    ///
-    /// # Errors
-    /// There is no such interface, or the process is not root.
     pub fn open(interface: &str) -> io::Result<Self> {
         Self::with_protocol(interface, libc::ETH_P_ALL as u16)
     }
 
     /// Opens a socket for frames of one EtherType: others are not queued for it.
-    ///
-    /// # Errors
-    /// As [`RawSocket::open`].
     pub fn of_type(interface: &str, ethertype: u16) -> io::Result<Self> {
         Self::with_protocol(interface, ethertype)
     }
 
     /// Opens a socket for sending only: nothing is queued for it.
-    ///
-    /// # Errors
-    /// As [`RawSocket::open`].
     pub fn sender(interface: &str) -> io::Result<Self> {
         Self::with_protocol(interface, 0)
     }

@@ -81,9 +81,6 @@ impl QemuHandle {
     }
 
     /// Ends the guest if it runs, and removes its files in any case.
-    ///
-    /// # Errors
-    /// The process cannot be ended.
     pub fn kill(&self) -> Result<(), QemuError> {
         QemuGuest::adopt(self, true).stop()
     }
@@ -246,33 +243,21 @@ impl QemuGuest {
     }
 
     /// Starts a program in the guest: [`GuestAgent::spawn`].
-    ///
-    /// # Errors
-    /// As [`QemuGuest::exec`].
     pub fn spawn(&mut self, argv: &[&str]) -> Result<Process, QemuError> {
         self.with_agent(|agent| agent.spawn(argv))
     }
 
     /// The result of a started program: [`GuestAgent::poll`].
-    ///
-    /// # Errors
-    /// As [`QemuGuest::exec`].
     pub fn poll(&mut self, process: Process) -> Result<Option<ExecOutput>, QemuError> {
         self.with_agent(|agent| agent.poll(process))
     }
 
     /// Reads a file of at most `limit` bytes in the guest.
-    ///
-    /// # Errors
-    /// As [`QemuGuest::exec`].
     pub fn read_file(&mut self, path: &str, limit: usize) -> Result<Vec<u8>, QemuError> {
         self.with_agent(|agent| agent.read_file(path, limit))
     }
 
     /// Writes a file in the guest; an attribute of the kernel that refuses the value is an error.
-    ///
-    /// # Errors
-    /// As [`QemuGuest::exec`].
     pub fn write_file(&mut self, path: &str, data: &[u8]) -> Result<(), QemuError> {
         self.with_agent(|agent| agent.write_file(path, data))
     }

@@ -23,9 +23,6 @@ pub struct RamDisk {
 
 impl RamDisk {
     /// Makes a device of this size, all of it written.
-    ///
-    /// # Errors
-    /// There is no memory, or no loop device.
     pub fn new(size: Bytes) -> Result<Self, TwinError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);

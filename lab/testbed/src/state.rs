@@ -91,9 +91,6 @@ impl LabState {
     }
 
     /// Loads the lab of this run directory; `None` when there is none.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a lab's.
     pub fn load(run_dir: &Path) -> io::Result<Option<Self>> {
         let path = run_dir.join(FILE);
         let text = match fs::read_to_string(&path) {
@@ -110,18 +107,12 @@ impl LabState {
     }
 
     /// Writes the file so that a crash leaves the old or the new one, never a part.
-    ///
-    /// # Errors
-    /// The directory is not writable or full.
     pub fn save(&self, run_dir: &Path) -> io::Result<()> {
         fs::create_dir_all(run_dir)?;
         rtvirtio_kernel::atomic_write(&run_dir.join(FILE), &serde_json::to_vec_pretty(self)?)
     }
 
     /// Removes the state file; no error when it does not exist.
-    ///
-    /// # Errors
-    /// The file cannot be removed.
     pub fn forget(run_dir: &Path) -> io::Result<()> {
         match fs::remove_file(run_dir.join(FILE)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

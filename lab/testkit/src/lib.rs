@@ -22,7 +22,7 @@ pub use child::ChildGuard;
 pub use help::{help, missing_files};
 pub use libvirt::Libvirt;
 pub use loop_device::LoopDevice;
-pub use machine::{Machine, ThreadCpus};
+pub use machine::{Machine, ThreadCpus, vm_spec};
 pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};
 pub use reference::{anchor, check_reference};

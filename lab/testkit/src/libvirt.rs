@@ -117,9 +117,6 @@ impl Libvirt {
     }
 
     /// Runs `virsh`, whatever the exit code.
-    ///
-    /// # Panics
-    /// When it cannot be started.
     pub fn virsh<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Output {
         let mut virsh = Command::new("virsh");
         virsh.args(["--quiet", "--connect", &self.uri()]).args(args);
@@ -127,9 +124,6 @@ impl Libvirt {
     }
 
     /// Runs `virsh` and expects exit code 0; returns standard output.
-    ///
-    /// # Panics
-    /// For every other exit code.
     pub fn ok(&self, args: &[&str]) -> String {
         let out = self.virsh(args);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -138,9 +132,6 @@ impl Libvirt {
     }
 
     /// Defines and starts a VM.
-    ///
-    /// # Panics
-    /// When libvirt refuses it.
     pub fn start_domain(&self, name: &str, xml: &str) {
         let file = self.dir.join(format!("{name}.xml"));
         fs::write(&file, xml).expect("the domain's XML");
@@ -149,9 +140,6 @@ impl Libvirt {
     }
 
     /// Ends the daemon, as an update of its package does, and starts it again. Its VMs run on.
-    ///
-    /// # Panics
-    /// When it does not end or start.
     pub fn restart(&mut self) {
         self.stop();
         self.run();

@@ -28,9 +28,6 @@ impl LoopDevice {
     }
 
     /// Sets the device to the current size of its file.
-    ///
-    /// # Panics
-    /// When losetup does not.
     pub fn update_size(&self) {
         let done = Command::new("losetup").arg("--set-capacity").arg(&self.0).status().expect("losetup");
         assert!(done.success());

@@ -24,6 +24,17 @@ pub struct ThreadCpus {
     pub cpus: String,
 }
 
+/// Text of a spec with one VM, found by its monitor, that reads from a device; with further keys of
+/// the VM.
+#[must_use]
+pub fn vm_spec(device: &str, vm: &str, qmp: &Path, keys: &str) -> String {
+    format!(
+        "[device]\npath = \"{device}\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\n{keys}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+        qmp.display()
+    )
+}
+
 /// An emulated machine in its firmware. Killed when this is dropped.
 #[derive(Debug)]
 pub struct Machine {
@@ -78,9 +89,6 @@ impl Machine {
     }
 
     /// Starts a machine whose guest computes from its first instruction on and never ends.
-    ///
-    /// # Panics
-    /// As [`Machine::start`], and when `dir` cannot be written.
     #[must_use]
     pub fn spinning(dir: &Path, name: &str, options: &[&str]) -> Self {
         // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
@@ -94,9 +102,6 @@ impl Machine {
 
     /// Sends a command to the monitor, and returns what it returns. The monitor serves one client
     /// at a time, and waits for its end.
-    ///
-    /// # Panics
-    /// When the monitor refuses it, or does not answer.
     pub fn execute(&self, command: &str, arguments: &Value) -> Value {
         let mut monitor = UnixStream::connect(&self.qmp).expect("the monitor");
         monitor.set_read_timeout(Some(HANG)).expect("a timeout");
@@ -113,9 +118,6 @@ impl Machine {
     }
 
     /// Plugs one more vCPU in; the machine needs `maxcpus` for it.
-    ///
-    /// # Panics
-    /// When it has no room for one.
     pub fn plug_vcpu(&self) {
         let all = self.execute("query-hotpluggable-cpus", &json!({}));
         let all = all.as_array().expect("a list of CPUs");
@@ -126,9 +128,6 @@ impl Machine {
     }
 
     /// Threads of QEMU that live, each with the CPUs that it may use as the kernel lists them.
-    ///
-    /// # Panics
-    /// When it has ended.
     #[must_use]
     pub fn threads(&self) -> Vec<ThreadCpus> {
         let dir = format!("/proc/{}/task", self.pid());

@@ -34,26 +34,17 @@ pub fn unique(name: &str) -> String {
 
 /// A directory for temporary files, removed when dropped, and after this process's death by the
 /// next test that runs.
-///
-/// # Errors
-/// The directory cannot be made.
 pub fn tempdir() -> io::Result<TempDir> {
     tempdir_in(std::env::temp_dir())
 }
 
 /// A temporary directory on a file system with direct I/O, where `/tmp` may have none.
-///
-/// # Errors
-/// The directory cannot be made.
 pub fn disk_dir() -> io::Result<TempDir> {
     tempdir_in("/var/tmp")
 }
 
 /// A temporary directory below `parent`, which must be one that the sweep searches: `/tmp`,
 /// `/var/tmp`, `/dev/shm` or the environment's directory of temporary files.
-///
-/// # Errors
-/// The directory cannot be made.
 pub fn tempdir_in(parent: impl AsRef<Path>) -> io::Result<TempDir> {
     sweep();
     tempfile::Builder::new().prefix(&format!("rtvirtio-{}-", Owner::this())).tempdir_in(parent)

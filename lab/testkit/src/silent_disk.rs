@@ -18,9 +18,6 @@ pub struct SilentDisk {
 
 impl SilentDisk {
     /// Mounts the file system; the directory must exist.
-    ///
-    /// # Panics
-    /// Where it cannot be mounted.
     #[must_use]
     pub fn mount(dir: &Path) -> Self {
         let server = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();

@@ -59,9 +59,6 @@ impl Default for Site {
 
 impl Site {
     /// An empty site.
-    ///
-    /// # Panics
-    /// When `/tmp` cannot be written.
     #[must_use]
     pub fn new() -> Self {
         // Short, because sockets below it have to fit into 107 bytes (unix(7)).
@@ -90,6 +87,18 @@ impl Site {
         self.dir.path().join("state")
     }
 
+    /// Path of a file of the site.
+    #[must_use]
+    pub fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Writes a file of the site; returns its path.
+    pub fn write(&self, name: &str, text: &str) -> String {
+        fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+
     /// A call of `rtvirtio`, or of `rtvirtio-lab` or `rtvirtio-bench` where the first argument is
     /// `lab` or `bench`.
     #[must_use]
@@ -112,18 +121,12 @@ impl Site {
     }
 
     /// Runs a command, whatever its exit code.
-    ///
-    /// # Panics
-    /// When it cannot be started.
     #[must_use]
     pub fn output(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
 
     /// Runs a command and expects exit code 0; returns standard output.
-    ///
-    /// # Panics
-    /// For every other exit code.
     pub fn ok(&self, args: &[&str]) -> String {
         let out = self.output(args);
         assert!(
@@ -136,10 +139,14 @@ impl Site {
         text(&out.stdout)
     }
 
+    /// Runs a command and expects that it fails; returns standard error.
+    pub fn refused(&self, args: &[&str]) -> String {
+        let out = self.output(args);
+        assert!(!out.status.success(), "{args:?}: {}{}", text(&out.stdout), text(&out.stderr));
+        text(&out.stderr)
+    }
+
     /// Runs a command with `--json`, whatever its exit code; returns code and value.
-    ///
-    /// # Panics
-    /// When standard output is not JSON.
     pub fn json(&self, args: &[&str]) -> (i32, Value) {
         let out = self.output(&[args, &["--json"]].concat());
         let value = serde_json::from_slice(&out.stdout)
@@ -148,9 +155,6 @@ impl Site {
     }
 
     /// A configuration of the I/O domain, with one disk `a` in a file of its own.
-    ///
-    /// # Panics
-    /// When it cannot be written.
     #[must_use]
     pub fn domain_of_a_file(&self) -> PathBuf {
         let image = self.dir.path().join("disk.img");
@@ -167,18 +171,12 @@ impl Site {
     }
 
     /// Starts a command in the background.
-    ///
-    /// # Panics
-    /// When it cannot be started.
     #[must_use]
     pub fn spawn(&self, args: &[&str]) -> Child {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Leftovers of this site: mounts, loop devices and processes.
-    ///
-    /// # Panics
-    /// When `/proc` or `/sys` cannot be read.
     #[must_use]
     pub fn left_behind(&self) -> Vec<String> {
         let mark = self.dir.path().to_str().unwrap().to_owned();
@@ -279,18 +277,12 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// Sends a signal to a process that this test started.
-///
-/// # Panics
-/// When the process has ended.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
 /// A number from the environment.
-///
-/// # Panics
-/// When the value is not a number.
 #[must_use]
 pub fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
@@ -308,9 +300,6 @@ impl Default for Random {
 
 impl Random {
     /// Seeded from the clock, unless `RTVIRTIO_SEED` is given.
-    ///
-    /// # Panics
-    /// When `RTVIRTIO_SEED` is no number.
     #[must_use]
     pub fn new() -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

@@ -10,9 +10,6 @@ pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     /// Mounts the file system; the directory is made if it does not exist.
-    ///
-    /// # Panics
-    /// Where it cannot be mounted.
     #[must_use]
     pub fn mount(dir: &Path) -> Self {
         fs::create_dir_all(dir).unwrap();
@@ -35,9 +32,6 @@ impl SmallDisk {
     }
 
     /// Frees that space again.
-    ///
-    /// # Panics
-    /// Where it was not filled.
     pub fn empty(&self) {
         fs::remove_file(self.filler()).unwrap();
     }

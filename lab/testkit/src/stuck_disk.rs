@@ -22,9 +22,6 @@ impl StuckDisk {
         [Need::Root, Need::Program("mkfs.ext4"), Need::Program("fsfreeze"), Need::Program("losetup")];
 
     /// Makes a disk that works; `None` where no loop device or no file system can be made.
-    ///
-    /// # Panics
-    /// A temporary file that cannot be made.
     #[must_use]
     pub fn new() -> Option<Self> {
         let dir = crate::tempdir().unwrap();
@@ -58,9 +55,6 @@ impl StuckDisk {
     }
 
     /// Directory of the disk in sysfs.
-    ///
-    /// # Panics
-    /// Never: a device has a name.
     #[must_use]
     pub fn sys(&self) -> PathBuf {
         PathBuf::from("/sys/block").join(self.disk.0.file_name().unwrap())

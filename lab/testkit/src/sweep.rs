@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -92,14 +92,10 @@ fn run(program: &str, args: &[&str], dir: &Path, run_dir: &Path) {
     if let Ok(mut child) = child {
         let ended = eventually(|| !matches!(child.try_wait(), Ok(None)));
         if !ended {
-            end(&mut child);
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
-}
-
-fn end(child: &mut Child) {
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Waits for a condition; `false` when it counts as hung.
@@ -261,36 +257,25 @@ pub fn remove_vm_group(vm: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Need, has};
+    use crate::owner::start_of;
+    use crate::{ChildGuard, Need, has};
 
-    /// A child process, killed when dropped.
-    struct Sleeper(Child);
-
-    impl Sleeper {
-        /// The directory in its environment lets a sweep kill it too.
-        fn new(dir: &Path) -> Self {
-            Self(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", dir).spawn().unwrap())
-        }
-    }
-
-    impl Drop for Sleeper {
-        fn drop(&mut self) {
-            end(&mut self.0);
-        }
+    /// Starts a process; the directory in its environment lets a sweep kill it too.
+    fn sleeper(dir: &Path) -> ChildGuard {
+        ChildGuard(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", dir).spawn().unwrap())
     }
 
     /// A process in place of a test, and the name that such a test would give.
     struct Mortal {
-        _process: Sleeper,
+        _process: ChildGuard,
         name: String,
     }
 
     impl Mortal {
         fn new(place: &Path) -> Self {
-            let child = Sleeper::new(place);
-            let pid = child.0.id();
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
+            let child = sleeper(place);
+            let pid = child.id();
+            let start = start_of(pid).unwrap();
             Self { _process: child, name: format!("rtvirtio-test-{pid}-{start}-x") }
         }
     }
@@ -315,10 +300,10 @@ mod tests {
         let place = crate::tempdir().unwrap();
         let dir = place.path().join("rtvirtio-test-1-1-x");
         fs::create_dir(&dir).unwrap();
-        let (mut ours, mut other) = (Sleeper::new(&dir.join("run")), Sleeper::new(place.path()));
+        let (mut ours, mut other) = (sleeper(&dir.join("run")), sleeper(place.path()));
         remove_site(&dir);
-        assert!(ours.0.wait().unwrap().code().is_none(), "killed");
-        assert!(other.0.try_wait().unwrap().is_none(), "another's is left alone");
+        assert!(ours.wait().unwrap().code().is_none(), "killed");
+        assert!(other.try_wait().unwrap().is_none(), "another's is left alone");
         assert!(!dir.exists());
     }
 
@@ -336,13 +321,13 @@ mod tests {
         let owner = Mortal::new(place.path());
         let group = Path::new(root).join(&owner.name);
         fs::create_dir_all(group.join("below")).unwrap();
-        let mut member = Sleeper::new(place.path());
-        fs::write(group.join("below/cgroup.procs"), member.0.id().to_string()).unwrap();
+        let mut member = sleeper(place.path());
+        fs::write(group.join("below/cgroup.procs"), member.id().to_string()).unwrap();
         assert!(groups().contains(&group) && !is_of_the_dead(&group));
         drop(owner);
         assert!(is_of_the_dead(&group));
         remove_group(&group);
         assert!(!group.exists());
-        assert!(member.0.wait().unwrap().code().is_none(), "killed");
+        assert!(member.wait().unwrap().code().is_none(), "killed");
     }
 }

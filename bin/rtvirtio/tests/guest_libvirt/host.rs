@@ -111,9 +111,7 @@ impl Host {
             vm(&self.plc, cycle),
             vm(&self.historian, bulk)
         );
-        let path = site.dir.path().join("plant.toml");
-        fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
+        site.write("plant.toml", &text)
     }
 
     /// The threads of `plc`, by name: policy and cgroup of the CPU controller.

@@ -1,10 +1,11 @@
-//! A loop device with the cgroups of three VMs, and a plan that changes settings of both.
+//! Loop devices with cgroups of VMs, and a plan that changes settings of both.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
@@ -16,46 +17,99 @@ use rtvirtio_testkit::site::{Site, text};
 /// Every file that can be set, with its content.
 pub type Snapshot = BTreeMap<PathBuf, Vec<u8>>;
 
-/// All of it is removed when this is dropped.
-pub struct Plane {
-    pub device: BlockDevice,
-    cgroups: Cgroups,
-    parent: PathBuf,
-    plan: PathBuf,
-    _disk: LoopDevice,
+/// Loop devices, and the cgroups of VMs. All of it is removed when this is dropped.
+pub struct Host {
+    pub devices: Vec<BlockDevice>,
+    pub cgroups: Cgroups,
+    /// The cgroup above those of the VMs.
+    pub parent: PathBuf,
+    vms: usize,
+    disks: Vec<LoopDevice>,
 }
 
-impl Plane {
+impl Host {
     /// `None`, after saying so, where the machine does not allow it.
-    pub fn new(test: &str, site: &Site) -> Option<Self> {
+    pub fn new(test: &str, site: &Site, devices: usize, vms: usize) -> Option<Self> {
         if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
             return None;
         }
         let root = Root::default();
         let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
-        let file = site.dir.path().join("plane.img");
-        fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let Some(disk) = LoopDevice::attach(&file) else {
-            skip(test, "losetup");
-            return None;
-        };
-        let device = BlockDevice::find(&root, &disk.0).unwrap();
         let parent = PathBuf::from(format!("/rtvirtio-{}", unique(test)));
-        let plan = site.dir.path().join("plane.plan");
-        let plane = Self { device, cgroups, parent, plan, _disk: disk };
-        // An earlier user of this loop device may have left another.
-        plane.device.set_elevator(&root, "none").unwrap();
-        if let Err(e) = plane.device.offers(&root, "bfq") {
-            skip(test, &e.to_string());
-            return None;
+        let mut host = Self { devices: Vec::new(), cgroups, parent, vms, disks: Vec::new() };
+        for n in 0..devices {
+            let file = site.dir.path().join(format!("disk-of-host{n}.img"));
+            fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+            // With partitions, which a loop device has only when asked.
+            let Some(disk) = LoopDevice::with_options(&file, &["-P"]) else {
+                skip(test, "losetup");
+                return None;
+            };
+            let device = BlockDevice::find(&root, &disk.0).unwrap();
+            host.devices.push(device.clone());
+            host.disks.push(disk);
+            // An earlier user of this loop device may have left another.
+            device.set_elevator(&root, "none").unwrap();
+            if let Err(e) = device.offers(&root, "bfq") {
+                skip(test, &e.to_string());
+                return None;
+            }
         }
+        for n in 0..vms {
+            host.cgroups.create(&root, &host.vm(n)).unwrap();
+        }
+        Some(host)
+    }
+
+    /// Cgroup of a VM.
+    pub fn vm(&self, n: usize) -> PathBuf {
+        self.parent.join(format!("vm{n}"))
+    }
+
+    /// All settings of the devices' queues and of the cgroups.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut files = Snapshot::new();
+        let dirs = self.devices.iter().map(|device| device.queue(""));
+        for dir in dirs.chain([self.cgroups.dir(&self.parent).unwrap()]) {
+            walk(&dir, &mut files);
+        }
+        files
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let root = Root::default();
+        for n in 0..self.vms {
+            let _ = self.cgroups.remove(&root, &self.vm(n));
+        }
+        let _ = self.cgroups.remove(&root, &self.parent);
+        for device in &self.devices {
+            let _ = Command::new("delpart").args([&format!("/dev/{}", device.name), "1"]).output();
+            // A loop device keeps its queue settings when it is detached.
+            let _ = root.write(device.queue("scheduler"), "none");
+        }
+    }
+}
+
+/// One device with three VMs, and the plan in a file.
+pub struct Plane {
+    pub device: BlockDevice,
+    host: Host,
+    plan: PathBuf,
+}
+
+impl Plane {
+    /// `None`, after saying so, where the machine does not allow it.
+    pub fn new(test: &str, site: &Site) -> Option<Self> {
+        let host = Host::new(test, site, 1, 3)?;
+        let plan = site.dir.path().join("plane.plan");
+        let plane = Self { device: host.devices[0].clone(), host, plan };
         let mut spec = format!("[device]\npath = \"/dev/{}\"\n", plane.device.name);
         for n in 0..3 {
-            let cgroup = plane.parent.join(format!("vm{n}"));
-            plane.cgroups.create(&root, &cgroup).unwrap();
             spec += &format!(
                 "[[vm]]\nname = \"vm{n}\"\ncgroup = '{}'\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n",
-                cgroup.display()
+                plane.host.vm(n).display()
             );
         }
         let spec_file = site.dir.path().join("plane.toml");
@@ -71,28 +125,12 @@ impl Plane {
 
     /// The cgroup above those of the VMs, and its hierarchy.
     pub fn groups(&self) -> (&Path, &Cgroups) {
-        (&self.parent, &self.cgroups)
+        (&self.host.parent, &self.host.cgroups)
     }
 
     /// All settings of the device's queue and of the cgroups.
     pub fn snapshot(&self) -> Snapshot {
-        let mut files = Snapshot::new();
-        for dir in [self.device.queue(""), self.cgroups.dir(&self.parent).unwrap()] {
-            walk(&dir, &mut files);
-        }
-        files
-    }
-}
-
-impl Drop for Plane {
-    fn drop(&mut self) {
-        let root = Root::default();
-        for n in 0..3 {
-            let _ = self.cgroups.remove(&root, &self.parent.join(format!("vm{n}")));
-        }
-        let _ = self.cgroups.remove(&root, &self.parent);
-        // A loop device keeps its queue settings when it is detached.
-        let _ = root.write(self.device.queue("scheduler"), "none");
+        self.host.snapshot()
     }
 }
 

@@ -22,9 +22,7 @@ pub enum BoxError {
     /// QEMU did not run the box.
     #[error("QEMU ended with {status}: {stderr}")]
     Qemu {
-        /// Exit status of QEMU.
         status: String,
-        /// End of QEMU's standard error.
         stderr: String,
     },
     /// A word of a command that no shell can pass: with a NUL character.
@@ -36,7 +34,6 @@ pub enum BoxError {
     /// Results of a command cannot be unpacked.
     #[error("what the command left cannot be unpacked: {stderr}")]
     Results {
-        /// Error output of tar(1).
         stderr: String,
     },
     /// The user stopped the run.
@@ -45,22 +42,17 @@ pub enum BoxError {
     /// No boot reached the script.
     #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
     Boot {
-        /// Number of boots that were tried.
         boots: u32,
-        /// End of the last console output.
         console: String,
     },
     /// The script did not end in time.
     #[error("the box {} within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}",
         if *quiet { "printed nothing" } else { "did not finish" }, waited.as_secs())]
     Timeout {
-        /// Timeout that was exceeded.
         waited: Duration,
         /// Whether that is [`BoxRun::quiet`](super::BoxRun::quiet).
         quiet: bool,
-        /// End of the script's output.
         output: String,
-        /// End of the console output.
         console: String,
     },
 }

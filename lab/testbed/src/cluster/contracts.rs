@@ -68,9 +68,6 @@ pub struct ContractCluster {
 impl ContractCluster {
     /// Starts so many nodes, with fencing or without; `program` is `rtvirtio-pacemaker`. `name`
     /// becomes a part of cgroups' names. No VM exists yet.
-    ///
-    /// # Errors
-    /// A node or a program does not start.
     pub fn start(
         dir: &Path,
         name: &str,
@@ -119,9 +116,6 @@ impl ContractCluster {
     }
 
     /// Writes the contracts of these VMs, the first with the highest priority.
-    ///
-    /// # Errors
-    /// A file cannot be written.
     pub fn set_contracts(&self, vms: &[&str]) -> Result<(), ClusterError> {
         let mut text = if vms.is_empty() { "contract = []\n".to_owned() } else { String::new() };
         for (i, vm) in vms.iter().enumerate() {
@@ -135,9 +129,6 @@ impl ContractCluster {
     }
 
     /// Writes the spec of a VM with this budget in each period.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write_spec(&self, vm: &str, budget_us: u64) -> Result<(), ClusterError> {
         let reach = match self.agent {
             VmAgent::Process => format!("qmp = \"/run/{vm}.qmp\""),
@@ -156,9 +147,6 @@ impl ContractCluster {
     }
 
     /// Makes a VM a resource that Pacemaker starts, watches and stops.
-    ///
-    /// # Errors
-    /// The cluster refuses the resource.
     pub fn add_vm(&self, asked: usize, vm: &str) -> Result<(), ClusterError> {
         let xml = match self.agent {
             VmAgent::Process => self.process_xml(vm),
@@ -223,9 +211,6 @@ impl ContractCluster {
     }
 
     /// Runs `rtvirtio-pacemaker` on a node.
-    ///
-    /// # Errors
-    /// The program fails.
     pub fn rtvirtio(&self, node: usize, args: &[&str]) -> Result<String, ClusterError> {
         let program = self.program.display().to_string();
         self.cluster.run(node, &[&[program.as_str()], args, &DIRS].concat())
@@ -238,9 +223,6 @@ impl ContractCluster {
     }
 
     /// Publishes periodically on these nodes, at this interval, as the service of a node does.
-    ///
-    /// # Errors
-    /// A program does not start.
     pub fn publish_every(&self, nodes: &[usize], every: &str) -> Result<Publishers, ClusterError> {
         let (program, file) = (self.program.display().to_string(), self.file.display().to_string());
         let command = [program.as_str(), "publish", &file, "--quiet", "--every", every];
@@ -258,9 +240,6 @@ impl ContractCluster {
     }
 
     /// Published capacities of all nodes, from `show --json`.
-    ///
-    /// # Errors
-    /// Errors of the program; output that is no list.
     pub fn published(&self, asked: usize) -> Result<Vec<Value>, ClusterError> {
         let file = self.file.display().to_string();
         let text = self.rtvirtio(asked, &["show", &file, "--json"])?;
@@ -336,9 +315,6 @@ impl ContractCluster {
     }
 
     /// Restarts a killed node.
-    ///
-    /// # Errors
-    /// As [`Cluster::start_node`].
     pub fn start_node(&mut self, node: usize) -> Result<(), ClusterError> {
         self.cluster.start_node(node)
     }

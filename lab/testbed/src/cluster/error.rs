@@ -15,15 +15,12 @@ pub enum ClusterError {
     #[error("cannot run {program}: `scripts/deps.sh test` installs it")]
     Program {
         program: String,
-        /// Error of the operating system.
         source: io::Error,
     },
     /// A program ended with an error.
     #[error("{command}: {said}")]
     Refused {
-        /// Command line of the program.
         command: String,
-        /// Output of the program, both streams.
         said: String,
         /// Exit code; `None` for a signal.
         code: Option<i32>,
@@ -31,9 +28,7 @@ pub enum ClusterError {
     /// A file or cgroup cannot be read or written.
     #[error("{}", .path.display())]
     Io {
-        /// Path of the file or cgroup.
         path: PathBuf,
-        /// Error of the operating system.
         source: io::Error,
     },
     /// An operation on the emulated drive of a node failed.
@@ -48,9 +43,7 @@ pub enum ClusterError {
     /// A condition was not met in time.
     #[error("waited in vain for {what}; the nodes' logs end with:\n{log}")]
     Waited {
-        /// Condition that was waited for.
         what: String,
-        /// Last lines of the nodes' logs.
         log: String,
     },
 }

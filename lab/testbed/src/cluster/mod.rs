@@ -76,9 +76,6 @@ impl Cluster {
 
     /// Starts so many nodes, from `n1` on, with their files below `dir`, and waits for a
     /// controller. `name` is a part of cgroups' names.
-    ///
-    /// # Errors
-    /// A node or a program does not start.
     pub fn start(dir: &Path, name: &str, nodes: usize, options: NodeOptions) -> Result<Self, ClusterError> {
         let dir = dir.join("cluster");
         std::fs::create_dir_all(&dir).map_err(|e| ClusterError::io(&dir, e))?;
@@ -148,9 +145,6 @@ impl Cluster {
     }
 
     /// Runs a program on a node; returns its output.
-    ///
-    /// # Errors
-    /// The program fails; with its output.
     pub fn run(&self, node: usize, command: &[&str]) -> Result<String, ClusterError> {
         let mut nsenter = self.nodes[node].enter();
         output(nsenter.args(command), command)
@@ -187,9 +181,6 @@ impl Cluster {
     }
 
     /// The node on which a resource is active; `None` where it is stopped.
-    ///
-    /// # Errors
-    /// No node answers.
     pub fn active_on(&self, asked: usize, resource: &str) -> Result<Option<String>, ClusterError> {
         let text = self.run(asked, &["crm_resource", "--resource", resource, "--locate"])?;
         // `resource plc is running on: n1`
@@ -209,9 +200,6 @@ impl Cluster {
     }
 
     /// Restarts a killed node, with its files.
-    ///
-    /// # Errors
-    /// As [`Cluster::start`].
     pub fn start_node(&mut self, node: usize) -> Result<(), ClusterError> {
         self.nodes[node].kill();
         self.nodes[node] = self.new_node(node, &format!("n{}", node + 1))?;
@@ -231,9 +219,6 @@ impl Cluster {
     }
 
     /// Sets a node's network link down or up.
-    ///
-    /// # Errors
-    /// `ip` fails.
     pub fn set_link(&self, node: usize, up: bool) -> Result<(), ClusterError> {
         let link = format!("e{}", node + 1);
         self.in_switch(&["ip", "link", "set", &link, if up { "up" } else { "down" }]).map(|_| ())

@@ -31,9 +31,6 @@ pub struct NodeDisk {
 impl NodeDisk {
     /// Makes the disk, with its files below `dir`, and saves `profile` as that of the node's disk.
     /// `server` makes of a mount directory the command that ends in [`crate::twin::serve`].
-    ///
-    /// # Errors
-    /// A file, the twin or its device cannot be made.
     pub fn make(
         cluster: &Cluster,
         node: usize,
@@ -68,9 +65,6 @@ impl NodeDisk {
     }
 
     /// Reads 4 KiB so many times a second until the disk is dropped.
-    ///
-    /// # Errors
-    /// `fio` does not start.
     pub fn load(&mut self, rate: u32) -> Result<(), ClusterError> {
         let mut fio = Command::new("setpriv");
         fio.args(["--pdeathsig", "KILL", "fio", "--name=load", "--thread", "--direct=1", "--rw=randread"])
@@ -85,9 +79,6 @@ impl NodeDisk {
     }
 
     /// Makes the disk slow, or as fast as declared again.
-    ///
-    /// # Errors
-    /// The twin's process has ended.
     pub fn set_slow(&self, slow: bool) -> Result<(), ClusterError> {
         Ok(self.twin.set_slow(slow)?)
     }

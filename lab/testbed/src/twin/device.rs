@@ -26,10 +26,8 @@ pub enum TwinError {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// Operation that failed, as a verb.
         what: &'static str,
         path: PathBuf,
-        /// Error of the operating system.
         source: io::Error,
     },
     /// The twin's process ended before its file appeared.
@@ -41,9 +39,7 @@ pub enum TwinError {
     /// An operation of `losetup` failed.
     #[error("losetup failed for {}: {message} (needs root and a free loop device: `modprobe loop`)", path.display())]
     Loop {
-        /// Path of the file or device.
         path: PathBuf,
-        /// Error output of losetup.
         message: String,
     },
 }
@@ -152,9 +148,6 @@ impl TwinHandle {
 
     /// Makes the device slower than declared, by the factor that its process was started with, or
     /// as fast as declared again.
-    ///
-    /// # Errors
-    /// The twin's process has ended.
     pub fn set_slow(&self, slow: bool) -> Result<(), TwinError> {
         let signal = if slow { Signal::USR1 } else { Signal::USR2 };
         let pid = self.process.as_ref().filter(|process| process.is_alive());
@@ -164,9 +157,6 @@ impl TwinHandle {
     }
 
     /// Removes loop device, mount and process; missing parts are no error. Safe to call again.
-    ///
-    /// # Errors
-    /// The first part that cannot be removed.
     pub fn remove(&mut self) -> Result<(), TwinError> {
         let file = self.mount.join(FILE_NAME);
         // Also devices that were attached just before a crash, before the handle was saved with

@@ -53,9 +53,6 @@ pub struct TwinFs {
 
 impl TwinFs {
     /// A file of `size` zero bytes; only written pages take memory.
-    ///
-    /// # Errors
-    /// The memory file cannot be made.
     pub fn new(model: SharedModel, size: u64) -> io::Result<Self> {
         let fd = rustix::fs::memfd_create("rtvirtio-twin", rustix::fs::MemfdFlags::CLOEXEC)?;
         let content = File::from(fd);

@@ -43,7 +43,6 @@ pub enum ServeError {
     #[error("cannot serve a FUSE file on {}: {source} (needs root and /dev/fuse: `modprobe fuse`)", mount.display())]
     Fuse {
         mount: PathBuf,
-        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -55,9 +54,6 @@ pub(super) const GO: u8 = b'\n';
 /// before that means that the parent process has ended, and this process ends too. SIGUSR1 makes
 /// the device [`ServeConfig::slow_by`] times as slow as declared, SIGUSR2 as fast as declared
 /// again; SIGTERM, SIGINT and SIGHUP unmount.
-///
-/// # Errors
-/// [`ServeError`] when the profile or the mount fails.
 pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     let profile = rtvirtio_files::load_twin(&config.profile)?;
     let mut first = [0];
