@@ -372,16 +372,7 @@ mod tests {
         let write = Write { side_effects: vec![above], ..Write::new("cap of plc", cap, "50000 100000") };
         let entries = capture(&[write], &machine).unwrap();
         assert!(entries.len() == 2 && entries[1].changed_by == Some(entries[0].id), "{entries:?}");
-        let mut journal = Journal {
-            version: String::new(),
-            boot_id: String::new(),
-            pid: 1,
-            complete: true,
-            reverting: false,
-            leftover: false,
-            kept: Vec::new(),
-            entries,
-        };
+        let mut journal = Journal { complete: true, entries, ..Journal::default() };
         assert!(!forget_gone(&mut journal, &machine));
         // Another directory has the inode of the removed one only where nothing stands between.
         fs::rename(&scope, dir.path().join("old")).unwrap();
@@ -408,16 +399,7 @@ mod tests {
             write("cpuset.cpus.exclusive", Form::CpuList, "2-3"),
             write("cpuset.cpus.partition", Form::Partition, "root"),
         ];
-        let mut journal = Journal {
-            version: String::new(),
-            boot_id: String::new(),
-            pid: 1,
-            complete: true,
-            reverting: false,
-            leftover: false,
-            kept: Vec::new(),
-            entries: capture(&writes, &machine).unwrap(),
-        };
+        let mut journal = Journal { complete: true, entries: capture(&writes, &machine).unwrap(), ..Journal::default() };
         ["cpuset.cpus.exclusive", "cpuset.cpus.partition"]
             .iter()
             .for_each(|name| fs::remove_file(scope.join(name)).unwrap());
@@ -441,16 +423,7 @@ mod tests {
         let machine = Machine::new(&root, &NoGuests);
         let file = |name: &str| Target::host(Path::new("/sys/fs/cgroup/plc.scope").join(name), Form::Plain);
         let first = Write::new("weight", file("cpu.weight"), "50");
-        let mut journal = Journal {
-            version: String::new(),
-            boot_id: String::new(),
-            pid: 1,
-            complete: true,
-            reverting: false,
-            leftover: false,
-            kept: Vec::new(),
-            entries: capture(&[first.clone(), first], &machine).unwrap(),
-        };
+        let mut journal = Journal { complete: true, entries: capture(&[first.clone(), first], &machine).unwrap(), ..Journal::default() };
         let along = vec![file("cpu.weight")];
         let added = Write { side_effects: along, ..Write::new("cap", file("cpu.max"), "50000 100000") };
         let added = [added];

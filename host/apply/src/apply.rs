@@ -67,11 +67,8 @@ pub(crate) fn apply(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: journal::boot_id(machine)?,
         pid: std::process::id(),
-        complete: false,
-        reverting: false,
-        leftover: false,
-        kept: Vec::new(),
         entries,
+        ..Journal::default()
     };
     if let Err(e) = journal::store(dir, &journal) {
         // Nothing was touched, so a journal that is there all the same has nothing to put back and

@@ -8,17 +8,16 @@ use rtvirtio_kernel::HostError;
 use crate::outcome::Reverted;
 use crate::readable::Readable;
 
-/// A plan that was not applied, or a journal that could not be used.
+/// A plan that was not applied, or a journal that could not be used. `label` is the path of the
+/// file of a knob, after `VM:` inside a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The plan cannot act as it stands; nothing was touched.
     #[error("{knob} cannot be applied: {why}; {remedy}")]
     CannotAct {
-        /// The setting, as users know it.
         knob: String,
         /// Reason why it would have no effect, or another one than meant.
         why: String,
-        /// Remedy for the user.
         remedy: String,
     },
     /// The host is not as the plan needs it; nothing was touched.
@@ -27,9 +26,7 @@ pub enum ApplyError {
     /// A knob could not be read before the first write; nothing was touched.
     #[error("cannot read {label}: {source}{hint}")]
     Capture {
-        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Error of the read.
         source: io::Error,
         /// Remedy, to be appended to the text; may be empty.
         hint: String,
@@ -37,19 +34,14 @@ pub enum ApplyError {
     /// A knob's file has a form that is not known; nothing was touched.
     #[error("{label} holds `{text}`, which is not understood; please report this kernel's form")]
     Form {
-        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Text read from the file.
         text: String,
     },
     /// The kernel refused a value.
     #[error("the kernel refuses `{value}` for {label}: {source}")]
     Refused {
-        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Text that was written.
         value: String,
-        /// Error of the write.
         source: io::Error,
     },
     /// The kernel took a value and shows another.
@@ -57,11 +49,8 @@ pub enum ApplyError {
         "{label} was set to `{wanted}` but shows `{found}`: the kernel, or another program, keeps it from being set"
     )]
     ReadBack {
-        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
-        /// Value that was written.
         wanted: String,
-        /// Value that was read back.
         found: String,
     },
     /// A knob was changed by another program while the plan was being applied.
@@ -69,9 +58,7 @@ pub enum ApplyError {
         "{label} changed from `{was}` to `{found}` while the plan was being applied: stop the other program and try again"
     )]
     Raced {
-        /// Position of the write.
         entry: usize,
-        /// Path of the knob's file, after `VM:` inside a guest.
         label: String,
         /// Value captured before the first write.
         was: String,
@@ -82,9 +69,7 @@ pub enum ApplyError {
     /// could not be put back.
     #[error("`{value}` for {label}: {why}; the setting is not left to the other program yet")]
     NotLeft {
-        /// Path of the knob's file.
         label: String,
-        /// Value to be written.
         value: String,
         /// Error of the write, or what stands against it.
         why: String,
@@ -95,7 +80,6 @@ pub enum ApplyError {
     /// Applying failed half way; what was done has been undone as far as possible.
     #[error("{cause}; {}", .rollback.summary())]
     RolledBack {
-        /// Error that stopped the apply.
         cause: Box<ApplyError>,
         /// Fate of each knob.
         rollback: Reverted,
@@ -103,15 +87,12 @@ pub enum ApplyError {
     /// Applying failed, and undoing it failed before it could begin; the journal is still there.
     #[error("{cause}; putting back failed too: {rollback}; run `rtvirtio revert`")]
     RollbackFailed {
-        /// Error that stopped the apply.
         cause: Box<ApplyError>,
-        /// Error that stopped the undo.
         rollback: Box<ApplyError>,
     },
     /// An earlier plan is in force.
     #[error("a plan is already in force (journal {path}): run `rtvirtio revert` first")]
     InForce {
-        /// Path of the existing journal.
         path: PathBuf,
     },
     /// There is nothing that could be added to.
@@ -121,13 +102,11 @@ pub enum ApplyError {
     /// conflicts, or the host was restarted since.
     #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
     NotWhole {
-        /// Path of the journal.
         path: PathBuf,
     },
     /// The lock of the state directory is held by another rtvirtio process.
     #[error("another rtvirtio{} holds {path}: wait for it, or stop it", holder(*.pid))]
     Locked {
-        /// Path of the lock file.
         path: PathBuf,
         /// Process id of the holder, when it has written it.
         pid: Option<u32>,
@@ -138,7 +117,6 @@ pub enum ApplyError {
          commands for what can be read of it), or reboot (the kernel then has its defaults), and then move the file away"
     )]
     BadJournal {
-        /// Path of the damaged journal.
         path: PathBuf,
         /// Damage found, with control characters escaped.
         why: String,
@@ -151,7 +129,6 @@ pub enum ApplyError {
         "the journal {path} has form `{found}`, this rtvirtio knows `{known}`: run `revert` with the version that applied the plan"
     )]
     OtherVersion {
-        /// Path of the journal.
         path: PathBuf,
         /// Schema in the journal, escaped.
         found: String,
@@ -175,9 +152,7 @@ pub enum ApplyError {
     State {
         /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// File or directory of the operation.
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -109,7 +109,7 @@ pub(crate) struct OtherWeight {
 }
 
 /// Everything after the first line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Journal {
     /// Version of the program that wrote it.
@@ -138,9 +138,6 @@ impl Journal {
     /// Whether the machine was restarted since the journal was written. Where most threads of the
     /// journal still run, by number and start time, it was not, whatever the boot id says: a
     /// container may hide it, and a restored checkpoint has another.
-    ///
-    /// # Errors
-    /// When the boot id cannot be read, or where it is another, the threads.
     pub fn is_of_another_boot(&self, machine: &Machine<'_>) -> Result<bool, ApplyError> {
         if boot_id(machine)? == self.boot_id {
             return Ok(false);
@@ -294,9 +291,6 @@ const READ_AGAIN: Duration = Duration::from_secs(10);
 impl KnownJournal {
     /// Takes out a journal to which can be added, and the time at which it was read from the file;
     /// `None` where that is just now.
-    ///
-    /// # Errors
-    /// As [`load_whole`].
     pub(crate) fn take(
         &mut self,
         dir: &StateDir,

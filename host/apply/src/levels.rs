@@ -146,9 +146,6 @@ pub enum Hold<'l> {
 
 impl Levels {
     /// Settings of the plan in force in a state directory; empty when none is in force.
-    ///
-    /// # Errors
-    /// When the directory cannot be used, or the journal not be read as one.
     pub fn open(dir: &Path) -> Result<Self, ApplyError> {
         let dir = StateDir::open(dir)?;
         let lock = Some(lock::open(&dir)?);
@@ -156,9 +153,6 @@ impl Levels {
     }
 
     /// Settings of a session, whose lock the caller holds for as long as they are moved.
-    ///
-    /// # Errors
-    /// As [`Levels::open`].
     pub fn of_session(session: &Session) -> Result<Self, ApplyError> {
         Self::of_dir(StateDir::open(session.dir())?, None)
     }
@@ -230,9 +224,6 @@ impl Levels {
     }
 
     /// Takes the lock without waiting, and compares the journal.
-    ///
-    /// # Errors
-    /// When the lock or the journal cannot be looked at.
     pub fn hold(&self) -> Result<Hold<'_>, ApplyError> {
         if let Some(file) = &self.lock {
             match flock(file, FlockOperation::NonBlockingLockExclusive) {

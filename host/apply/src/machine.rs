@@ -17,37 +17,19 @@ use crate::resctrl;
 use crate::systemd::{self, Unit};
 use crate::target::{Form, Place, Target};
 
-/// Kernel files of the host. [`Root`] is the real one.
+/// Kernel files of the host. [`Root`] is the real one. Errors are those of the system calls.
 pub trait HostFiles {
     /// The whole text of a file.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Writes one whole value to a file that exists.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn write(&self, path: &Path, value: &str) -> io::Result<()>;
     /// Names in a directory, sorted.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// Inode, which distinguishes a directory from a later one of the same name.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn identity(&self, path: &Path) -> io::Result<u64>;
     /// Makes a directory.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes a directory.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Start time of a thread, in 1/100 s since boot.
     ///
@@ -55,9 +37,6 @@ pub trait HostFiles {
     /// As the system call reports; `NotFound` when it is gone.
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64>;
     /// Policy and parameters of a thread.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr>;
     /// Sets policy and parameters of a thread.
     ///
@@ -65,31 +44,19 @@ pub trait HostFiles {
     /// As the system call reports, with the reason where it is known.
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
     /// Allows a thread these CPUs.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn set_affinity(&self, _pid: u32, _tid: u32, _cpus: &BTreeSet<u32>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Properties of a unit of systemd, as `systemctl show` prints them.
-    ///
-    /// # Errors
-    /// As `systemctl` reports.
     fn unit(&self, _unit: &str) -> io::Result<String> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Sets properties of a unit of systemd until it ends or the host is restarted: `NAME=VALUE`
     /// lines.
-    ///
-    /// # Errors
-    /// As `systemctl` reports.
     fn set_unit(&self, _unit: &str, _assignments: &str) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// The number of a block device, `MAJ:MIN`.
-    ///
-    /// # Errors
-    /// As the system call reports.
     fn device(&self, _path: &Path) -> io::Result<String> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -11,7 +11,6 @@ pub enum Step {
     Wrote {
         /// Position of the write, from 1.
         index: usize,
-        /// Number of writes in total.
         of: usize,
     },
     /// All knobs were compared again and the journal records it.

@@ -15,7 +15,6 @@ pub enum Fate {
     Untouched,
     /// Changed by another program; left alone, and still in the journal.
     Conflict {
-        /// Value that it has now.
         found: String,
     },
     /// Left alone because another knob, which depends on it or excludes it, was left alone; still
@@ -33,7 +32,6 @@ pub enum Fate {
     },
     /// Not put back because of an error; still in the journal.
     Failed {
-        /// Error of reading or writing it.
         error: String,
     },
 }

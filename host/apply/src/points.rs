@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,56 +78,84 @@ pub(crate) fn between_in_process<T>(change: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Host files with a point before and after every change.
-pub struct CountedHost<'a>(pub &'a dyn HostFiles, pub Points);
+/// Interceptor of the calls of host files: it counts points, or makes errors in a test.
+pub trait Intercept {
+    /// Makes the call, or fails in its place. `change` is the value that is written, empty for a
+    /// change of another kind, and `None` where the call only reads.
+    fn intercept<T>(
+        &self,
+        path: &Path,
+        change: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T>;
+}
 
-impl HostFiles for CountedHost<'_> {
+/// Host files whose every call is intercepted.
+pub struct InterceptedHost<'a, I>(pub &'a dyn HostFiles, pub I);
+
+/// Path under which a call of a thread is intercepted.
+fn of_thread(pid: u32, tid: u32, file: &str) -> PathBuf {
+    format!("/proc/{pid}/task/{tid}/{file}").into()
+}
+
+impl<I: Intercept> HostFiles for InterceptedHost<'_, I> {
     fn read(&self, path: &Path) -> io::Result<String> {
-        self.0.read(path)
+        self.1.intercept(path, None, || self.0.read(path))
     }
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        self.between(|| self.0.write(path, value))
+        self.1.intercept(path, Some(value), || self.0.write(path, value))
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.0.list(dir)
+        self.1.intercept(dir, None, || self.0.list(dir))
     }
     fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.0.identity(path)
+        self.1.intercept(path, None, || self.0.identity(path))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.between(|| self.0.make_dir(path))
+        self.1.intercept(path, Some(""), || self.0.make_dir(path))
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.between(|| self.0.remove_dir(path))
+        self.1.intercept(path, Some(""), || self.0.remove_dir(path))
     }
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.0.thread_start(pid, tid)
+        self.1.intercept(&of_thread(pid, tid, "stat"), None, || self.0.thread_start(pid, tid))
     }
     fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.0.scheduling(pid, tid)
+        self.1.intercept(&of_thread(pid, tid, "sched"), None, || self.0.scheduling(pid, tid))
     }
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.between(|| self.0.set_scheduling(pid, tid, attr))
+        let path = of_thread(pid, tid, "sched");
+        self.1.intercept(&path, Some(""), || self.0.set_scheduling(pid, tid, attr))
     }
     fn set_affinity(&self, pid: u32, tid: u32, cpus: &BTreeSet<u32>) -> io::Result<()> {
-        self.between(|| self.0.set_affinity(pid, tid, cpus))
+        let path = of_thread(pid, tid, "status");
+        self.1.intercept(&path, Some(""), || self.0.set_affinity(pid, tid, cpus))
     }
     fn unit(&self, unit: &str) -> io::Result<String> {
-        self.0.unit(unit)
+        self.1.intercept(Path::new(unit), None, || self.0.unit(unit))
     }
     fn set_unit(&self, unit: &str, assignments: &str) -> io::Result<()> {
-        self.between(|| self.0.set_unit(unit, assignments))
+        self.1.intercept(Path::new(unit), Some(""), || self.0.set_unit(unit, assignments))
     }
     fn device(&self, path: &Path) -> io::Result<String> {
-        self.0.device(path)
+        self.1.intercept(path, None, || self.0.device(path))
     }
 }
 
-impl CountedHost<'_> {
-    fn between<T>(&self, change: impl FnOnce() -> T) -> T {
-        self.1.pass();
-        let result = change();
-        self.1.pass();
+impl Intercept for Points {
+    /// A point before and after every change.
+    fn intercept<T>(
+        &self,
+        _: &Path,
+        change: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        if change.is_none() {
+            return call();
+        }
+        self.pass();
+        let result = call();
+        self.pass();
         result
     }
 }

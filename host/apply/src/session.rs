@@ -47,9 +47,6 @@ impl Session {
     }
 
     /// Whether a journal is there: a plan is in force, or was cut off.
-    ///
-    /// # Errors
-    /// When the journal cannot be read as one.
     pub fn in_force(&self) -> Result<bool, ApplyError> {
         Ok(journal::load(&self.dir)?.is_some())
     }
@@ -70,9 +67,6 @@ impl Session {
 
     /// Process that applied the plan in force; `None` without one. A caller that adds to it
     /// compares the id.
-    ///
-    /// # Errors
-    /// When the journal cannot be read as one.
     pub fn applied_by(&self) -> Result<Option<u32>, ApplyError> {
         Ok(journal::load(&self.dir)?.map(|j| j.pid))
     }
@@ -96,9 +90,6 @@ impl Session {
 
     /// Like [`Session::amend`], for one of many additions in a row: `known` saves reading the
     /// journal for each. Entries of threads that have ended are dropped when it is read.
-    ///
-    /// # Errors
-    /// As [`Session::amend`].
     pub fn amend_known(
         &self,
         known: &mut KnownJournal,

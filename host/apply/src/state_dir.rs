@@ -158,9 +158,6 @@ impl StateDir {
     /// Replaces like [`StateDir::replace`] without waiting until the new name is on disk: after a
     /// crash of the host the old content may be there again, whole. A process that is killed leaves
     /// the new one.
-    ///
-    /// # Errors
-    /// As [`StateDir::replace`].
     pub fn replace_unordered(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         self.exchange(name, mode, bytes, |file| {
             count_sync();
@@ -170,9 +167,6 @@ impl StateDir {
 
     /// Replaces like [`StateDir::replace`] without waiting for the disk: after a crash of the host
     /// the content may be lost. A process that is killed leaves the old or the new one, whole.
-    ///
-    /// # Errors
-    /// As [`StateDir::replace`].
     pub fn replace_unsynced(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         self.exchange(name, mode, bytes, |_| Ok(()))
     }
@@ -207,9 +201,6 @@ impl StateDir {
     }
 
     /// Distinguishes the content of a file from any other that is put in its place.
-    ///
-    /// # Errors
-    /// As statx(2) reports.
     pub(crate) fn version(&self, name: &str) -> io::Result<FileVersion> {
         let stat = rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW)?;
         let changed = (stat.st_ctime.into(), i128::from(stat.st_ctime_nsec));
@@ -217,9 +208,6 @@ impl StateDir {
     }
 
     /// Whether something of that name exists, a dangling symbolic link included.
-    ///
-    /// # Errors
-    /// As statx(2) reports.
     pub fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),

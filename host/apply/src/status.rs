@@ -73,7 +73,6 @@ pub enum KnobState {
     Original,
     /// Neither the plan's value nor the old one.
     Changed {
-        /// Value that it has now.
         found: String,
     },
     /// The device, cgroup, guest or file is gone.
@@ -83,7 +82,6 @@ pub enum KnobState {
     },
     /// The value cannot be read.
     Unknown {
-        /// Error of the read.
         error: String,
     },
 }

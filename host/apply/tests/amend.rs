@@ -8,41 +8,32 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
+use rtvirtio_apply::points::{CountedSteps, Intercept, InterceptedHost, Points};
 use rtvirtio_apply::{
-    Amended, ApplyError, Form, HostFiles, KnownJournal, Machine, NoGuests, Observer, OnConflict, Place,
-    Session, Silent, Step, Target, Write, syncs,
+    Amended, ApplyError, Form, KnownJournal, Machine, NoGuests, Observer, OnConflict, Silent, Step, Target,
+    Write, syncs,
 };
-use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
 use rustix::io::Errno;
-use support::inject::{FailingHost, Fails, Injector};
+use support::Sim;
+use support::inject::{Fails, Injector};
 use support::sim::SimKernel;
-use support::tasks::CPU;
-
-struct Sim {
-    dir: tempfile::TempDir,
-    kernel: SimKernel,
-    root: Root,
-}
-
-fn cgroup(pid: u32, tid: u32, to: &str) -> Write {
-    Write::new("cgroup", Target::thread_cgroup(pid, tid, 1000 + u64::from(tid), "cpu", Path::new(CPU)), to)
-}
-
-fn policy(pid: u32, tid: u32, attr: &Attr) -> Write {
-    Write::new("policy", Target::scheduling(pid, tid, 1000 + u64::from(tid)), attr.to_string())
-}
+use support::tasks::{CPU, VMS, cgroup, group, policy};
 
 /// Simulated kernel in which a thread ends just before the call of a number.
 struct Ending<'a> {
     kernel: &'a SimKernel,
     thread: (u32, u32),
-    calls_left: Cell<u32>,
+    calls_left: &'a Cell<u32>,
 }
 
-impl Ending<'_> {
-    fn then<T>(&self, call: impl FnOnce(&SimKernel) -> T) -> T {
+impl Intercept for Ending<'_> {
+    fn intercept<T>(
+        &self,
+        _: &Path,
+        _: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
         match self.calls_left.get() {
             0 => {}
             left => {
@@ -52,37 +43,7 @@ impl Ending<'_> {
                 self.calls_left.set(left - 1);
             }
         }
-        call(self.kernel)
-    }
-}
-
-impl HostFiles for Ending<'_> {
-    fn read(&self, path: &Path) -> io::Result<String> {
-        self.then(|k| HostFiles::read(k, path))
-    }
-    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        self.then(|k| k.write(path, value))
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.then(|k| k.list(dir))
-    }
-    fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.then(|k| k.identity(path))
-    }
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.then(|k| k.make_dir(path))
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.then(|k| k.remove_dir(path))
-    }
-    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.then(|k| k.thread_start(pid, tid))
-    }
-    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.then(|k| k.scheduling(pid, tid))
-    }
-    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.then(|k| k.set_scheduling(pid, tid, attr))
+        call()
     }
 }
 
@@ -98,34 +59,22 @@ fn in_force() -> Sim {
 
 /// State before the contract, the contract's writes, and the main loop's policy under it.
 fn before() -> (Sim, Vec<Write>, Attr) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let kernel = SimKernel::new(dir.path().join("root"));
-    kernel.v1(&["/lab"]);
-    kernel.boot("one\n");
-    kernel.cpu_root();
-    kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
-    kernel.thread(7, 7, &Attr::other(-2), "/vms");
-    kernel.thread(7, 8, &Attr::other(0), "/vms");
-    kernel.thread(40, 40, &Attr::other(3), "/");
-    let group = Path::new(CPU).join("rtvirtio-vm");
-    let form = Form::Group { home: Path::new(CPU).join("vms"), scheduling: "other nice -2".to_owned() };
-    let file = |name: &str, value: &str| Write {
-        created_by: Some(0),
-        also_ours: vec!["0".to_owned()],
-        ..Write::new(name, Target::host(group.join(name), Form::Plain), value)
-    };
+    let sim = Sim::new().with_cpu();
+    sim.kernel.v1(&["/lab"]);
+    sim.kernel.thread(7, 7, &Attr::other(-2), "/vms");
+    sim.kernel.thread(7, 8, &Attr::other(0), "/vms");
+    sim.kernel.thread(40, 40, &Attr::other(3), "/");
     let main = Attr { reset_on_fork: false, ..Attr::fifo(2) };
-    let writes = vec![
-        Write::new("cgroup", Target { place: Place::Host, path: group.clone(), form }, "present"),
-        file("cpu.rt_period_us", "20000"),
-        file("cpu.rt_runtime_us", "4000"),
+    let dir = Path::new(CPU).join("rtvirtio-vm");
+    let budget = [("cpu.rt_period_us", "20000"), ("cpu.rt_runtime_us", "4000")];
+    let mut writes = group(&dir, Path::new(VMS), "other nice -2", &budget);
+    writes.extend([
         cgroup(7, 7, "/rtvirtio-vm"),
         cgroup(7, 8, "/rtvirtio-vm"),
         policy(7, 7, &main),
         policy(7, 8, &Attr::fifo(1)),
-    ];
-    let root = Root::new(dir.path().join("root"));
-    (Sim { dir, kernel, root }, writes, main)
+    ]);
+    (sim, writes, main)
 }
 
 /// Writes of `keep` for the two threads.
@@ -139,14 +88,6 @@ fn new_threads() -> [Write; 4] {
 }
 
 impl Sim {
-    fn session(&self) -> Session {
-        Session::open(self.dir.path().join("state")).unwrap()
-    }
-
-    fn machine(&self) -> Machine<'_> {
-        Machine::with_host(&self.root, &self.kernel, &NoGuests)
-    }
-
     fn amend(&self, writes: &[Write]) -> Amended {
         self.session().amend(writes, &self.machine(), &mut Silent).unwrap()
     }
@@ -154,7 +95,7 @@ impl Sim {
     /// Amends, and stops at the point of this number; returns whether it ended before that.
     fn amend_cut(&self, wanted: &[Write], at: u64) -> bool {
         let counted = Points::new(at, || panic!("cut"));
-        let host = CountedHost(&self.kernel, counted.clone());
+        let host = InterceptedHost(&self.kernel, counted.clone());
         let machine = Machine::with_host(&self.root, &host, &NoGuests);
         let amend = || self.session().amend(wanted, &machine, &mut CountedSteps(counted)).map(drop).unwrap();
         catch_unwind(AssertUnwindSafe(amend)).is_ok()
@@ -169,8 +110,7 @@ impl Sim {
 
     /// Reverts; returns differences from the state before.
     fn differences(&self) -> Vec<String> {
-        let reverted =
-            self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap().unwrap();
+        let reverted = self.revert(OnConflict::Report);
         assert!(reverted.done, "{}", reverted.summary());
         let expected = [
             (7, 7, "other nice -2", "/vms"),
@@ -259,7 +199,7 @@ fn additions_in_a_row_lose_nothing_wherever_they_are_cut() {
     for at in 1.. {
         let sim = in_force();
         let counted = Points::new(at, || panic!("cut"));
-        let host = CountedHost(&sim.kernel, counted.clone());
+        let host = InterceptedHost(&sim.kernel, counted.clone());
         let machine = Machine::with_host(&sim.root, &host, &NoGuests);
         let mut known = KnownJournal::default();
         let mut all = || {
@@ -347,7 +287,7 @@ fn a_value_that_changes_again_is_ours_before_and_after() {
 fn nothing_is_added_to_what_putting_back_has_left() {
     let sim = in_force();
     sim.kernel.set_policy(8, &Attr::fifo(9)).unwrap();
-    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    let reverted = sim.revert(OnConflict::Report);
     assert!(!reverted.done);
     let error = sim.session().amend(&new_threads(), &sim.machine(), &mut Silent).unwrap_err();
     assert!(matches!(error, ApplyError::NotWhole { .. }), "{error}");
@@ -368,7 +308,7 @@ fn a_thread_that_ends_or_is_refused_is_reported_and_stops_no_other() {
     ]);
     assert_eq!((amended.written.len(), amended.failed.len()), (1, 1), "{amended:?}");
     assert_eq!(sim.kernel.policy(50).unwrap(), Attr::other(1));
-    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    let reverted = sim.revert(OnConflict::Report);
     // A thread that has ended is forgotten when something is added.
     assert!(
         reverted.done && reverted.outcomes.iter().all(|o| !o.path.contains("/proc/40/")),
@@ -380,9 +320,10 @@ fn a_thread_that_ends_or_is_refused_is_reported_and_stops_no_other() {
 #[test]
 fn a_thread_that_ends_at_any_moment_fails_nothing() {
     let ended = |sim: &Sim, thread: (u32, u32), calls: u32, change: &dyn Fn(&Machine<'_>)| {
-        let host = Ending { kernel: &sim.kernel, thread, calls_left: Cell::new(calls) };
+        let calls_left = &Cell::new(calls);
+        let host = InterceptedHost(&sim.kernel, Ending { kernel: &sim.kernel, thread, calls_left });
         change(&Machine::with_host(&sim.root, &host, &NoGuests));
-        host.calls_left.get() == 0
+        calls_left.get() == 0
     };
     let mut calls = 1..;
     while calls.next().is_some_and(|calls| {
@@ -456,7 +397,7 @@ fn an_error_at_any_call_of_an_amend_loses_nothing() {
         let sim = in_force();
         let injector =
             Injector::new(Fails::At(vec![at]), [Errno::IO, Errno::MFILE][at as usize % 2], at % 3 == 0);
-        let host = FailingHost(&sim.kernel, injector.clone());
+        let host = InterceptedHost(&sim.kernel, injector.clone());
         let machine = Machine::with_host(&sim.root, &host, &NoGuests);
         let result = sim.session().amend(&new_threads(), &machine, &mut Silent);
         if let Ok(amended) = &result {
@@ -485,7 +426,7 @@ fn an_error_at_any_call_of_an_amend_loses_nothing() {
 fn another_boot_id_with_threads_that_still_run_is_no_restart() {
     let sim = in_force();
     sim.kernel.boot("two\n");
-    let status = rtvirtio_apply::status(&sim.dir.path().join("state"), &sim.machine()).unwrap().unwrap();
+    let status = sim.status().unwrap();
     assert!(status.is_whole() && !status.rebooted, "{status:?}");
     assert!(sim.amend(&new_threads()).failed.is_empty());
     assert_eq!(sim.differences(), Vec::<String>::new());
@@ -493,7 +434,7 @@ fn another_boot_id_with_threads_that_still_run_is_no_restart() {
     let sim = in_force();
     sim.kernel.boot("two\n");
     let unreadable = Injector::new(Fails::Path("task/8/stat".into()), Errno::IO, false);
-    let host = FailingHost(&sim.kernel, unreadable);
+    let host = InterceptedHost(&sim.kernel, unreadable);
     let machine = Machine::with_host(&sim.root, &host, &NoGuests);
     assert!(sim.session().revert(OnConflict::Force, &machine, &mut Silent).is_err());
     assert_eq!(sim.differences(), Vec::<String>::new());
@@ -507,7 +448,7 @@ fn a_thread_is_put_back_into_its_group_although_the_journal_cannot_be_written() 
     sim.kernel.put("/proc/7/task/8/cgroup", "1:cpu:/vms\n0::/\n");
     assert_eq!(sim.of(7, 8).1, "/vms");
     // Instead of a full disk: the temporary file cannot be created.
-    let new = sim.dir.path().join("state").join(format!("{}.new", rtvirtio_apply::JOURNAL_FILE));
+    let new = sim.case.state.join(format!("{}.new", rtvirtio_apply::JOURNAL_FILE));
     std::fs::create_dir(&new).unwrap();
     sim.kernel.thread(7, 31, &Attr::fifo(2), "/rtvirtio-vm");
     let wanted = [cgroup(7, 8, "/rtvirtio-vm"), policy(7, 31, &Attr::fifo(1))];

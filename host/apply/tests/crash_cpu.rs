@@ -9,19 +9,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::points::Points;
-use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Reverted,
-    Session, Silent, Step, Target, Write,
-};
+use rtvirtio_apply::{Fate, Form, Observer, OnConflict, Step, Target, Write};
 use rtvirtio_kernel::sched::{self, Attr, Policy};
 use rtvirtio_kernel::{Cgroups, Hierarchy, Root, task};
 use rtvirtio_planner::Knob;
 use rtvirtio_testkit::{Need, has, skip};
-use support::child::{act, sweep};
+use support::child::{sweep, whole};
 use support::sim::SimKernel;
-use support::tasks::CPU;
-use support::{Case, assert_same, plan};
+use support::tasks::{self, CPU, VMS};
+use support::{Case, Sim, assert_same, plan};
 
 #[test]
 #[ignore = "the process that the crash tests start and kill"]
@@ -31,20 +27,12 @@ fn crash_child() {
 
 /// Writes of a contract: a cgroup with a budget, all threads in it, services before vCPUs.
 fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u32, u64)]) -> Vec<Write> {
-    let dir = mount.join(group);
-    let form = Form::Group { home: home.to_owned(), scheduling: "other nice 0".to_owned() };
-    let target = Target { place: Place::Host, path: dir.clone(), form };
-    let mut writes = vec![Write::new("cgroup", target, "present")];
     let files = if cap {
         [("cpu.cfs_period_us", "20000"), ("cpu.cfs_quota_us", "8000")]
     } else {
         [("cpu.rt_period_us", "20000"), ("cpu.rt_runtime_us", "4000")]
     };
-    for (file, value) in files {
-        let write = Write::new(file, Target::host(dir.join(file), Form::Plain), value);
-        let also_ours = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
-        writes.push(Write { created_by: Some(0), also_ours, ..write });
-    }
+    let mut writes = tasks::group(&mount.join(group), home, "other nice 0", &files);
     for &(pid, tid, start) in threads {
         let target = Target::thread_cgroup(pid, tid, start, "cpu", mount);
         writes.push(Write::new("cgroup of a thread", target, format!("/{group}")));
@@ -56,60 +44,26 @@ fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u3
     writes
 }
 
-struct Sim {
-    _dir: tempfile::TempDir,
-    kernel: SimKernel,
-    case: Case,
-    dirs: Vec<PathBuf>,
-}
-
 fn sim(cap: bool) -> Sim {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = dir.path().join("root");
-    let kernel = SimKernel::new(&root);
-    kernel.v1(&["/lab"]);
-    kernel.boot("one\n");
-    kernel.disk("loop0", "none");
-    kernel.cpu_root();
-    kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
-    kernel.thread(7, 7, &Attr::other(-2), "/vms");
-    kernel.thread(7, 8, &Attr { policy: Policy::Batch, slice: 3_000_000, ..Attr::other(5) }, "/vms");
-    kernel.thread(7, 9, &Attr::other(0), "/");
+    let mut sim = Sim::new().with_disk(false, &["/lab"], "none").with_cpu();
+    sim.kernel.thread(7, 7, &Attr::other(-2), "/vms");
+    let batch = Attr { policy: Policy::Batch, slice: 3_000_000, ..Attr::other(5) };
+    sim.kernel.thread(7, 8, &batch, "/vms");
+    sim.kernel.thread(7, 9, &Attr::other(0), "/");
     // In the root cgroup: a helper that the kernel runs for the VM.
-    kernel.thread(20, 20, &Attr::other(0), "/");
+    sim.kernel.thread(20, 20, &Attr::other(0), "/");
     let threads = [(7, 7, 1007), (7, 8, 1008), (7, 9, 1009), (20, 20, 1020)];
-    let case = Case {
-        root: root.clone(),
-        state: dir.path().join("state"),
-        device: "loop0".into(),
-        parent: "/lab".into(),
-        vms: 0,
-        guests: None,
-        // A block knob too: both kinds share one journal.
-        plan: plan(&[(Knob::HostElevator, "bfq")]),
-        cpu: writes(Path::new(CPU), "rtvirtio-vm", &Path::new(CPU).join("vms"), cap, &threads),
-        threads_of: None,
-    };
-    Sim { _dir: dir, kernel, case, dirs: vec![root] }
-}
-
-impl Sim {
-    fn revert(&self, on_conflict: OnConflict) -> Reverted {
-        let root = self.case.root();
-        let machine = Machine::with_host(&root, &self.kernel, &NoGuests);
-        let session = Session::open(&self.case.state).unwrap();
-        session.revert(on_conflict, &machine, &mut Silent).unwrap().unwrap()
-    }
-}
-
-fn all(case: &Case, action: &str) -> Result<(), ApplyError> {
-    act(case, action, &Points::new(0, || {}))
+    // A block knob too: both kinds share one journal.
+    sim.case.plan = plan(&[(Knob::HostElevator, "bfq")]);
+    sim.case.vms = 0;
+    sim.case.cpu = writes(Path::new(CPU), "rtvirtio-vm", Path::new(VMS), cap, &threads);
+    sim
 }
 
 #[test]
 fn a_budget_with_priorities_killed_at_every_point() {
     let sim = sim(false);
-    let (apply, revert) = sweep(&sim.case, &sim.dirs);
+    let (apply, revert) = sweep(&sim.case, &sim.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
     assert!(apply > 30 && revert > 25, "{apply} {revert}");
 }
@@ -117,7 +71,7 @@ fn a_budget_with_priorities_killed_at_every_point() {
 #[test]
 fn a_cap_killed_at_every_point() {
     let sim = sim(true);
-    sweep(&sim.case, &sim.dirs);
+    sweep(&sim.case, &sim.dirs());
 }
 
 /// A worker that a real-time thread started meanwhile is in no journal: it must leave the cgroup,
@@ -125,10 +79,10 @@ fn a_cap_killed_at_every_point() {
 #[test]
 fn threads_that_were_started_in_the_group_go_home_ordinary() {
     let sim = sim(false);
-    all(&sim.case, "apply").unwrap();
+    whole(&sim.case, "apply").unwrap();
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(97));
     sim.kernel.thread(7, 30, &Attr { reset_on_fork: false, ..Attr::fifo(98) }, "/rtvirtio-vm");
-    all(&sim.case, "revert").unwrap();
+    whole(&sim.case, "revert").unwrap();
     assert_eq!(sim.kernel.policy(30).unwrap(), Attr::other(0));
     assert!(sim.kernel.get("/proc/7/task/30/cgroup").contains(":/vms\n"));
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
@@ -140,12 +94,12 @@ fn threads_that_were_started_in_the_group_go_home_ordinary() {
 fn threads_that_end_are_no_error() {
     let sim = sim(false);
     sim.kernel.end(7, 9);
-    all(&sim.case, "apply").unwrap();
+    whole(&sim.case, "apply").unwrap();
     sim.kernel.end(7, 8);
     // The thread id is reused by another thread, which keeps its policy.
     sim.kernel.thread(7, 8, &Attr::other(3), "/vms");
     sim.kernel.put("/proc/7/task/8/start", "5000\n");
-    all(&sim.case, "revert").unwrap();
+    whole(&sim.case, "revert").unwrap();
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::other(3));
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
@@ -165,12 +119,9 @@ impl Observer for EndsOne<'_> {
 #[test]
 fn a_thread_that_ends_between_capture_and_write_is_left_out() {
     let sim = sim(false);
-    let root = sim.case.root();
-    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
-    let session = Session::open(&sim.case.state).unwrap();
-    session.apply(&sim.case.cpu, &machine, &mut EndsOne(&sim.kernel)).unwrap();
+    sim.session().apply(&sim.case.cpu, &sim.machine(), &mut EndsOne(&sim.kernel)).unwrap();
     assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(97));
-    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    let reverted = sim.revert(OnConflict::Report);
     let gone = reverted.outcomes.iter().filter(|o| matches!(o.fate, Fate::Gone { .. })).count();
     assert!(reverted.done && gone == 2, "{reverted:#?}");
     assert_eq!(sim.kernel.policy(9).unwrap(), Attr::other(0));
@@ -179,7 +130,7 @@ fn a_thread_that_ends_between_capture_and_write_is_left_out() {
 #[test]
 fn a_thread_that_another_program_changed_is_left_to_it() {
     let sim = sim(false);
-    all(&sim.case, "apply").unwrap();
+    whole(&sim.case, "apply").unwrap();
     sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
     let reverted = sim.revert(OnConflict::Report);
     let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
@@ -200,7 +151,7 @@ fn a_thread_that_another_program_changed_is_left_to_it() {
 #[test]
 fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
     let sim = sim(false);
-    all(&sim.case, "apply").unwrap();
+    whole(&sim.case, "apply").unwrap();
     sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
     let accepted = sim.revert(OnConflict::Accept);
     assert!(accepted.done, "{}", accepted.summary());
@@ -212,7 +163,7 @@ fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
 #[test]
 fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     let sim = sim(false);
-    all(&sim.case, "apply").unwrap();
+    whole(&sim.case, "apply").unwrap();
     // Its old cgroup, the root, has a budget.
     sim.kernel.set_policy(9, &Attr::fifo(50)).unwrap();
     // Another thread was moved by another program, and is in no cgroup of ours.
@@ -231,13 +182,9 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
 fn a_budget_is_taken_from_threads_that_end() {
     let mut sim = sim(false);
     let budget = Path::new(CPU).join("vms/cpu.rt_runtime_us");
-    let policy = |tid: u32| {
-        let target = Target::scheduling(7, tid, 1000 + u64::from(tid));
-        Write::new("policy", target, Attr::fifo(97).to_string())
-    };
     sim.case.cpu = vec![Write::new("budget", Target::host(budget.clone(), Form::Plain), "4000")];
-    sim.case.cpu.extend([7, 8].map(policy));
-    all(&sim.case, "apply").unwrap();
+    sim.case.cpu.extend([7, 8].map(|tid| tasks::policy(7, tid, &Attr::fifo(97))));
+    whole(&sim.case, "apply").unwrap();
     assert_eq!(sim.kernel.get(&budget).trim(), "4000");
     for tid in [7, 8] {
         sim.kernel.ending(7, tid);
@@ -259,13 +206,13 @@ fn a_budget_is_taken_from_threads_that_end() {
 #[test]
 fn a_refused_policy_undoes_the_rest() {
     let sim = sim(false);
-    let before = sim.case.snapshot(&sim.dirs);
+    let before = sim.snapshot();
     let mut case = sim.case.clone();
     // Without the budget SCHED_FIFO in the new group is EPERM.
     case.cpu.retain(|w| w.knob != "cpu.rt_runtime_us");
-    let error = all(&case, "apply").unwrap_err().to_string();
+    let error = whole(&case, "apply").unwrap_err().to_string();
     assert!(error.contains("fifo 98") && error.ends_with("everything was put back"), "{error}");
-    assert_same(&before, &sim.case.snapshot(&sim.dirs), "refused");
+    assert_same(&before, &sim.snapshot(), "refused");
 }
 
 /// A QEMU in its firmware, with a vCPU and an I/O thread.
@@ -281,17 +228,11 @@ impl Qemu {
         if !has(test, &[Need::Root, Need::QEMU]) {
             return None;
         }
-        let cpu = match Cgroups::detect_cpu(&Root::default()) {
-            Ok(cpu) if cpu.hierarchy == Hierarchy::V1 => cpu,
-            Ok(_) => {
-                skip(test, "the cpu controller is on cgroup v2");
-                return None;
-            }
-            Err(e) => {
-                skip(test, &e.to_string());
-                return None;
-            }
-        };
+        let cpu = Cgroups::detect_cpu(&Root::default()).inspect_err(|e| skip(test, &e.to_string())).ok()?;
+        if cpu.hierarchy != Hierarchy::V1 {
+            skip(test, "the cpu controller is on cgroup v2");
+            return None;
+        }
         if !cpu.mount.join("cpu.rt_runtime_us").exists() {
             skip(test, "no RT_GROUP_SCHED");
             return None;
@@ -331,21 +272,16 @@ fn the_threads_of_a_real_qemu_killed_at_every_point() {
     let threads = qemu.threads();
     let case = Case {
         root: "/".into(),
-        state: dir.path().join("state"),
-        device: String::new(),
-        parent: "/".into(),
-        vms: 0,
-        guests: None,
-        plan: plan(&[]),
         cpu: writes(&qemu.mount, &qemu.group, &qemu.mount, false, &threads),
         threads_of: Some(qemu.machine.pid()),
+        ..Case::new(dir.path())
     };
     let group = qemu.mount.join(&qemu.group);
-    all(&case, "apply").unwrap();
+    whole(&case, "apply").unwrap();
     assert_eq!(fs::read_to_string(group.join("cpu.rt_runtime_us")).unwrap(), "4000\n");
     assert_eq!(sched::get(threads[0].1).unwrap(), Attr::fifo(98));
     assert_eq!(fs::read_to_string(group.join("tasks")).unwrap().lines().count(), threads.len());
-    all(&case, "revert").unwrap();
+    whole(&case, "revert").unwrap();
     assert!(!group.exists());
     let (apply, revert) = sweep(&case, &[]);
     println!("points: apply {apply}, revert {revert}; 0 differences");

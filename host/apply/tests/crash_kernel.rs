@@ -2,12 +2,12 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rtvirtio_apply::points::Points;
 use rtvirtio_apply::{
     ApplyError, Fate, Form, JOURNAL_FILE, Machine, NoGuests, OnConflict, Session, Silent, Target, Write,
 };
@@ -15,7 +15,7 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root};
 use rtvirtio_testbed::boxed::{self, BoxRun};
 use rtvirtio_testbed::image;
 use rtvirtio_testkit::skip;
-use support::child::{STEP, act, real_root, sweep};
+use support::child::{STEP, sweep, whole};
 use support::{Case, assert_same, full_plan, snapshot};
 
 #[test]
@@ -35,42 +35,28 @@ struct Real {
 impl Real {
     /// Prints the reason and returns `None` where the machine does not allow the test.
     fn new(test: &str) -> Option<Self> {
-        let root = real_root();
+        let root = Root::default();
         if !rustix::process::geteuid().is_root() {
             skip(test, "needs root");
             return None;
         }
-        let cgroups = match Cgroups::detect(&root) {
-            Ok(c) => c,
-            Err(e) => {
-                skip(test, &e.to_string());
-                return None;
-            }
-        };
+        let cgroups = Cgroups::detect(&root).inspect_err(|e| skip(test, &e.to_string())).ok()?;
         let parent = PathBuf::from(format!("/rtvirtio-{}", rtvirtio_testkit::unique(test)));
         let mut real = Self { dir: rtvirtio_testkit::tempdir().unwrap(), device: None, cgroups, parent };
         let file = real.dir.path().join("disk");
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-        let out = match Command::new("losetup").args(["--find", "--show"]).arg(&file).output() {
-            Ok(out) if out.status.success() => out,
-            Ok(out) => {
-                skip(test, &format!("losetup: {}", String::from_utf8_lossy(&out.stderr).trim()));
-                return None;
-            }
-            Err(e) => {
-                skip(test, &format!("losetup: {e}"));
-                return None;
-            }
-        };
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+        let out = out.inspect_err(|e| skip(test, &format!("losetup: {e}"))).ok()?;
+        if !out.status.success() {
+            skip(test, &format!("losetup: {}", String::from_utf8_lossy(&out.stderr).trim()));
+            return None;
+        }
         let node = String::from_utf8(out.stdout).unwrap();
         let device = BlockDevice::find(&root, node.trim()).unwrap();
         real.device = Some(device.clone());
         // An earlier user of this loop device may have left another.
         device.set_elevator(&root, "none").unwrap();
-        if let Err(e) = device.offers(&root, "bfq") {
-            skip(test, &e.to_string());
-            return None;
-        }
+        device.offers(&root, "bfq").inspect_err(|e| skip(test, &e.to_string())).ok()?;
         for n in 0..3 {
             real.cgroups.create(&root, &real.parent.join(format!("vm{n}"))).unwrap();
         }
@@ -84,14 +70,10 @@ impl Real {
     fn case(&self) -> Case {
         Case {
             root: "/".into(),
-            state: self.dir.path().join("state"),
             device: self.device().name.clone(),
             parent: self.parent.clone(),
-            vms: 3,
-            guests: None,
             plan: full_plan(false),
-            cpu: Vec::new(),
-            threads_of: None,
+            ..Case::new(self.dir.path())
         }
     }
 
@@ -99,6 +81,18 @@ impl Real {
     /// weights and limits.
     fn dirs(&self) -> Vec<PathBuf> {
         vec![self.device().queue(""), self.cgroups.dir(&self.parent).unwrap()]
+    }
+
+    fn snapshot(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        snapshot(&self.dirs())
+    }
+
+    /// Tunes mq-deadline, as a user had it before.
+    fn tune_deadline(&self) {
+        let (root, device) = (Root::default(), self.device());
+        device.set_elevator(&root, "mq-deadline").unwrap();
+        root.write(device.tunable("read_expire"), "780").unwrap();
+        root.write(device.queue("nr_requests"), "100").unwrap();
     }
 
     fn vm(&self, n: usize, file: &str) -> PathBuf {
@@ -112,7 +106,7 @@ impl Real {
 
 impl Drop for Real {
     fn drop(&mut self) {
-        let root = real_root();
+        let root = Root::default();
         for n in 0..3 {
             let _ = self.cgroups.remove(&root, &self.parent.join(format!("vm{n}")));
         }
@@ -128,11 +122,7 @@ impl Drop for Real {
 #[test]
 fn killed_at_every_point_from_a_tuned_deadline_scheduler() {
     let Some(real) = Real::new("killed_at_every_point_from_a_tuned_deadline_scheduler") else { return };
-    let root = Root::default();
-    let device = real.device();
-    device.set_elevator(&root, "mq-deadline").unwrap();
-    root.write(device.tunable("read_expire"), "780").unwrap();
-    root.write(device.queue("nr_requests"), "100").unwrap();
+    real.tune_deadline();
     let (apply, revert) = sweep(&real.case(), &real.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
     assert!(apply > 25 && revert > 20, "{apply} {revert}");
@@ -172,11 +162,11 @@ fn leaving_bfq_keeps_the_weights_of_others() {
     root.write(&file, &format!("{} 900", real.device().dev)).unwrap();
     let mut case = real.case();
     case.plan = support::plan(&[(rtvirtio_planner::Knob::HostElevator, "none")]);
-    let before = snapshot(&real.dirs());
-    act(&case, "apply", &Points::new(0, || {})).unwrap();
+    let before = real.snapshot();
+    whole(&case, "apply").unwrap();
     assert!(!root.read(&file).unwrap().contains("900"), "the kernel forgets it, which is why it is captured");
-    act(&case, "revert", &Points::new(0, || {})).unwrap();
-    assert_same(&before, &snapshot(&real.dirs()), "left BFQ and came back");
+    whole(&case, "revert").unwrap();
+    assert_same(&before, &real.snapshot(), "left BFQ and came back");
 }
 
 /// Writes that the kernel refuses, each after one that it accepted.
@@ -197,7 +187,7 @@ fn a_refused_value_undoes_the_rest() {
             "5000",
         ),
     ];
-    let before = snapshot(&real.dirs());
+    let before = real.snapshot();
     for bad in bad {
         if !root.exists(&bad.target.path).unwrap() && !bad.target.path.ends_with("max_budget") {
             skip("a_refused_value_undoes_the_rest", "the io controller is not enabled for a group of ours");
@@ -216,7 +206,7 @@ fn a_refused_value_undoes_the_rest() {
         assert!(error.to_string().contains(&value) && rollback.done, "{error}");
         assert!(error.to_string().ends_with("everything was put back"), "{error}");
         assert!(!session.in_force().unwrap());
-        assert_same(&before, &snapshot(&real.dirs()), &value);
+        assert_same(&before, &real.snapshot(), &value);
     }
 }
 
@@ -227,8 +217,8 @@ fn a_change_by_someone_else_is_reported_and_left() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "bfq").unwrap();
-    let before = snapshot(&real.dirs());
-    act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
+    let before = real.snapshot();
+    whole(&real.case(), "apply").unwrap();
     root.write(device.tunable("slice_idle"), "5").unwrap();
     let session = Session::open(real.dir.path().join("state")).unwrap();
     let machine = Machine::new(&root, &NoGuests);
@@ -241,14 +231,14 @@ fn a_change_by_someone_else_is_reported_and_left() {
     assert_eq!((again.done, again.outcomes.len()), (false, 1), "still reported, and nothing else");
     let forced = session.revert(OnConflict::Force, &machine, &mut Silent).unwrap().unwrap();
     assert!(forced.done && !session.in_force().unwrap());
-    assert_same(&before, &snapshot(&real.dirs()), "forced");
+    assert_same(&before, &real.snapshot(), "forced");
 }
 
 #[test]
 fn cgroups_that_are_gone_are_no_errors() {
     let Some(real) = Real::new("cgroups_that_are_gone_are_no_errors") else { return };
     let root = Root::default();
-    act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
+    whole(&real.case(), "apply").unwrap();
     let vm2 = real.parent.join("vm2");
     real.cgroups.remove(&root, &vm2).unwrap();
     real.cgroups.remove(&root, &real.parent.join("vm1")).unwrap();
@@ -269,26 +259,22 @@ fn cgroups_that_are_gone_are_no_errors() {
 fn the_commands_of_a_damaged_journal_put_back() {
     const NAME: &str = "the_commands_of_a_damaged_journal_put_back";
     let Some(real) = Real::new(NAME) else { return };
-    let root = Root::default();
-    let device = real.device();
-    device.set_elevator(&root, "mq-deadline").unwrap();
-    root.write(device.tunable("read_expire"), "780").unwrap();
-    root.write(device.queue("nr_requests"), "100").unwrap();
-    let before = snapshot(&real.dirs());
-    act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
-    let applied = snapshot(&real.dirs());
+    real.tune_deadline();
+    let before = real.snapshot();
+    whole(&real.case(), "apply").unwrap();
+    let applied = real.snapshot();
     assert!(applied != before);
     let path = real.dir.path().join("state").join(JOURNAL_FILE);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replacen("boot_id", "boot_ie", 1)).unwrap();
-    let error = act(&real.case(), "revert", &Points::new(0, || {})).unwrap_err();
-    assert_same(&applied, &snapshot(&real.dirs()), "refused");
+    let error = whole(&real.case(), "revert").unwrap_err();
+    assert_same(&applied, &real.snapshot(), "refused");
     let script = error.readable().unwrap().to_string();
     assert!(script.lines().filter(|l| l.starts_with("echo '")).count() > 5, "{script}");
     let output = Command::new("sh").arg("-e").arg("-c").arg(&script).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && errors.is_empty(), "{errors}\n{script}");
-    assert_same(&before, &snapshot(&real.dirs()), "by hand");
+    assert_same(&before, &real.snapshot(), "by hand");
     fs::remove_file(path).unwrap();
 }
 
@@ -306,10 +292,10 @@ fn an_injected_error_of_a_system_call_is_not_absence() {
     }
     let mut case = real.case();
     case.plan = support::plan(&[(support::limit(0, rtvirtio_planner::LimitKind::ReadIops), "50")]);
-    let before = snapshot(&real.dirs());
+    let before = real.snapshot();
     let file = real.vm(0, "blkio.throttle.read_iops_device");
     let group = file.parent().unwrap();
-    act(&case, "apply", &Points::new(0, || {})).unwrap();
+    whole(&case, "apply").unwrap();
     let applied = fs::read_to_string(&file).unwrap();
     assert!(applied.ends_with(" 50\n"), "{applied}");
     for (path, inject) in [
@@ -332,8 +318,8 @@ fn an_injected_error_of_a_system_call_is_not_absence() {
         assert_eq!(fs::read_to_string(&file).unwrap(), applied);
         assert!(case.state.join(JOURNAL_FILE).exists(), "{inject}: the journal is lost");
     }
-    act(&case, "revert", &Points::new(0, || {})).unwrap();
-    assert_same(&before, &snapshot(&real.dirs()), "put back in the end");
+    whole(&case, "revert").unwrap();
+    assert_same(&before, &real.snapshot(), "put back in the end");
     assert!(!case.state.join(JOURNAL_FILE).exists());
 }
 

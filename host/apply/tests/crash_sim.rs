@@ -3,17 +3,16 @@
 
 mod support;
 
-use std::fs;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proptest::prelude::*;
 use rtvirtio_apply::points::Points;
-use rtvirtio_apply::{Fate, HostFiles as _, Machine, OnConflict, Outcome, Session, Silent};
+use rtvirtio_apply::{Fate, HostFiles as _, OnConflict, Outcome};
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
 use support::child::{act, sweep};
-use support::sim::{SimGuests, SimKernel};
-use support::{Case, assert_same, full_plan, io_cost, limit, plan, snapshot, weight};
+use support::sim::SimKernel;
+use support::{Case, Sim, assert_same, full_plan, io_cost, limit, plan, weight};
 
 #[test]
 #[ignore = "the process that the crash tests start and kill"]
@@ -23,43 +22,13 @@ fn crash_child() {
 
 const GROUPS: [&str; 5] = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2", "/other"];
 
-struct Lab {
-    _dir: tempfile::TempDir,
-    kernel: SimKernel,
-    case: Case,
-    dirs: Vec<PathBuf>,
+fn lab(v2: bool, elevator: &str, plan: Plan) -> Sim {
+    let mut lab = Sim::new().with_disk(v2, &GROUPS, elevator).with_guests(&["mq-deadline", "bfq", "none"]);
+    lab.case.plan = plan;
+    lab
 }
 
-fn lab(v2: bool, elevator: &str, plan: Plan) -> Lab {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let (root, guests) = (dir.path().join("root"), dir.path().join("guests"));
-    let kernel = SimKernel::new(&root);
-    if v2 {
-        kernel.v2(&GROUPS)
-    } else {
-        kernel.v1(&GROUPS)
-    }
-    kernel.boot("one\n");
-    kernel.disk("loop0", elevator);
-    for (n, elevator) in ["mq-deadline", "bfq", "none"].iter().enumerate() {
-        SimKernel::new(guests.join(format!("vm{n}"))).disk("vda", elevator);
-        fs::write(guests.join(format!("vm{n}.sock")), "").unwrap();
-    }
-    let case = Case {
-        root: root.clone(),
-        state: dir.path().join("state"),
-        device: "loop0".into(),
-        parent: "/lab".into(),
-        vms: 3,
-        guests: Some(guests.clone()),
-        plan,
-        cpu: Vec::new(),
-        threads_of: None,
-    };
-    Lab { _dir: dir, kernel, case, dirs: vec![root, guests] }
-}
-
-fn write(lab: &Lab, path: &str, value: &str) {
+fn write(lab: &Sim, path: &str, value: &str) {
     lab.kernel.write(Path::new(path), value).unwrap();
 }
 
@@ -70,7 +39,7 @@ fn v1_killed_at_every_point_from_another_elevator() {
     write(&lab, "/sys/block/loop0/queue/nr_requests", "100");
     write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "259:1 40");
     write(&lab, "/sys/fs/cgroup/blkio/lab/vm2/blkio.throttle.read_iops_device", "7:0 77");
-    let (apply, revert) = sweep(&lab.case, &lab.dirs);
+    let (apply, revert) = sweep(&lab.case, &lab.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
     assert!(apply > 30 && revert > 20, "{apply} {revert}");
 }
@@ -83,7 +52,7 @@ fn v1_killed_at_every_point_with_bfq_tuned_before() {
     write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "200");
     write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "259:1 40");
     write(&lab, "/sys/fs/cgroup/blkio/lab/vm1/blkio.bfq.weight_device", "7:0 55");
-    sweep(&lab.case, &lab.dirs);
+    sweep(&lab.case, &lab.dirs());
 }
 
 /// The queue's `async_depth`, which each elevator resets, a write of `nr_requests` scales, and
@@ -104,7 +73,7 @@ fn async_depth_of_a_queue_is_put_back_at_every_point() {
         if start != "none" {
             write(&lab, "/sys/block/loop0/queue/async_depth", "9");
         }
-        sweep(&lab.case, &lab.dirs);
+        sweep(&lab.case, &lab.dirs());
     }
 }
 
@@ -117,7 +86,7 @@ fn v1_killed_at_every_point_leaving_bfq_and_leaving_strict_mode() {
     write(&away, "/sys/block/loop0/queue/iosched/slice_idle_us", "2500");
     write(&away, "/sys/fs/cgroup/blkio/other/blkio.bfq.weight_device", "7:0 900");
     write(&away, "/sys/fs/cgroup/blkio/other/blkio.bfq.weight_device", "259:1 30");
-    sweep(&away.case, &away.dirs);
+    sweep(&away.case, &away.dirs());
 
     let strict = Knob::HostBfq(BfqTunable::StrictGuarantees);
     let idle = Knob::HostBfq(BfqTunable::SliceIdle);
@@ -125,7 +94,7 @@ fn v1_killed_at_every_point_leaving_bfq_and_leaving_strict_mode() {
         let lax = lab(false, "bfq", plan(&settings));
         write(&lax, "/sys/block/loop0/queue/iosched/strict_guarantees", "1");
         write(&lax, "/sys/block/loop0/queue/iosched/slice_idle_us", "1500");
-        sweep(&lax.case, &lax.dirs);
+        sweep(&lax.case, &lax.dirs());
     }
 }
 
@@ -133,9 +102,9 @@ fn v1_killed_at_every_point_leaving_bfq_and_leaving_strict_mode() {
 fn v2_killed_at_every_point() {
     for elevator in ["none", "bfq"] {
         let lab = lab(true, elevator, full_plan(true));
-        let before = snapshot(&lab.dirs);
+        let before = lab.snapshot();
         assert!(!before.keys().any(|p| p.ends_with("io.max")), "the io controller is off at first");
-        sweep(&lab.case, &lab.dirs);
+        sweep(&lab.case, &lab.dirs());
     }
 }
 
@@ -163,7 +132,7 @@ fn io_cost_is_put_back_at_every_point() {
             }
             write(&lab, &format!("{root}/lab/vm1/io.weight"), "7:0 77");
         }
-        let (apply, revert) = sweep(&lab.case, &lab.dirs);
+        let (apply, revert) = sweep(&lab.case, &lab.dirs());
         println!("{elevator}: points: apply {apply}, revert {revert}; 0 differences");
     }
 }
@@ -181,7 +150,7 @@ fn io_latency_is_put_back_at_every_point() {
             }
             write(&lab, "/sys/fs/cgroup/lab/vm1/io.latency", before);
         }
-        let (apply, revert) = sweep(&lab.case, &lab.dirs);
+        let (apply, revert) = sweep(&lab.case, &lab.dirs());
         println!("points: apply {apply}, revert {revert}; 0 differences");
     }
 }
@@ -192,25 +161,20 @@ fn bfq_stays_away_while_another_programs_io_cost_is_on() {
     let settings = [vec![(Knob::HostElevator, "none")], io_cost()].concat();
     for enable in [1, 0] {
         let lab = lab(true, "bfq", plan(&settings));
-        let before = snapshot(&lab.dirs);
+        let before = lab.snapshot();
         assert!(cut_at(&lab.case, "apply", 0));
         let theirs = format!("7:0 enable={enable} rpct=0 rlat=5 wpct=0 wlat=5 min=100 max=100");
         write(&lab, "/sys/fs/cgroup/io.cost.qos", &theirs);
-        let root = lab.case.root();
-        let machine = Machine::with_host(&root, &lab.kernel, &SimGuests);
-        let session = Session::open(&lab.case.state).unwrap();
-        let revert = |on| session.revert(on, &machine, &mut Silent).unwrap().unwrap();
         let has_bfq = || lab.kernel.get("/sys/block/loop0/queue/scheduler").contains("[bfq]");
         for _ in 0..2 {
-            let reverted = revert(OnConflict::Report);
+            let reverted = lab.revert(OnConflict::Report);
             let by = |o: &Outcome| matches!(&o.fate, Fate::Blocked { by } if by.contains("io.cost.qos"));
             let is_held = reverted.outcomes.iter().any(|o| o.path.ends_with("scheduler") && by(o));
             assert!(!reverted.done && is_held == (enable == 1), "{}", reverted.summary());
             assert_eq!(has_bfq(), enable == 0);
         }
-        assert!(revert(OnConflict::Force).done && has_bfq());
-        drop(session);
-        assert_same(&before, &snapshot(&lab.dirs), "put back by force");
+        assert!(lab.revert(OnConflict::Force).done && has_bfq());
+        assert_same(&before, &lab.snapshot(), "put back by force");
     }
 }
 
@@ -298,14 +262,14 @@ proptest! {
                 write(&lab, file, &format!("259:1 {other}"));
             }
         }
-        let before = snapshot(&lab.dirs);
+        let before = lab.snapshot();
         let (apply, reverts) = cuts;
         cut_at(&lab.case, "apply", apply);
         for at in reverts {
             cut_at(&lab.case, "revert", at);
         }
         prop_assert!(cut_at(&lab.case, "revert", 0));
-        assert_same(&before, &snapshot(&lab.dirs), "cut and put back");
+        assert_same(&before, &lab.snapshot(), "cut and put back");
     }
 }
 
@@ -319,9 +283,9 @@ fn a_fraction_of_slice_idle_survives_a_plan_that_leaves_it() {
         let lab = lab(false, "bfq", plan(&settings));
         write(&lab, "/sys/block/loop0/queue/iosched/strict_guarantees", "1");
         write(&lab, "/sys/block/loop0/queue/iosched/slice_idle_us", "4001");
-        let before = snapshot(&lab.dirs);
+        let before = lab.snapshot();
         cut_at(&lab.case, "apply", cut);
         assert!(cut_at(&lab.case, "revert", 0));
-        assert_same(&before, &snapshot(&lab.dirs), &format!("cut at {cut} and put back"));
+        assert_same(&before, &lab.snapshot(), &format!("cut at {cut} and put back"));
     }
 }

@@ -8,23 +8,14 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
+use rtvirtio_apply::points::{CountedSteps, Intercept, InterceptedHost, Points};
 use rtvirtio_apply::{
-    ApplyError, Form, HostFiles, KnobState, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
-    Write, status,
+    ApplyError, Form, HostFiles, KnobState, Machine, NoGuests, OnConflict, Silent, Target, Write, status,
 };
-use rtvirtio_kernel::Root;
-use rtvirtio_kernel::sched::Attr;
 use rustix::io::Errno;
-use support::inject::{FailingHost, Fails, Injector};
-use support::sim::SimKernel;
-use support::tasks::CPU;
-
-struct Sim {
-    dir: tempfile::TempDir,
-    kernel: SimKernel,
-    root: Root,
-}
+use support::Sim;
+use support::inject::{Fails, Injector};
+use support::tasks::{self, CPU};
 
 fn group() -> PathBuf {
     Path::new(CPU).join("rtvirtio-vm")
@@ -41,34 +32,13 @@ fn budget(value: &str) -> Write {
 impl Sim {
     /// Plan in force that made a cgroup with a budget.
     fn in_force() -> Self {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let kernel = SimKernel::new(dir.path().join("root"));
-        kernel.v1(&["/lab"]);
-        kernel.boot("one\n");
-        kernel.cpu_root();
-        let form = Form::Group { home: CPU.into(), scheduling: "other nice 0".to_owned() };
-        let file = |name: &str, value: &str| Write {
-            created_by: Some(0),
-            also_ours: vec!["0".to_owned()],
-            ..Write::new(name, Target::host(group().join(name), Form::Plain), value)
-        };
-        let writes = [
-            Write::new("cgroup", Target { place: Place::Host, path: group(), form }, "present"),
-            file("cpu.rt_period_us", "20000"),
-            Write { knob: "budget".to_owned(), ..file("cpu.rt_runtime_us", "4000") },
-        ];
-        let root = Root::new(dir.path().join("root"));
-        let sim = Self { dir, kernel, root };
-        sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
+        let mut sim = Self::new().with_cpu();
+        sim.kernel.v1(&["/lab"]);
+        let budget = [("cpu.rt_period_us", "20000"), ("cpu.rt_runtime_us", "4000")];
+        sim.case.cpu = tasks::group(&group(), Path::new(CPU), "other nice 0", &budget);
+        sim.case.cpu[2].knob = "budget".to_owned();
+        sim.apply().unwrap();
         sim
-    }
-
-    fn session(&self) -> Session {
-        Session::open(self.dir.path().join("state")).unwrap()
-    }
-
-    fn machine(&self) -> Machine<'_> {
-        Machine::with_host(&self.root, &self.kernel, &NoGuests)
     }
 
     fn other_program(&self, value: &str) {
@@ -81,44 +51,24 @@ impl Sim {
 
     /// Whether a revert puts everything back.
     fn reverts(&self) -> bool {
-        let reverted = self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap();
-        reverted.unwrap().done && !self.kernel.at(group()).exists()
+        self.revert(OnConflict::Report).done && !self.kernel.at(group()).exists()
     }
 }
 
-/// Kernel whose reads of the budget are seen before they are made.
-struct Watched<'a>(&'a SimKernel, &'a dyn Fn());
+/// Function that is called before each read of the budget.
+struct Watched<'a>(&'a dyn Fn());
 
-impl HostFiles for Watched<'_> {
-    fn read(&self, path: &Path) -> io::Result<String> {
-        if path == budget_file() {
-            (self.1)();
+impl Intercept for Watched<'_> {
+    fn intercept<T>(
+        &self,
+        path: &Path,
+        change: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        if change.is_none() && path == budget_file() {
+            (self.0)();
         }
-        self.0.read(path)
-    }
-    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        HostFiles::write(self.0, path, value)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.0.list(dir)
-    }
-    fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.0.identity(path)
-    }
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.0.make_dir(path)
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.0.remove_dir(path)
-    }
-    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.0.thread_start(pid, tid)
-    }
-    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.0.scheduling(pid, tid)
-    }
-    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.0.set_scheduling(pid, tid, attr)
+        call()
     }
 }
 
@@ -148,7 +98,7 @@ fn a_setting_that_cannot_be_read_back_is_not_said_to_be_set() {
         let sim = Sim::in_force();
         sim.other_program("3000");
         let injector = Injector::new(fails, Errno::IO, false);
-        let host = FailingHost(&sim.kernel, injector.clone());
+        let host = InterceptedHost(&sim.kernel, injector.clone());
         let machine = Machine::with_host(&sim.root, &host, &NoGuests);
         (sim.session().restore(&of_budget, &machine).unwrap(), injector.calls())
     };
@@ -199,9 +149,9 @@ fn a_value_that_is_journaled_and_not_written_yet_is_no_change() {
                 sim.other_program("3000");
             }
         };
-        let host = Watched(&sim.kernel, &count);
+        let host = InterceptedHost(&sim.kernel, Watched(&count));
         let machine = Machine::with_host(&sim.root, &host, &NoGuests);
-        let knobs = status(&sim.dir.path().join("state"), &machine).unwrap().unwrap().knobs;
+        let knobs = status(&sim.case.state, &machine).unwrap().unwrap().knobs;
         (knobs.into_iter().find(|knob| knob.knob == "budget").unwrap().state, reads.get())
     };
     let changed = || KnobState::Changed { found: "4000".to_owned() };
@@ -216,10 +166,10 @@ fn a_value_that_is_journaled_and_not_written_yet_is_no_change() {
 #[test]
 fn what_a_revert_has_left_is_not_in_force() {
     let sim = Sim::in_force();
-    let of = || status(&sim.dir.path().join("state"), &sim.machine()).unwrap().unwrap();
+    let of = || sim.status().unwrap();
     assert!(of().is_whole() && !of().leftover);
     sim.other_program("3000");
-    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    let reverted = sim.revert(OnConflict::Report);
     assert!(!reverted.done, "{}", reverted.summary());
     // Also where the setting has our value again.
     sim.other_program("4000");
@@ -232,7 +182,7 @@ fn another_value_of_a_file_is_journaled_first_at_every_point() {
     for at in 1.. {
         let sim = Sim::in_force();
         let counted = Points::new(at, || panic!("cut"));
-        let host = CountedHost(&sim.kernel, counted.clone());
+        let host = InterceptedHost(&sim.kernel, counted.clone());
         let machine = Machine::with_host(&sim.root, &host, &NoGuests);
         let amend = || sim.session().amend(&[budget("5000")], &machine, &mut CountedSteps(counted)).map(drop);
         let done = catch_unwind(AssertUnwindSafe(amend)).is_ok();

@@ -2,23 +2,22 @@
 
 mod support;
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rtvirtio_apply::points::{Intercept, InterceptedHost};
 use rtvirtio_apply::{
-    ApplyError, Fate, GuestFiles, Guests, HostFiles, JOURNAL_FILE, KnobState, Machine, NoGuests, Observer,
-    OnConflict, Session, Silent, Step, dry_run, resolve, status,
+    ApplyError, Fate, GuestFiles, Guests, HostFiles as _, KnobState, Machine, NoGuests, Observer, OnConflict,
+    Session, Silent, Step, dry_run, status,
 };
-use rtvirtio_kernel::Root;
-use rtvirtio_kernel::sched::Attr;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind};
 use rtvirtio_testkit::skip;
 use rtvirtio_vmm::AgentAddress;
-use support::sim::{SimGuests, SimKernel};
-use support::{Case, assert_same, limit, plan, snapshot, weight};
+use support::sim::SimKernel;
+use support::{Sim, assert_same, limit, plan, weight};
 
 #[test]
 #[ignore = "the process that the tests start"]
@@ -26,74 +25,19 @@ fn crash_child() {
     support::child::main();
 }
 
-struct Lab {
-    dir: tempfile::TempDir,
-    root: Root,
-    kernel: SimKernel,
-}
-
 const IDLE: &str = "/sys/block/loop0/queue/iosched/slice_idle";
 const VM0: &str = "/sys/fs/cgroup/blkio/lab/vm0";
 
-impl Lab {
-    fn new(elevator: &str) -> Self {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = dir.path().join("root");
-        let kernel = SimKernel::new(&root);
-        kernel.v1(&["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"]);
-        kernel.disk("loop0", elevator);
-        kernel.boot("one\n");
-        Self { root: Root::new(&root), kernel, dir }
-    }
+fn lab(elevator: &str) -> Sim {
+    let mut lab = Sim::new().with_disk(false, &["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"], elevator);
+    lab.case.plan = plan(&basic());
+    lab
+}
 
-    fn case(&self, settings: &[(Knob, &str)]) -> Case {
-        let guests = self.dir.path().join("guests");
-        Case {
-            root: self.dir.path().join("root"),
-            state: self.state(),
-            device: "loop0".into(),
-            parent: "/lab".into(),
-            vms: 3,
-            guests: guests.exists().then_some(guests),
-            cpu: Vec::new(),
-            threads_of: None,
-            plan: plan(settings),
-        }
-    }
-
-    fn guest(&self, vm: &str) -> SimKernel {
-        let dir = self.dir.path().join("guests").join(vm);
-        let kernel = SimKernel::new(&dir);
-        kernel.disk("vda", "mq-deadline");
-        fs::write(dir.with_extension("sock"), "").unwrap();
-        kernel
-    }
-
-    fn state(&self) -> PathBuf {
-        self.dir.path().join("state")
-    }
-
-    fn machine(&self) -> Machine<'_> {
-        Machine::with_host(&self.root, &self.kernel, &SimGuests)
-    }
-
-    fn apply(&self, settings: &[(Knob, &str)]) -> Result<(), ApplyError> {
-        let case = self.case(settings);
-        let writes = resolve(&case.plan, &case.binding(), &self.machine())?;
-        Session::open(self.state())?.apply(&writes, &self.machine(), &mut Silent).map(drop)
-    }
-
-    fn revert(&self, on_conflict: OnConflict) -> rtvirtio_apply::Reverted {
-        let session = Session::open(self.state()).unwrap();
-        session.revert(on_conflict, &self.machine(), &mut Silent).unwrap().unwrap()
-    }
-
-    fn snapshot(&self) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
-        snapshot(&[self.dir.path().join("root")])
-    }
-
-    fn journal(&self) -> PathBuf {
-        self.state().join(JOURNAL_FILE)
+impl Sim {
+    /// Writes of the plan.
+    fn writes(&self) -> Vec<rtvirtio_apply::Write> {
+        self.case.writes(&self.machine()).unwrap()
     }
 }
 
@@ -108,14 +52,12 @@ fn basic() -> Vec<(Knob, &'static str)> {
 
 #[test]
 fn a_dry_run_prints_old_and_new_and_writes_nothing() {
-    let lab = Lab::new("none");
-    lab.guest("vm0");
+    let mut lab = lab("none").with_guests(&["mq-deadline"]);
     let before = lab.snapshot();
     let mut settings = basic();
     settings.push((Knob::GuestElevator { vm: "vm0".into() }, "none"));
-    let case = lab.case(&settings);
-    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
-    let lines: Vec<_> = dry_run(&writes, &lab.machine()).unwrap().iter().map(ToString::to_string).collect();
+    lab.case.plan = plan(&settings);
+    let lines: Vec<_> = dry_run(&lab.writes(), &lab.machine()).unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(
         lines,
         [
@@ -127,40 +69,40 @@ fn a_dry_run_prints_old_and_new_and_writes_nothing() {
         ]
     );
     assert_same(&before, &lab.snapshot(), "dry run");
-    assert!(!lab.state().exists());
+    assert!(!lab.case.state.exists());
 }
 
 #[test]
 fn a_second_rtvirtio_is_refused_with_the_pid_of_the_first() {
-    let lab = Lab::new("bfq");
-    let mut holder = support::child::command(&lab.case(&[]), "hold", 0).spawn().unwrap();
+    let lab = lab("bfq");
+    let mut holder = support::child::command(&lab.case, "hold", 0).spawn().unwrap();
     let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
     assert!(lines.by_ref().any(|l| l.unwrap().contains("held")));
-    let error = Session::open(lab.state()).unwrap_err();
+    let error = Session::open(&lab.case.state).unwrap_err();
     assert!(matches!(error, ApplyError::Locked { pid, .. } if pid == Some(holder.id())), "{error}");
     // The lock ends with the process that holds it, even when killed.
     holder.kill().unwrap();
     holder.wait().unwrap();
-    Session::open(lab.state()).unwrap();
+    drop(lab.session());
 }
 
 #[test]
 fn a_plan_in_force_must_be_reverted_first() {
-    let lab = Lab::new("none");
-    lab.apply(&basic()).unwrap();
-    let error = lab.apply(&basic()).unwrap_err();
+    let lab = lab("none");
+    lab.apply().unwrap();
+    let error = lab.apply().unwrap_err();
     assert!(matches!(error, ApplyError::InForce { .. }), "{error}");
     assert!(lab.revert(OnConflict::Report).done);
-    lab.apply(&basic()).unwrap();
+    lab.apply().unwrap();
 }
 
 #[test]
 fn status_tells_in_force_from_changed_and_gone() {
-    let lab = Lab::new("none");
-    assert_eq!(status(&lab.state(), &lab.machine()).unwrap(), None);
-    lab.apply(&basic()).unwrap();
+    let lab = lab("none");
+    assert_eq!(lab.status(), None);
+    lab.apply().unwrap();
     let states = || -> Vec<_> {
-        let status = status(&lab.state(), &lab.machine()).unwrap().unwrap();
+        let status = lab.status().unwrap();
         assert!(status.complete && !status.reverting);
         status.knobs.into_iter().map(|k| k.state).collect()
     };
@@ -178,9 +120,9 @@ fn a_conflict_can_be_left_forced_or_accepted() {
     for (policy, idle, elevator) in
         [(OnConflict::Report, "5", "bfq"), (OnConflict::Force, "", "none"), (OnConflict::Accept, "5", "bfq")]
     {
-        let lab = Lab::new("none");
+        let lab = lab("none");
         let before = lab.snapshot();
-        lab.apply(&basic()).unwrap();
+        lab.apply().unwrap();
         lab.kernel.write(Path::new(IDLE), "5").unwrap();
         let reverted = lab.revert(policy);
         let queue = lab.kernel.at("/sys/block/loop0/queue/scheduler");
@@ -205,8 +147,8 @@ fn a_conflict_can_be_left_forced_or_accepted() {
 
 #[test]
 fn a_device_that_is_gone_is_reported_and_forgotten() {
-    let lab = Lab::new("bfq");
-    lab.apply(&basic()).unwrap();
+    let lab = lab("bfq");
+    lab.apply().unwrap();
     fs::remove_dir_all(lab.kernel.at("/sys/block/loop0")).unwrap();
     let reverted = lab.revert(OnConflict::Report);
     assert!(reverted.done && !lab.journal().exists());
@@ -221,16 +163,16 @@ fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
             Err(io::ErrorKind::TimedOut.into())
         }
     }
-    let lab = Lab::new("bfq");
-    let guest = lab.guest("vm0");
+    let mut lab = lab("bfq").with_guests(&["mq-deadline"]);
+    let guest = SimKernel::new(lab.dir.path().join("guests/vm0"));
     let old = guest.get("/sys/block/vda/queue/scheduler");
-    let settings = [
+    lab.case.plan = plan(&[
         (Knob::GuestElevator { vm: "vm0".into() }, "bfq"),
         (Knob::GuestBfq { vm: "vm0".into(), tunable: BfqTunable::SliceIdle }, "0"),
         (Knob::HostBfq(BfqTunable::SliceIdle), "1"),
-    ];
-    lab.apply(&settings).unwrap();
-    let session = Session::open(lab.state()).unwrap();
+    ]);
+    lab.apply().unwrap();
+    let session = lab.session();
     let hanging = Machine::with_host(&lab.root, &lab.kernel, &Hanging);
     let reverted = session.revert(OnConflict::Report, &hanging, &mut Silent).unwrap().unwrap();
     assert!(!reverted.done && session.in_force().unwrap(), "still to be put back");
@@ -240,7 +182,7 @@ fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
     assert_eq!(guest.get("/sys/block/vda/queue/scheduler"), old);
     drop(session);
 
-    lab.apply(&settings).unwrap();
+    lab.apply().unwrap();
     fs::remove_file(lab.dir.path().join("guests/vm0.sock")).unwrap();
     let reverted = lab.revert(OnConflict::Report);
     assert!(reverted.done);
@@ -252,12 +194,12 @@ fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
 
 #[test]
 fn after_a_reboot_nothing_is_written() {
-    let lab = Lab::new("none");
-    lab.apply(&basic()).unwrap();
+    let lab = lab("none");
+    lab.apply().unwrap();
     lab.kernel.boot("two\n");
     // Another program set it after the restart, or `loop0` is another device now.
     lab.kernel.write(Path::new("/sys/block/loop0/queue/scheduler"), "none").unwrap();
-    assert!(status(&lab.state(), &lab.machine()).unwrap().unwrap().rebooted);
+    assert!(lab.status().unwrap().rebooted);
     let before = lab.snapshot();
     let reverted = lab.revert(OnConflict::Force);
     assert!(reverted.rebooted && reverted.done);
@@ -268,8 +210,8 @@ fn after_a_reboot_nothing_is_written() {
 
 #[test]
 fn a_journal_that_cannot_be_used_stops_everything() {
-    let lab = Lab::new("none");
-    lab.apply(&basic()).unwrap();
+    let lab = lab("none");
+    lab.apply().unwrap();
     let good = fs::read_to_string(lab.journal()).unwrap();
     let applied = lab.snapshot();
     let other_path = good.replace("queue/scheduler", "queue/schedulez");
@@ -290,11 +232,11 @@ fn a_journal_that_cannot_be_used_stops_everything() {
         ),
     ] {
         fs::write(lab.journal(), &text).unwrap();
-        let session = Session::open(lab.state()).unwrap();
+        let session = lab.session();
         let error = session.revert(OnConflict::Force, &lab.machine(), &mut Silent).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         drop(session);
-        assert!(status(&lab.state(), &lab.machine()).is_err() && lab.apply(&basic()).is_err());
+        assert!(status(&lab.case.state, &lab.machine()).is_err() && lab.apply().is_err());
         assert_same(&applied, &lab.snapshot(), "nothing touched");
         assert_eq!(fs::read_to_string(lab.journal()).unwrap(), text, "kept as it is");
     }
@@ -324,27 +266,23 @@ impl<F: FnMut()> Observer for At<F> {
 
 #[test]
 fn an_interrupt_puts_everything_back() {
-    let lab = Lab::new("none");
+    let lab = lab("none");
     let before = lab.snapshot();
-    let case = lab.case(&basic());
-    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
-    let session = Session::open(lab.state()).unwrap();
+    let session = lab.session();
     let mut observer =
         At { step: Step::Wrote { index: 2, of: 4 }, action: || {}, stop: true, stopped: false };
-    let error = session.apply(&writes, &lab.machine(), &mut observer).unwrap_err();
+    let error = session.apply(&lab.writes(), &lab.machine(), &mut observer).unwrap_err();
     assert_eq!(error.to_string(), "interrupted; everything was put back");
     assert_same(&before, &lab.snapshot(), "interrupted");
 }
 
 #[test]
 fn a_change_while_applying_is_left_to_its_owner() {
-    let lab = Lab::new("bfq");
-    let case = lab.case(&basic());
-    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
-    let session = Session::open(lab.state()).unwrap();
+    let lab = lab("bfq");
+    let session = lab.session();
     let action = || lab.kernel.write(Path::new(IDLE), "5").unwrap();
     let mut observer = At { step: Step::Journaled, action, stop: false, stopped: false };
-    let error = session.apply(&writes, &lab.machine(), &mut observer).unwrap_err();
+    let error = session.apply(&lab.writes(), &lab.machine(), &mut observer).unwrap_err();
     let ApplyError::RolledBack { cause, .. } = &error else { panic!("{error}") };
     assert!(
         matches!(&**cause, ApplyError::Raced { was, found, .. } if was == "8" && found == "5"),
@@ -355,63 +293,42 @@ fn a_change_while_applying_is_left_to_its_owner() {
     assert!(!session.in_force().unwrap());
 }
 
-/// Kernel that accepts every write and drops some.
-struct Lying<'a> {
-    kernel: &'a SimKernel,
-    refuse_after: RefCell<usize>,
-}
+/// Kernel that accepts every write, drops the last of this number, and refuses all that follow.
+struct Lying<'a>(&'a SimKernel, Cell<usize>);
 
-impl HostFiles for Lying<'_> {
-    fn read(&self, path: &Path) -> io::Result<String> {
-        self.kernel.read(path)
-    }
-    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        let mut left = self.refuse_after.borrow_mut();
-        match *left {
-            0 => Err(io::ErrorKind::PermissionDenied.into()),
-            1 => {
-                *left = 0;
-                Ok(())
+impl Intercept for Lying<'_> {
+    fn intercept<T>(
+        &self,
+        path: &Path,
+        change: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        match (change, self.1.get()) {
+            (None, _) => call(),
+            (Some(_), 0) => Err(io::ErrorKind::PermissionDenied.into()),
+            (Some(_), 1) => {
+                self.1.set(0);
+                let old = self.0.get(path);
+                let result = call()?;
+                self.0.put(path, &old);
+                Ok(result)
             }
-            _ => {
-                *left -= 1;
-                self.kernel.write(path, value)
+            (Some(_), left) => {
+                self.1.set(left - 1);
+                call()
             }
         }
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.kernel.list(dir)
-    }
-    fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.kernel.identity(path)
-    }
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.kernel.make_dir(path)
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.kernel.remove_dir(path)
-    }
-    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.kernel.thread_start(pid, tid)
-    }
-    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.kernel.scheduling(pid, tid)
-    }
-    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.kernel.set_scheduling(pid, tid, attr)
     }
 }
 
 #[test]
 fn when_undoing_fails_too_both_errors_are_reported_and_the_journal_stays() {
-    let lab = Lab::new("none");
+    let lab = lab("none");
     let before = lab.snapshot();
-    let case = lab.case(&basic());
-    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
-    let lying = Lying { kernel: &lab.kernel, refuse_after: RefCell::new(3) };
+    let lying = InterceptedHost(&lab.kernel, Lying(&lab.kernel, Cell::new(3)));
     let machine = Machine::with_host(&lab.root, &lying, &NoGuests);
-    let session = Session::open(lab.state()).unwrap();
-    let error = session.apply(&writes, &machine, &mut Silent).unwrap_err();
+    let session = lab.session();
+    let error = session.apply(&lab.writes(), &machine, &mut Silent).unwrap_err();
     let ApplyError::RolledBack { cause, rollback } = &error else { panic!("{error}") };
     assert!(
         matches!(&**cause, ApplyError::ReadBack { wanted, found, .. } if wanted == "700" && found == "default")
@@ -435,25 +352,25 @@ impl Drop for Mount {
 #[test]
 fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
     const NAME: &str = "a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert";
-    let lab = Lab::new("none");
-    fs::create_dir(lab.state()).unwrap();
+    let lab = lab("none");
+    fs::create_dir(&lab.case.state).unwrap();
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=64k,mode=0755", "rtvirtio-test"])
-        .arg(lab.state())
+        .arg(&lab.case.state)
         .output();
     match mounted {
         Ok(out) if out.status.success() => {}
         Ok(out) => return skip(NAME, String::from_utf8_lossy(&out.stderr).trim()),
         Err(e) => return skip(NAME, &e.to_string()),
     }
-    let _mount = Mount(lab.state());
+    let _mount = Mount(lab.case.state.clone());
     let fill = || {
-        let mut file = fs::File::create(lab.state().join("filler")).unwrap();
+        let mut file = fs::File::create(lab.case.state.join("filler")).unwrap();
         while file.write_all(&[0; 4096]).is_ok() {}
     };
     let before = lab.snapshot();
     fill();
-    let error = lab.apply(&basic()).unwrap_err();
+    let error = lab.apply().unwrap_err();
     assert!(
         matches!(&error, ApplyError::State { source, .. } if source.kind() == io::ErrorKind::StorageFull),
         "{error}"
@@ -461,8 +378,8 @@ fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
     assert_same(&before, &lab.snapshot(), "full disk");
     assert!(!lab.journal().exists());
 
-    fs::remove_file(lab.state().join("filler")).unwrap();
-    lab.apply(&basic()).unwrap();
+    fs::remove_file(lab.case.state.join("filler")).unwrap();
+    lab.apply().unwrap();
     fill();
     let reverted = lab.revert(OnConflict::Report);
     assert!(
@@ -474,11 +391,11 @@ fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
 
 #[test]
 fn an_unusable_state_directory_is_named() {
-    let lab = Lab::new("bfq");
-    fs::write(lab.state(), "a file").unwrap();
-    let error = Session::open(lab.state()).unwrap_err();
+    let lab = lab("bfq");
+    fs::write(&lab.case.state, "a file").unwrap();
+    let error = Session::open(&lab.case.state).unwrap_err();
     assert!(
-        matches!(&error, ApplyError::State { action: "create", path, .. } if *path == lab.state()),
+        matches!(&error, ApplyError::State { action: "create", path, .. } if *path == lab.case.state),
         "{error}"
     );
 }
@@ -486,11 +403,11 @@ fn an_unusable_state_directory_is_named() {
 /// An error of the state directory changes nothing in the report of the knobs.
 #[test]
 fn a_journal_that_cannot_be_written_or_removed_is_reported() {
-    let lab = Lab::new("none");
+    let lab = lab("none");
     let before = lab.snapshot();
-    let temp = lab.state().join("journal.json.new");
+    let temp = lab.case.state.join("journal.json.new");
     fs::create_dir_all(&temp).unwrap();
-    let error = lab.apply(&basic()).unwrap_err();
+    let error = lab.apply().unwrap_err();
     assert!(
         matches!(&error, ApplyError::State { action: "write", path, .. } if path.ends_with("journal.json")),
         "{error}"
@@ -499,14 +416,14 @@ fn a_journal_that_cannot_be_written_or_removed_is_reported() {
     assert!(!lab.journal().exists());
     fs::remove_dir(&temp).unwrap();
 
-    lab.apply(&basic()).unwrap();
+    lab.apply().unwrap();
     fs::create_dir(&temp).unwrap();
     let action = || {
         fs::remove_file(lab.journal()).unwrap();
         fs::create_dir(lab.journal()).unwrap();
     };
     let mut observer = At { step: Step::AllBack, action, stop: false, stopped: false };
-    let session = Session::open(lab.state()).unwrap();
+    let session = lab.session();
     let reverted = session.revert(OnConflict::Report, &lab.machine(), &mut observer).unwrap().unwrap();
     let text = reverted.summary();
     assert!(!reverted.done && text.starts_with("everything was put back, but: not protected"), "{text}");

@@ -4,103 +4,46 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rtvirtio_apply::{
-    ApplyError, Form, HostFiles as _, JOURNAL_FILE, Machine, OnConflict, Place, Session, Silent, Target,
-    Write, append, resolve, status,
-};
-use rtvirtio_kernel::Root;
+use rtvirtio_apply::{ApplyError, OnConflict, Silent, status};
 use rtvirtio_kernel::sched::Attr;
-use support::sim::{SimGuests, SimKernel};
-use support::tasks::CPU;
-use support::{Case, assert_same, full_plan, plan, snapshot};
+use support::tasks::{CPU, VMS, cgroup, group, policy};
+use support::{Sim, assert_same, full_plan};
 
-struct Lab {
-    dir: tempfile::TempDir,
-    root: Root,
-    kernel: SimKernel,
-    state: PathBuf,
-}
-
-/// Lab with a plan in force for settings of the kernel, of cgroups and of guests, or with a
+/// Machine with a plan in force for settings of the kernel, of cgroups and of guests, or with a
 /// contract for threads.
-fn in_force(v2: bool, threads: bool) -> Lab {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let (root, guests, state) =
-        (dir.path().join("root"), dir.path().join("guests"), dir.path().join("state"));
-    let kernel = SimKernel::new(&root);
-    let groups = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"];
-    if v2 {
-        kernel.v2(&groups)
-    } else {
-        kernel.v1(&groups)
-    }
-    kernel.boot("6e9d4e52-0a0c-4b0f-9d4c-0a3c1c3f6b1d\n");
-    kernel.disk("loop0", "mq-deadline");
-    for n in 0..3 {
-        SimKernel::new(guests.join(format!("vm{n}"))).disk("vda", "none");
-        fs::write(guests.join(format!("vm{n}.sock")), "").unwrap();
-    }
-    let mut cpu = Vec::new();
+fn in_force(v2: bool, threads: bool) -> Sim {
+    let lab = Sim::new().with_disk(v2, &["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"], "mq-deadline");
+    let mut lab = lab.with_guests(&["none"; 3]);
+    lab.kernel.boot("6e9d4e52-0a0c-4b0f-9d4c-0a3c1c3f6b1d\n");
     if threads {
-        kernel.cpu_root();
-        kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
-        let group = Path::new(CPU).join("rtvirtio-vm");
-        let form = Form::Group { home: Path::new(CPU).join("vms"), scheduling: "other nice 0".to_owned() };
-        cpu.push(Write::new("cgroup", Target { place: Place::Host, path: group.clone(), form }, "present"));
-        let budget = Target::host(group.join("cpu.rt_runtime_us"), Form::Plain);
-        cpu.push(Write { created_by: Some(0), ..Write::new("budget", budget, "4000") });
+        lab = lab.with_cpu();
+        let dir = Path::new(CPU).join("rtvirtio-vm");
+        let budget = [("cpu.rt_runtime_us", "4000")];
+        lab.case.cpu = group(&dir, Path::new(VMS), "other nice 0", &budget);
         for tid in 7..12 {
-            kernel.thread(7, tid, &Attr::other(-2), "/vms");
-            let start = 1000 + u64::from(tid);
-            cpu.push(Write::new(
-                "cgroup",
-                Target::thread_cgroup(7, tid, start, "cpu", Path::new(CPU)),
-                "/rtvirtio-vm",
-            ));
-            cpu.push(Write::new("policy", Target::scheduling(7, tid, start), Attr::fifo(2).to_string()));
+            lab.kernel.thread(7, tid, &Attr::other(-2), "/vms");
+            lab.case.cpu.extend([cgroup(7, tid, "/rtvirtio-vm"), policy(7, tid, &Attr::fifo(2))]);
         }
+    } else {
+        lab.case.plan = full_plan(true);
     }
-    let case = Case {
-        root: root.clone(),
-        state: state.clone(),
-        device: "loop0".into(),
-        parent: "/lab".into(),
-        vms: 3,
-        guests: Some(guests),
-        plan: if threads { plan(&[]) } else { full_plan(true) },
-        cpu: Vec::new(),
-        threads_of: None,
-    };
-    let lab = Lab { root: Root::new(root), kernel, state, dir };
-    let mut writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
-    append(&mut writes, cpu);
-    Session::open(&lab.state).unwrap().apply(&writes, &lab.machine(), &mut Silent).unwrap();
+    lab.apply().unwrap();
     lab
 }
 
-impl Lab {
-    fn machine(&self) -> Machine<'_> {
-        Machine::with_host(&self.root, &self.kernel, &SimGuests)
-    }
-
-    fn journal(&self) -> PathBuf {
-        self.state.join(JOURNAL_FILE)
-    }
-
+impl Sim {
     /// Reverts with a journal of these bytes; returns the error.
-    fn revert(&self, bytes: &[u8]) -> ApplyError {
+    fn revert_of(&self, bytes: &[u8]) -> ApplyError {
         fs::write(self.journal(), bytes).unwrap();
-        let session = Session::open(&self.state).unwrap();
-        let error = session.revert(OnConflict::Force, &self.machine(), &mut Silent).unwrap_err();
-        drop(session);
+        let error = self.session().revert(OnConflict::Force, &self.machine(), &mut Silent).unwrap_err();
         assert_eq!(fs::read(self.journal()).unwrap(), bytes, "kept as it is");
         error
     }
 }
 
-fn labs() -> [(&'static str, Lab); 3] {
+fn labs() -> [(&'static str, Sim); 3] {
     [("v1", in_force(false, false)), ("v2", in_force(true, false)), ("threads", in_force(false, true))]
 }
 
@@ -118,7 +61,7 @@ fn a_flipped_bit_anywhere_is_refused_and_touches_nothing() {
     let mut seed = 34;
     for (name, lab) in labs() {
         let good = fs::read(lab.journal()).unwrap();
-        let applied = snapshot(&[lab.dir.path().join("root"), lab.dir.path().join("guests")]);
+        let applied = lab.snapshot();
         let header = good.iter().position(|b| *b == b'\n').unwrap() as u64 * 8;
         let mut bits = BTreeSet::new();
         while bits.len() < 1000 {
@@ -129,15 +72,14 @@ fn a_flipped_bit_anywhere_is_refused_and_touches_nothing() {
         for bit in bits {
             let mut bytes = good.clone();
             bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-            let error = lab.revert(&bytes);
+            let error = lab.revert_of(&bytes);
             assert!(matches!(error, ApplyError::BadJournal { .. }), "{name}: bit {bit}: {error}");
         }
-        let now = snapshot(&[lab.dir.path().join("root"), lab.dir.path().join("guests")]);
+        let now = lab.snapshot();
         assert_same(&applied, &now, name);
         println!("{name}: 1000 bits of {} flipped: all refused, 0 settings touched", good.len() * 8);
         fs::write(lab.journal(), good).unwrap();
-        let session = Session::open(&lab.state).unwrap();
-        assert!(session.revert(OnConflict::Report, &lab.machine(), &mut Silent).unwrap().unwrap().done);
+        assert!(lab.revert(OnConflict::Report).done);
     }
 }
 
@@ -147,7 +89,7 @@ fn a_journal_that_is_cut_doubled_or_goes_on_is_refused() {
         let good = fs::read(lab.journal()).unwrap();
         let refused = |bytes: &[u8], what: &str| {
             fs::write(lab.journal(), bytes).unwrap();
-            let error = Session::open(&lab.state).unwrap().in_force().unwrap_err();
+            let error = lab.session().in_force().unwrap_err();
             assert!(matches!(error, ApplyError::BadJournal { .. }), "{name}: {what}: {error}");
         };
         for length in 0..good.len() {
@@ -179,7 +121,7 @@ fn a_journal_that_is_cut_doubled_or_goes_on_is_refused() {
             String::from_utf8(good.clone()).unwrap().replacen("\"complete\": true", "\"complete\":  true", 1);
         refused(edited.as_bytes(), "edited by hand");
         fs::write(lab.journal(), &good).unwrap();
-        assert!(Session::open(&lab.state).unwrap().in_force().unwrap());
+        assert!(lab.session().in_force().unwrap());
     }
 }
 
@@ -190,7 +132,7 @@ fn what_can_be_read_is_shown_with_its_commands() {
     let scheduler = "echo 'mq-deadline' > '/sys/block/loop0/queue/scheduler'  # unverified";
     let limit = "echo '7:0 0' > '/sys/fs/cgroup/blkio/lab/vm2/blkio.throttle.read_iops_device'  # unverified";
     let guest = "echo 'none' > '/sys/block/vda/queue/scheduler'  # unverified";
-    let error = lab.revert(good.replacen("boot_id", "boot_ie", 1).as_bytes());
+    let error = lab.revert_of(good.replacen("boot_id", "boot_ie", 1).as_bytes());
     assert!(error.to_string().contains("no setting was touched, and the file is kept"), "{error}");
     let text = error.readable().unwrap().to_string();
     for line in [scheduler, limit] {
@@ -201,9 +143,9 @@ fn what_can_be_read_is_shown_with_its_commands() {
     let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
     assert!(place(limit) < place(scheduler) && place(scheduler) < place("/queue/nr_requests (changes"));
     // `status` prints the same.
-    let shown = status(&lab.state, &lab.machine()).unwrap_err();
+    let shown = status(&lab.case.state, &lab.machine()).unwrap_err();
     assert_eq!(shown.readable().unwrap().to_string(), text);
-    let error = lab.revert(&good.as_bytes()[..good.len() / 2]);
+    let error = lab.revert_of(&good.as_bytes()[..good.len() / 2]);
     let readable = error.readable().unwrap();
     let half = readable.to_string();
     assert!(half.contains(scheduler) && !half.contains("/queue/nr_requests (changes"), "{half}");

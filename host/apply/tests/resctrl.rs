@@ -2,18 +2,13 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rtvirtio_apply::points::Points;
-use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, KnobState, Machine, NoGuests, OnConflict, Reverted, Session,
-    Silent, Target, Write, status,
-};
+use rtvirtio_apply::{Fate, Form, HostFiles as _, KnobState, OnConflict, Silent, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use support::child::{act, sweep};
+use support::child::sweep;
 use support::resctrl::RESCTRL;
-use support::sim::SimKernel;
-use support::{Case, assert_same, plan};
+use support::{Sim, assert_same};
 
 const GROUP: &str = "/sys/fs/resctrl/rtvirtio-vm";
 
@@ -48,54 +43,18 @@ fn writes(ways: &str) -> Vec<Write> {
     all
 }
 
-struct Sim {
-    _dir: tempfile::TempDir,
-    kernel: SimKernel,
-    case: Case,
-    dirs: Vec<PathBuf>,
-}
-
 fn sim() -> Sim {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = dir.path().join("root");
-    let kernel = SimKernel::new(&root);
-    kernel.boot("one\n");
-    kernel.resctrl();
+    let mut sim = Sim::new();
+    sim.kernel.resctrl();
     for (pid, tid) in [(7, 7), (7, 8), (20, 20), (30, 30)] {
-        kernel.thread(pid, tid, &Attr::other(0), "/");
-        kernel.resctrl_task(pid, tid, "/");
+        sim.kernel.thread(pid, tid, &Attr::other(0), "/");
+        sim.kernel.resctrl_task(pid, tid, "/");
     }
-    let case = Case {
-        root: root.clone(),
-        state: dir.path().join("state"),
-        device: "none".into(),
-        parent: "/lab".into(),
-        vms: 0,
-        guests: None,
-        plan: plan(&[]),
-        cpu: writes("0=f0;1=f0"),
-        threads_of: None,
-    };
-    Sim { _dir: dir, kernel, case, dirs: vec![root] }
+    sim.case.cpu = writes("0=f0;1=f0");
+    sim
 }
 
 impl Sim {
-    fn apply(&self) -> Result<(), ApplyError> {
-        act(&self.case, "apply", &Points::new(0, || {}))
-    }
-
-    fn on_machine<T>(&self, call: impl FnOnce(&Session, &Machine<'_>) -> T) -> T {
-        let root = self.case.root();
-        let machine = Machine::with_host(&root, &self.kernel, &NoGuests);
-        call(&Session::open(&self.case.state).unwrap(), &machine)
-    }
-
-    fn revert(&self) -> Reverted {
-        self.on_machine(|session, machine| session.revert(OnConflict::Report, machine, &mut Silent))
-            .unwrap()
-            .unwrap()
-    }
-
     fn tasks(&self) -> String {
         self.kernel.read(&Path::new(GROUP).join("tasks")).unwrap()
     }
@@ -104,7 +63,7 @@ impl Sim {
 #[test]
 fn a_group_with_ways_killed_at_every_point() {
     let sim = sim();
-    let (apply, revert) = sweep(&sim.case, &sim.dirs);
+    let (apply, revert) = sweep(&sim.case, &sim.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
     assert!(apply > 20 && revert > 10, "{apply} {revert}");
 }
@@ -112,16 +71,14 @@ fn a_group_with_ways_killed_at_every_point() {
 #[test]
 fn what_another_program_changes_is_drift_and_its_thread_keeps_the_group() {
     let sim = sim();
-    let before = sim.case.snapshot(&sim.dirs);
+    let before = sim.snapshot();
     sim.apply().unwrap();
     assert_eq!(sim.tasks(), "7\n8\n20\n");
     let group = sim.kernel.get(Path::new(GROUP).join("schemata"));
     assert!(group.contains("MB:0=40;1=40") && group.contains("L3:0=f0;1=f0"), "{group}");
     assert!(sim.kernel.get("/sys/fs/resctrl/schemata").contains("L3:0=f;1=f\n"));
     let drifted = || {
-        let root = sim.case.root();
-        let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
-        let knobs = status(&sim.case.state, &machine).unwrap().unwrap().knobs;
+        let knobs = sim.status().unwrap().knobs;
         let changed = |state: &KnobState| matches!(state, KnobState::Changed { .. });
         knobs.into_iter().filter(|knob| changed(&knob.state)).map(|knob| knob.knob).collect::<Vec<_>>()
     };
@@ -136,15 +93,15 @@ fn what_another_program_changes_is_drift_and_its_thread_keeps_the_group() {
     sim.kernel.write(&Path::new(GROUP).join("tasks"), "30").unwrap();
     sim.kernel.thread(7, 31, &Attr::other(0), "/");
     sim.kernel.resctrl_task(7, 31, "/rtvirtio-vm");
-    let reverted = sim.revert();
+    let reverted = sim.revert(OnConflict::Report);
     let conflict = Fate::Conflict { found: "present, with thread 30 of process 30".to_owned() };
     assert!(!reverted.done && reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
     sim.kernel.write(&Path::new(RESCTRL).join("tasks"), "30").unwrap();
-    assert!(sim.revert().done);
+    assert!(sim.revert(OnConflict::Report).done);
     assert!(sim.kernel.get("/proc/7/task/31/cpu_resctrl_groups").starts_with("res:/\n"));
     sim.kernel.end(7, 31);
     std::fs::remove_dir_all(sim.kernel.at("/proc/31")).unwrap();
-    assert_same(&before, &sim.case.snapshot(&sim.dirs), "put back");
+    assert_same(&before, &sim.snapshot(), "put back");
 }
 
 #[test]
@@ -172,10 +129,10 @@ fn threads_that_come_later_are_taken_in_and_go_back_to_the_default_group() {
         sim.kernel.resctrl_task(pid, pid + 20, group);
     }
     let late = [task(20, 40), task(7, 27)];
-    let amended = sim.on_machine(|session, machine| session.amend(&late, machine, &mut Silent)).unwrap();
+    let amended = sim.session().amend(&late, &sim.machine(), &mut Silent).unwrap();
     assert_eq!((amended.written.len(), amended.failed.len()), (1, 0), "{amended:?}");
     assert!(sim.tasks().contains("40\n") && sim.tasks().contains("27\n"));
-    let reverted = sim.revert();
+    let reverted = sim.revert(OnConflict::Report);
     assert!(reverted.done, "{}", reverted.summary());
     for file in ["/proc/20/task/40", "/proc/7/task/27"] {
         assert!(sim.kernel.get(Path::new(file).join("cpu_resctrl_groups")).starts_with("res:/\n"), "{file}");

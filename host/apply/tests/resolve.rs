@@ -4,50 +4,28 @@ mod support;
 
 use std::path::PathBuf;
 
-use rtvirtio_apply::{Binding, Machine, Write, resolve};
-use rtvirtio_kernel::Root;
+use rtvirtio_apply::{ApplyError, Binding, Write, resolve};
 use rtvirtio_planner::{BfqTunable, IoCostFile, Knob, LimitKind, Plan};
-use support::sim::{SimGuests, SimKernel};
-use support::{Case, full_plan, io_cost, limit, plan, weight};
+use support::{Sim, full_plan, io_cost, limit, plan, weight};
 
 struct Lab {
-    _dir: tempfile::TempDir,
-    kernel: SimKernel,
-    root: Root,
+    sim: Sim,
     binding: Binding,
 }
 
 fn lab(v2: bool, elevator: &str) -> Lab {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = dir.path().join("root");
-    let kernel = SimKernel::new(&path);
     let groups = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2", "/else", "/else/vm2"];
-    if v2 {
-        kernel.v2(&groups)
-    } else {
-        kernel.v1(&groups)
-    }
-    kernel.disk("loop0", elevator);
-    SimKernel::new(dir.path().join("guests/vm0")).disk("vda", "none");
-    std::fs::write(dir.path().join("guests/vm0.sock"), "").unwrap();
-    let case = Case {
-        root: path.clone(),
-        state: dir.path().join("state"),
-        device: "loop0".into(),
-        parent: "/lab".into(),
-        vms: 3,
-        guests: Some(dir.path().join("guests")),
-        cpu: Vec::new(),
-        threads_of: None,
-        plan: plan(&[]),
-    };
-    Lab { binding: case.binding(), root: Root::new(path), kernel, _dir: dir }
+    let sim = Sim::new().with_disk(v2, &groups, elevator).with_guests(&["none"]);
+    Lab { binding: sim.case.binding(), sim }
 }
 
 impl Lab {
+    fn resolve(&self, plan: &Plan) -> Result<Vec<Write>, ApplyError> {
+        resolve(plan, &self.binding, &self.sim.machine())
+    }
+
     fn error(&self, plan: &Plan) -> String {
-        let machine = Machine::with_host(&self.root, &self.kernel, &SimGuests);
-        resolve(plan, &self.binding, &machine).unwrap_err().to_string()
+        self.resolve(plan).unwrap_err().to_string()
     }
 
     fn cgroup(&mut self, vm: &str, cgroup: Option<&str>) {
@@ -71,7 +49,7 @@ fn bfq_knobs_need_bfq() {
     );
     assert_says(&lab.error(&plan(&[(Knob::HostElevator, "kyber"), tunable])), &["`kyber`"]);
     assert_says(&lab.error(&plan(&[(weight(0), "100")])), &["weight of vm0", "only under BFQ", "limits"]);
-    lab.kernel.put("/sys/block/loop0/queue/scheduler", "[none] mq-deadline\n");
+    lab.sim.kernel.put("/sys/block/loop0/queue/scheduler", "[none] mq-deadline\n");
     assert_says(&lab.error(&plan(&[(Knob::HostElevator, "bfq")])), &["does not offer", "modprobe bfq"]);
 }
 
@@ -121,10 +99,10 @@ fn io_cost_is_refused_where_it_cannot_act_or_is_another_programs() {
     let heavy = [&io_cost()[..2], &[(Knob::VmIoWeight { vm: "vm0".into() }, "10001")]].concat();
     assert_says(&l.error(&plan(&heavy)), &["from 1 to 10000"]);
 
-    l.kernel.put("/sys/fs/cgroup/else/io.latency", "7:0 target=100\n");
+    l.sim.kernel.put("/sys/fs/cgroup/else/io.latency", "7:0 target=100\n");
     assert_says(&l.error(&with(&[])), &["else/io.latency", "IODeviceLatencyTargetSec="]);
-    l.kernel.put("/sys/fs/cgroup/else/io.latency", "8:0 target=100\n");
-    l.kernel.put(
+    l.sim.kernel.put("/sys/fs/cgroup/else/io.latency", "8:0 target=100\n");
+    l.sim.kernel.put(
         "/sys/fs/cgroup/io.cost.qos",
         "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n",
     );
@@ -133,11 +111,10 @@ fn io_cost_is_refused_where_it_cannot_act_or_is_another_programs() {
         &["enabled there already", "not overwritten", "iocost.conf", "7:0 enable=0"],
     );
     // A VM that was started again gets its weight alone, under what is in force.
-    let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
-    assert!(resolve(&only(2), &l.binding, &machine).is_ok());
-    l.kernel.put("/sys/fs/cgroup/io.cost.qos", "7:0 enable=maybe\n");
+    assert!(l.resolve(&only(2)).is_ok());
+    l.sim.kernel.put("/sys/fs/cgroup/io.cost.qos", "7:0 enable=maybe\n");
     assert_says(&l.error(&with(&[])), &["io.cost.qos holds `7:0 enable=maybe`", "not understood"]);
-    std::fs::remove_file(l.kernel.at("/sys/fs/cgroup/io.cost.qos")).unwrap();
+    std::fs::remove_file(l.sim.kernel.at("/sys/fs/cgroup/io.cost.qos")).unwrap();
     assert_says(&l.error(&with(&[])), &["does not exist", "CONFIG_BLK_CGROUP_IOCOST", "BFQ's weights"]);
 }
 
@@ -151,31 +128,27 @@ fn bfq_is_refused_where_io_cost_is_on() {
     let weighs = [(weight(0), "100")];
     for (elevator, settings) in [("none", &chooses), ("bfq", &chooses), ("bfq", &tunes), ("bfq", &weighs)] {
         let l = lab(true, elevator);
-        let resolved = || {
-            let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
-            resolve(&plan(settings), &l.binding, &machine)
-        };
+        let resolved = || l.resolve(&plan(settings));
         let is_refused = |words: &[&str]| assert_says(&resolved().unwrap_err().to_string(), words);
-        l.kernel.put(qos, on);
+        l.sim.kernel.put(qos, on);
         is_refused(&["BFQ of loop0", "io.cost is enabled there", "7:0 enable=0", "iocost.conf"]);
-        l.kernel.put(qos, "7:0 enable=maybe\n");
+        l.sim.kernel.put(qos, "7:0 enable=maybe\n");
         is_refused(&["io.cost.qos holds `7:0 enable=maybe`", "not understood"]);
-        std::fs::remove_file(l.kernel.at(qos)).unwrap();
-        std::fs::create_dir(l.kernel.at(qos)).unwrap();
+        std::fs::remove_file(l.sim.kernel.at(qos)).unwrap();
+        std::fs::create_dir(l.sim.kernel.at(qos)).unwrap();
         is_refused(&["io.cost.qos"]);
-        std::fs::remove_dir(l.kernel.at(qos)).unwrap();
+        std::fs::remove_dir(l.sim.kernel.at(qos)).unwrap();
         resolved().unwrap();
         for off in ["", "7:0 enable=0 ctrl=auto\n", "8:0 enable=1 ctrl=auto\n"] {
-            l.kernel.put(qos, off);
+            l.sim.kernel.put(qos, off);
             resolved().unwrap();
         }
     }
     // Without BFQ both go together, and a limit does not rely on it.
     let l = lab(true, "bfq");
-    l.kernel.put(qos, on);
-    let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+    l.sim.kernel.put(qos, on);
     for setting in [(Knob::HostElevator, "none"), (limit(0, LimitKind::ReadIops), "1000")] {
-        resolve(&plan(&[setting]), &l.binding, &machine).unwrap();
+        l.resolve(&plan(&[setting])).unwrap();
     }
 }
 
@@ -191,27 +164,23 @@ fn io_latency_is_refused_where_it_cannot_act() {
     for value in ["0", "soon", "18446744073709552"] {
         assert_says(&l.error(&plan(&[of(0, value)])), &["whole number of us", "correct it in the plan"]);
     }
-    let resolved = |l: &Lab| {
-        let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
-        resolve(&one, &l.binding, &machine).unwrap()
-    };
-    let target = resolved(&l).pop().unwrap().target.to_string();
+    let target = l.resolve(&one).unwrap().pop().unwrap().target.to_string();
     assert_eq!(target, "/sys/fs/cgroup/lab/vm0/io.latency");
     let qos = "/sys/fs/cgroup/io.cost.qos";
-    l.kernel.put(qos, "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n");
+    l.sim.kernel.put(qos, "7:0 enable=1 ctrl=auto rpct=0.00 rlat=1 wpct=0.00 wlat=1 min=1.00 max=2.00\n");
     assert_says(&l.error(&one), &["io.cost is enabled on loop0", "iocost.conf", "7:0 enable=0"]);
-    l.kernel.put(qos, "7:0 enable=maybe\n");
+    l.sim.kernel.put(qos, "7:0 enable=maybe\n");
     assert_says(&l.error(&one), &["not understood"]);
     // A kernel without io.cost.
-    std::fs::remove_file(l.kernel.at(qos)).unwrap();
-    resolved(&l);
+    std::fs::remove_file(l.sim.kernel.at(qos)).unwrap();
+    l.resolve(&one).unwrap();
     l.cgroup("vm1", Some("/else/vm1"));
     l.cgroup("vm2", Some("/else/vm2"));
     assert_says(&l.error(&one), &["latency targets compare only cgroups with one parent", "machine.slice"]);
     // Of a kernel without io.latency the groups have no such file.
     let l = lab(true, "none");
     for dir in ["", "/lab"] {
-        l.kernel.put(format!("/sys/fs/cgroup{dir}/cgroup.subtree_control"), "io\n");
+        l.sim.kernel.put(format!("/sys/fs/cgroup{dir}/cgroup.subtree_control"), "io\n");
     }
     assert_says(&l.error(&one), &["io.latency does not exist", "CONFIG_BLK_CGROUP_IOLATENCY"]);
 }
@@ -220,7 +189,7 @@ fn io_latency_is_refused_where_it_cannot_act() {
 #[test]
 fn io_cost_is_refused_for_a_device_of_several_drives() {
     let mut l = lab(true, "none");
-    l.kernel.disk("loop1", "none");
+    l.sim.kernel.disk("loop1", "none");
     let other = l.binding.stack.disks[0].clone();
     l.binding.stack.disks.push(rtvirtio_kernel::BlockDevice { name: "loop1".into(), ..other });
     assert_says(&l.error(&plan(&io_cost())), &["several drives (loop0, loop1)", "BFQ's weights"]);
@@ -230,7 +199,7 @@ fn io_cost_is_refused_for_a_device_of_several_drives() {
 fn a_missing_weight_file_points_to_bfq() {
     let l = lab(false, "bfq");
     for file in ["blkio.bfq.weight", "blkio.bfq.weight_device"] {
-        std::fs::remove_file(l.kernel.at(format!("/sys/fs/cgroup/blkio/lab/vm0/{file}"))).unwrap();
+        std::fs::remove_file(l.sim.kernel.at(format!("/sys/fs/cgroup/blkio/lab/vm0/{file}"))).unwrap();
     }
     assert_says(
         &l.error(&plan(&[(weight(0), "100")])),
@@ -278,8 +247,7 @@ fn guests_need_an_agent_a_disk_and_bfq() {
 fn writes_come_in_the_order_that_the_kernel_needs() {
     for v2 in [false, true] {
         let l = lab(v2, "none");
-        let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
-        let writes = resolve(&full_plan(false), &l.binding, &machine).unwrap();
+        let writes = l.resolve(&full_plan(false)).unwrap();
         let at = |part: &str| {
             let found = writes.iter().position(|w| w.target.to_string().contains(part));
             found.unwrap_or_else(|| panic!("no {part}"))
@@ -342,8 +310,7 @@ fn listed_as_written(mut plan: Plan) {
     // The simulated host has one guest.
     plan.settings.retain(|s| !matches!(&s.knob, Knob::GuestElevator { vm } if vm == "vm1"));
     plan.settings.reverse();
-    let machine = Machine::with_host(&lab.root, &lab.kernel, &SimGuests);
-    let writes = resolve(&plan, &lab.binding, &machine).unwrap();
+    let writes = lab.resolve(&plan).unwrap();
     plan.settings.sort_by_key(|s| s.knob.write_order());
     let listed: Vec<String> = plan.settings.iter().map(|s| label(&s.knob)).collect();
     // A write names the guest's disk too.

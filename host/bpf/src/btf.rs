@@ -49,9 +49,6 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, BtfError> {
 
 impl<'b> Btf<'b> {
     /// From the content of `/sys/kernel/btf/vmlinux`, little-endian.
-    ///
-    /// # Errors
-    /// [`BtfError::Damaged`].
     pub fn new(bytes: &'b [u8]) -> Result<Self, BtfError> {
         let header = word(bytes, 0)?;
         if header & 0xffff != u32::from(MAGIC) {
@@ -68,9 +65,6 @@ impl<'b> Btf<'b> {
     }
 
     /// From a module's file below `/sys/kernel/btf`, which continues the kernel's own.
-    ///
-    /// # Errors
-    /// [`BtfError::Damaged`].
     pub fn of_module(bytes: &'b [u8], kernel: &'b Self) -> Result<Self, BtfError> {
         Ok(Self { base: Some(kernel), ..Self::new(bytes)? })
     }

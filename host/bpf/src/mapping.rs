@@ -30,9 +30,6 @@ impl Mapping {
     }
 
     /// Maps the first `bytes` of a BPF map's descriptor.
-    ///
-    /// # Errors
-    /// As [`Mapping::new`].
     pub fn of_descriptor(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         Self::part(fd, 0, bytes, access)

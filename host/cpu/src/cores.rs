@@ -115,30 +115,14 @@ impl fmt::Display for Cores {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use rtvirtio_cores::{Request, Use};
     use rtvirtio_kernel::sched::Policy;
 
     use super::*;
 
     fn thread(tid: u32, role: Role) -> Thread {
-        Thread {
-            pid: 7,
-            tid,
-            start: 1,
-            name: String::new(),
-            role,
-            kernel: false,
-            policy: Some(Policy::Other),
-            priority: 0,
-            nice: 0,
-            reservation: None,
-            reset_on_fork: None,
-            affinity: "0-7".to_owned(),
-            cgroups: Vec::new(),
-            cpu_time: Duration::ZERO,
-        }
+        let (policy, affinity) = (Some(Policy::Other), "0-7".to_owned());
+        Thread { pid: 7, tid, role, policy, affinity, ..Thread::default() }
     }
 
     fn cores(service: &[u32]) -> Cores {

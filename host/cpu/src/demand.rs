@@ -189,7 +189,6 @@ pub enum DemandError {
         best: Nanos,
         /// Budget of that point, in percent of its period.
         percent: u64,
-        /// Remedy for the user.
         remedy: String,
     },
     /// The profile is not good enough to rely on.
@@ -237,9 +236,6 @@ fn curve_for(points: &[Point], neighbours: &Neighbours) -> CurveChoice {
 /// Finds the smallest measured budget that carries the demand: enough throughput with 95 %
 /// confidence, and the deadline met in the worst case, or by an estimate of it
 /// ([`Surroundings::latest`]). Admission is the caller's.
-///
-/// # Errors
-/// [`DemandError`], with the numbers.
 pub fn find(
     profile: &CpuProfile,
     demand: &Demand,

@@ -13,7 +13,6 @@ pub enum CpuError {
     #[error("{vm}: its contract of {contract} is {by:.1} % of each CPU too much: {grant}; {remedy}")]
     TooMuch {
         vm: String,
-        /// Contract that does not fit.
         contract: Contract,
         /// Excess of the sum, in percent of each CPU.
         by: f64,
@@ -28,18 +27,15 @@ pub enum CpuError {
         vm: String,
         /// Reason for each mechanism.
         why: String,
-        /// Remedy for the user.
         remedy: String,
     },
     /// The mechanism cannot hold this VM's threads.
     #[error("{vm}: {backend} cannot limit its threads: {why}; {remedy}")]
     CannotHold {
         vm: String,
-        /// Mechanism that was asked for.
         backend: Backend,
         /// Reason, such as pinning or a shared cgroup.
         why: String,
-        /// Remedy for the user.
         remedy: String,
     },
     /// The VM has no thread any more.
@@ -55,7 +51,6 @@ pub enum CpuError {
         vm: String,
         /// Process in which no thread has a vCPU's name.
         pid: u32,
-        /// Name of the process.
         name: String,
         threads: usize,
     },

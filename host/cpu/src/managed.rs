@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Form, Target, Write, append};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, unless_gone};
+use rtvirtio_kernel::{Cgroups, Hierarchy, Root, process, unless_gone};
 use rtvirtio_units::Ratio;
 use rtvirtio_vmm::Thread;
 
@@ -97,9 +97,6 @@ pub fn room(
 
 /// Budgets as by [`room`], for groups that may have room already: `before` is the budget that a
 /// file had before that, in microseconds.
-///
-/// # Errors
-/// As [`room`].
 pub fn room_beyond(
     root: &Root,
     probe: &Probe,
@@ -120,9 +117,9 @@ pub fn room_beyond(
     let mut writes = Vec::new();
     for group in groups {
         let dir = cgroups.dir(&group)?;
-        let period = number(root, &dir.join("cpu.rt_period_us"))?;
+        let period: i64 = root.number(dir.join("cpu.rt_period_us"))?;
         let path = dir.join("cpu.rt_runtime_us");
-        let now = u64::try_from(number(root, &path)?);
+        let now = u64::try_from(root.number::<i64>(&path)?);
         let Some(old) = before(&path).or(now.ok()) else { continue };
         let period = u64::try_from(period).unwrap_or(0);
         let below = all.iter().filter(|(vm, _)| vm.starts_with(&group));
@@ -160,22 +157,13 @@ pub fn room_load(
     };
     let file = cgroups.dir(top)?.join("cpu.rt_period_us");
     let Some(period) =
-        unless_gone(number(root, &file))?.and_then(|p| u64::try_from(p).ok()).filter(|p| *p > 0)
+        unless_gone(root.number::<i64>(file))?.and_then(|p| u64::try_from(p).ok()).filter(|p| *p > 0)
     else {
         return Ok(None);
     };
     let name = format!("cgroup {}", top.file_name().unwrap_or_default().to_string_lossy());
     let share = Ratio(most(contract, period) as f64 / period as f64);
     Ok(Some(Load { name, share, over: Over::Every, pid: None }))
-}
-
-fn number(root: &Root, path: &Path) -> Result<i64, HostError> {
-    let text = root.read(path)?;
-    text.trim().parse().map_err(|_| HostError::Form {
-        path: path.to_owned(),
-        text: text.trim().to_owned(),
-        expected: "a number",
-    })
 }
 
 pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {

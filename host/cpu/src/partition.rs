@@ -34,9 +34,6 @@ impl Partition {
 
     /// The threads as they are once the partition is made: a thread in the group has its CPUs, as
     /// far as no program has pinned it, and any other one none of them.
-    ///
-    /// # Errors
-    /// When the CPUs that are online or a cpuset cannot be read.
     pub fn entered(&self, root: &Root, threads: &[Thread]) -> Result<Vec<Thread>, HostError> {
         let online = cpuset(root, &[])?;
         let entered = |t: &Thread| {
@@ -62,9 +59,6 @@ impl Partition {
 
 /// The threads of a VM that is in no new partition as they are once all of these are made, which
 /// take the CPUs `taken`.
-///
-/// # Errors
-/// A list of online CPUs that cannot be read.
 pub fn outside(root: &Root, threads: &[Thread], taken: &BTreeSet<u32>) -> Result<Vec<Thread>, HostError> {
     let online = cpuset(root, &[])?;
     Ok(threads.iter().map(|t| without(t, taken, &online)).collect())
@@ -86,9 +80,6 @@ fn of_v2(thread: &Thread) -> Option<&Path> {
 
 /// Writes that make the partitions of these VMs, to be made before those of their contracts. The
 /// journal puts them back in the opposite order.
-///
-/// # Errors
-/// As [`partition_steps`].
 pub fn partition_writes(root: &Root, all: &[(&str, &Partition)]) -> Result<Vec<Write>, PartitionError> {
     let wanted: Vec<_> = all.iter().map(|(_, of)| (of.group.as_path(), &of.cpus)).collect();
     let steps = partition_steps(root, &wanted)?;
@@ -102,9 +93,6 @@ pub fn partition_writes(root: &Root, all: &[(&str, &Partition)]) -> Result<Vec<W
 /// Writes that give the groups above these partitions what all of them need together, to be made
 /// before those of each, and with fewer of them once one was put back; `before` as in
 /// [`ancestor_steps`].
-///
-/// # Errors
-/// As [`ancestor_steps`].
 pub fn ancestor_writes(
     root: &Root,
     all: &[&Partition],

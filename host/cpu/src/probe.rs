@@ -35,14 +35,11 @@ pub struct Probe {
 }
 
 /// Looks for the mechanisms, without writing anything.
-///
-/// # Errors
-/// When `/proc` or the cgroup files cannot be read.
 pub fn probe(root: &Root) -> Result<Probe, HostError> {
     let online = root.read("/sys/devices/system/cpu/online")?;
     let cpus = text::cpu_list(&online)
         .filter(|c| !c.is_empty())
-        .ok_or_else(|| form(Path::new("/sys/devices/system/cpu/online"), &online, "a list of CPUs"))?;
+        .ok_or_else(|| HostError::form("/sys/devices/system/cpu/online", &online, "a list of CPUs"))?;
     let cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
     let cgroups = Cgroups::detect_cpu(root);
     let mut probe = Probe { found: Vec::new(), missing: Vec::new(), cpus, cgroups: None };
@@ -89,22 +86,12 @@ fn holds(backend: Backend, real_time: bool) -> bool {
 
 /// `sched_rt_runtime_us / sched_rt_period_us`; `None` without a limit (-1).
 fn limits(root: &Root) -> Result<Option<f64>, HostError> {
-    let read = |name: &str| number(root, &Path::new("/proc/sys/kernel").join(name));
+    let read = |name: &str| root.optional_number::<i64>(Path::new("/proc/sys/kernel").join(name));
     let (runtime, period) = (read("sched_rt_runtime_us")?, read("sched_rt_period_us")?);
     Ok(match (runtime, period) {
         (Some(runtime), Some(period)) if runtime >= 0 && period > 0 => Some(runtime as f64 / period as f64),
         _ => None,
     })
-}
-
-fn form(path: &Path, text: &str, expected: &'static str) -> HostError {
-    HostError::Form { path: path.to_owned(), text: text.trim().to_owned(), expected }
-}
-
-/// Number in a file; `None` without the file.
-fn number(root: &Root, path: &Path) -> Result<Option<i64>, HostError> {
-    let Some(text) = root.read_optional(path)? else { return Ok(None) };
-    text.parse().map(Some).map_err(|_| form(path, &text, "a number"))
 }
 
 /// Shares of the cgroups directly below the root; deeper ones draw on these.
@@ -177,7 +164,7 @@ fn any_group_has(root: &Root, cgroups: &Cgroups, file: &str) -> Result<bool, Hos
 
 fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> ProbeResult {
     let share = |dir: &Path| {
-        let read = |name: &str| number(root, &dir.join(name));
+        let read = |name: &str| root.optional_number::<i64>(dir.join(name));
         let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
         Ok(match (runtime, period) {
             (Some(-1), _) => Some(1.0),

@@ -79,7 +79,6 @@ pub enum ProfileError {
     #[error("cannot read {path}: {source}")]
     Read {
         path: PathBuf,
-        /// Error of the read.
         source: std::io::Error,
     },
     /// The file is no profile of this version, or holds impossible values.

@@ -34,9 +34,6 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
 /// Like [`settings`], for a VM whose root domain has these CPUs once partitions are made, before
 /// its settings are written: its threads are as by [`crate::Partition::entered`] or
 /// [`crate::outside`].
-///
-/// # Errors
-/// As [`settings`].
 pub fn settings_in(
     root: &Root,
     probe: &Probe,
@@ -126,11 +123,7 @@ fn weaken(ask: &Ask<'_>, out: &mut Settings) {
 /// many as it has threads.
 fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
     let online = root.read(ONLINE)?;
-    let online = text::cpu_list(&online).ok_or_else(|| HostError::Form {
-        path: ONLINE.into(),
-        text: online.trim().to_owned(),
-        expected: "a list of CPUs",
-    })?;
+    let online = text::cpu_list(&online).ok_or_else(|| HostError::form(ONLINE, &online, "a list of CPUs"))?;
     let masks = ask.threads.iter().filter_map(|t| text::cpu_list(&t.affinity));
     let may: BTreeSet<_> = masks.flatten().filter(|cpu| online.contains(cpu)).collect();
     Ok(may.len().min(ask.threads.len()).max(1) as u64)

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use rtvirtio_apply::Write;
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, room, settings,
+    Ask, Backend, Contract, CpuError, Level, Order, Probe, Settings, choose, control, probe, room,
+    settings,
 };
 use rtvirtio_kernel::sched::Reservation;
 use rtvirtio_kernel::{Cgroups, Root};
@@ -83,6 +85,10 @@ impl Host {
         probe(&self.root).unwrap()
     }
 
+    fn settings(&self, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
+        settings(&self.root, &self.probe(), backend, ask)
+    }
+
     fn chosen(&self, real_time: bool) -> Option<Backend> {
         choose(&self.probe(), None, real_time).map(|f| f.backend)
     }
@@ -91,6 +97,11 @@ impl Host {
 fn ask(threads: &[Thread], order: Order) -> Ask<'_> {
     let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
     Ask { vm: "plc", threads, contract, order, level: Level::ALONE, used: &[] }
+}
+
+/// Paths of writes, with their values.
+fn shown(writes: &[Write]) -> Vec<String> {
+    writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect()
 }
 
 fn why(probe: &Probe, backend: Backend) -> String {
@@ -232,7 +243,7 @@ fn hierarchical_cbs_is_taken_where_it_is() {
     assert_eq!(found.backend, Backend::Hcbs);
     assert!((found.grant.free() - 0.7).abs() < 1e-9);
     let threads = host.vm("/plc.scope", 0, "0-1");
-    let made = settings(&host.root, &probe, Backend::Hcbs, &ask(&threads, Order::Rt)).unwrap();
+    let made = host.settings(Backend::Hcbs, &ask(&threads, Order::Rt)).unwrap();
     let first = &made.writes[0];
     assert_eq!(
         (first.target.path.as_path(), first.value.as_str()),
@@ -255,10 +266,9 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     let host = Host::new(V2, "6.12.9\n");
     host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n200\n");
     host.put("/proc/200/comm", "postgres\n");
-    let probe = host.probe();
     let refused = |cgroup: &str| {
         let threads = host.vm(cgroup, 0, "0-1");
-        settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract))
+        host.settings(Backend::CpuMax, &ask(&threads, Order::Contract))
             .unwrap_err()
             .to_string()
     };
@@ -280,7 +290,7 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     assert!(refused("/plc.scope").contains("echo +cpu"));
     host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
     let threads = host.vm("/plc.scope", 0, "0-1");
-    let made = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    let made = host.settings(Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
     assert!(made.notes[0].contains("swtpm (200) in its cgroup /plc.scope"), "{:?}", made.notes);
     assert_eq!(
         (made.writes.len(), made.writes[0].value.as_str()),
@@ -295,9 +305,8 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     host.rt_group("", "950000\n", "1000000\n");
     let threads = host.vm("/vms/plc", 0, "0");
     let made =
-        settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
-    let text: Vec<_> =
-        made.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+        host.settings(Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
+    let text = shown(&made.writes);
     assert_eq!(
         text[..3],
         [
@@ -312,7 +321,7 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     assert!(made.outside.is_empty());
     // Left from another run.
     host.put(&format!("{C}/rtvirtio-plc/tasks"), "");
-    let error = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap_err();
+    let error = host.settings(Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap_err();
     assert!(matches!(error, CpuError::GroupExists { .. }), "{error}");
 }
 
@@ -337,11 +346,9 @@ fn a_vm_of_libvirt_keeps_its_cgroup_which_gets_the_budget() {
     let vm = "/machine/qemu-1-plc.libvirt-qemu";
     host.rt_group(vm, "0\n", "1000000\n");
     let threads = of_libvirt(&host, vm);
-    let probe = host.probe();
-    let made = settings(&host.root, &probe, Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
+    let made = host.settings(Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
     assert_eq!(made.group.as_deref(), Some(Path::new(vm)));
-    let text: Vec<_> =
-        made.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+    let text = shown(&made.writes);
     let files = [format!("{C}{vm}/cpu.rt_period_us 20000"), format!("{C}{vm}/cpu.rt_runtime_us 4000")];
     assert_eq!(text[..2], files);
     assert!(text[2..7].iter().all(|t| t.ends_with(&format!("/cgroup {vm}"))), "{text:#?}");
@@ -350,9 +357,8 @@ fn a_vm_of_libvirt_keeps_its_cgroup_which_gets_the_budget() {
     assert!(made.notes.iter().any(|n| n.contains("rtvirtio keep")), "{:?}", made.notes);
 
     // A quota limits the groups below: no thread is moved.
-    let cap = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
-    let text: Vec<_> =
-        cap.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+    let cap = host.settings(Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    let text = shown(&cap.writes);
     assert_eq!(
         text,
         [format!("{C}{vm}/cpu.cfs_period_us 20000"), format!("{C}{vm}/cpu.cfs_quota_us 8000")],
@@ -373,8 +379,7 @@ fn groups_above_vms_of_libvirt_have_room_for_all_of_them() {
         [(Path::new("/machine/prod.partition/qemu-1-plc"), plc), (Path::new("/machine/qemu-2-hmi"), hmi)];
     let probe = host.probe();
     let values = |groups: &[(&Path, Contract)]| -> Vec<String> {
-        let writes = room(&host.root, &probe, groups, Backend::RtGroup).unwrap();
-        writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect()
+        shown(&room(&host.root, &probe, groups, Backend::RtGroup).unwrap())
     };
     // In a second 4 ms in each of 50 periods and in two more, 10 ms in each of 10 and in two more;
     // the budget of others there stays.
@@ -395,12 +400,12 @@ fn groups_above_vms_of_libvirt_have_room_for_all_of_them() {
 fn deadlines_need_threads_that_may_run_everywhere() {
     let host = Host::new(V2, "6.12.9\n");
     let pinned = host.vm("/", 0, "0");
-    let error = settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract));
+    let error = host.settings(Backend::Deadline, &ask(&pinned, Order::Contract));
     let text = error.unwrap_err().to_string();
     assert!(text.contains("CPUs 0 only") && text.contains("cpuset.cpus.partition"), "{text}");
     let threads = host.vm("/", 0, "0-1");
     let made =
-        settings(&host.root, &host.probe(), Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
+        host.settings(Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
     // 8 ms on two CPUs over three threads with the same use; the worker and RCU stay outside.
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
@@ -411,7 +416,7 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     host.put(&format!("{mine}/cpuset.cpus.effective"), "1\n");
     let pinned = host.vm("/machine.slice/plc.scope", 0, "1");
     let made =
-        settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
+        host.settings(Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
     // One thread uses all of a large budget: it gets no whole CPU, where it would never be
@@ -419,7 +424,7 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
     let used = [(threads[0].tid, std::time::Duration::from_secs(1))];
     let large = Ask { contract, used: &used, ..ask(&threads, Order::Contract) };
-    let made = settings(&host.root, &host.probe(), Backend::Deadline, &large).unwrap();
+    let made = host.settings(Backend::Deadline, &large).unwrap();
     assert_eq!(
         made.writes[0].value, "deadline 18000000/20000000/20000000 reset-on-fork",
         "95 %, less the fair server's 5 %"
@@ -472,7 +477,7 @@ fn a_thread_without_a_limit_is_shown_in_its_group() {
 #[test]
 fn a_vm_without_threads_is_reported() {
     let host = Host::new(V1, "6.18.1\n");
-    let error = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
+    let error = host.settings(Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
     assert!(matches!(error, CpuError::NoThreads { .. }), "{error}");
 }
 
@@ -488,7 +493,7 @@ fn a_vm_without_a_known_vcpu_is_refused_with_the_remedy() {
             [Backend::RtGroup, Backend::CpuMax, Backend::Hcbs, Backend::Deadline, Backend::Throttle]
         {
             for order in [Order::Contract, Order::Rt] {
-                let error = settings(&host.root, &host.probe(), backend, &ask(&threads, order)).unwrap_err();
+                let error = host.settings(backend, &ask(&threads, order)).unwrap_err();
                 assert!(matches!(&error, CpuError::NoVcpu { pid: 100, threads: 5, .. }), "{error}");
                 let text = error.to_string();
                 assert!(text.contains("`qmp` or `domain`") && text.contains("debug-threads=on"), "{text}");
@@ -503,11 +508,11 @@ fn a_vcpu_outside_of_the_contract_weakens_it() {
     let host = Host::new(V1, "6.18.1\n");
     host.rt_group("", "950000\n", "1000000\n");
     let mut threads = host.vm("/vms/plc", 0, "0");
-    let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
+    let made = host.settings(Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
     assert_eq!(made.strength, Enforcement::Guarantee);
     let vcpu = threads.iter_mut().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
     vcpu.reservation = Some(Reservation { runtime: 1_000_000, deadline: 20_000_000, period: 20_000_000 });
-    let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
+    let made = host.settings(Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
     assert_eq!(made.strength, Enforcement::Hint);
     assert!(made.notes.iter().any(|n| n.contains("vcpu 0 of thread 103 is outside")), "{:?}", made.notes);
 }
@@ -529,7 +534,7 @@ fn helpers_in_the_vms_cgroup_are_held_with_it() {
     let handle = VmHandle { pids: [100, 200].into(), ..VmHandle::default() };
     let threads = discover(&host.root, &handle).unwrap();
     assert_eq!(threads.len(), 6);
-    let made = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    let made = host.settings(Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
     assert_eq!((made.strength, made.writes.len()), (Enforcement::Cap, 1));
     assert!(made.outside.is_empty(), "{:?}", made.outside);
 }

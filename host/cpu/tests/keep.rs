@@ -21,18 +21,12 @@ fn thread(tid: u32, role: Role, reservation: Option<u64>) -> Thread {
     Thread {
         pid: 7,
         tid,
-        start: 1,
-        name: "x".to_owned(),
         role,
-        kernel: false,
         policy: Some(if reservation.is_some() { Policy::Deadline } else { Policy::Other }),
-        priority: 0,
-        nice: 0,
         reservation: reservation.map(|runtime| Reservation { runtime, deadline: period, period }),
         reset_on_fork: Some(false),
         affinity: "0-1".to_owned(),
-        cgroups: Vec::new(),
-        cpu_time: Duration::ZERO,
+        ..Thread::default()
     }
 }
 
@@ -141,25 +135,22 @@ proptest! {
     }
 }
 
+fn range(ceiling: Option<u32>, floor: u32) -> UrgencyRange {
+    UrgencyRange { ceiling, floor, budget: Nanos::from_millis(500), reports: true, interrupts: false }
+}
+
 #[test]
 fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     let threads = [thread(7, Role::Emulator, None), thread(9, Role::Vcpu(vec![0]), None)];
     let probe = probe(Hierarchy::V1);
     let writes = |order, backend| take_in(&probe, backend, None, &ask(&threads, order, &[])).writes;
-    let range = |ceiling, floor| UrgencyRange {
-        ceiling,
-        floor,
-        budget: Nanos::from_millis(500),
-        reports: true,
-        interrupts: false,
-    };
     let mut rt = writes(Order::Rt, Backend::RtGroup);
-    assert_eq!(
-        with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut rt).unwrap(),
-        Some(97)
-    );
-    let with: Vec<_> = rt.iter().filter(|w| !w.levels.is_empty()).collect();
-    let [vcpu] = with.as_slice() else { panic!("{} writes with levels", with.len()) };
+    let with = |backend, range: &UrgencyRange, writes: &mut Vec<Write>| {
+        with_levels(&Root::default(), "plc", &threads, backend, range, writes)
+    };
+    assert_eq!(with(Backend::RtGroup, &range(None, 0), &mut rt).unwrap(), Some(97));
+    let levelled: Vec<_> = rt.iter().filter(|w| !w.levels.is_empty()).collect();
+    let [vcpu] = levelled.as_slice() else { panic!("{} writes with levels", levelled.len()) };
     assert!(vcpu.target.path.starts_with("/proc/7/task/9"));
     // An ordinary thread, and FIFO and RR of each priority.
     assert_eq!(vcpu.levels.len(), 1 + 2 * 97);
@@ -167,27 +158,20 @@ fn urgency_journals_every_level_of_vcpus_and_of_nothing_else() {
     assert!(vcpu.levels.contains(&vcpu.value) && vcpu.levels.contains(&"rr 97 reset-on-fork".to_owned()));
 
     let mut some = writes(Order::Rt, Backend::Throttle);
-    assert_eq!(
-        with_levels(&Root::default(), "plc", &threads, Backend::Throttle, &range(Some(20), 10), &mut some)
-            .unwrap(),
-        Some(20)
-    );
+    assert_eq!(with(Backend::Throttle, &range(Some(20), 10), &mut some).unwrap(), Some(20));
     let levels = &some.iter().find(|w| !w.levels.is_empty()).unwrap().levels;
     assert_eq!((levels.len(), levels[0].as_str()), (2 * 11, "fifo 10 reset-on-fork"));
 
     // Threads that serve a vCPU stay above it by the contract; the other mechanisms have no levels.
     let mut low = writes(Order::Contract, Backend::RtGroup);
-    assert_eq!(
-        with_levels(&Root::default(), "plc", &threads, Backend::RtGroup, &range(None, 0), &mut low).unwrap(),
-        Some(1)
-    );
+    assert_eq!(with(Backend::RtGroup, &range(None, 0), &mut low).unwrap(), Some(1));
     for (backend, range) in [
         (Backend::RtGroup, range(Some(2), 0)),
         (Backend::RtGroup, range(None, 1)),
         (Backend::Deadline, range(None, 0)),
         (Backend::CpuMax, range(None, 0)),
     ] {
-        let error = with_levels(&Root::default(), "plc", &threads, backend, &range, &mut low).unwrap_err();
+        let error = with(backend, &range, &mut low).unwrap_err();
         assert!(matches!(error, CpuError::CannotHold { .. }), "{error}");
     }
 }
@@ -203,14 +187,7 @@ fn urgency_journals_the_weights_that_a_vm_may_have_at_its_floor() {
             take_in(&probe(Hierarchy::V1), Backend::RtGroup, None, &ask(&threads, Order::Rt, &[])).writes;
         let target = Target::host(Path::new("/cpu/vm").join(budget), Form::Plain);
         writes.push(Write::new("budget", target, "4000"));
-        let range = UrgencyRange {
-            ceiling: None,
-            floor: range_floor,
-            budget: Nanos::from_millis(500),
-            reports: true,
-            interrupts: false,
-        };
-        with_levels(&root, "plc", &threads, backend, &range, &mut writes).unwrap();
+        with_levels(&root, "plc", &threads, backend, &range(None, range_floor), &mut writes).unwrap();
         let (vcpu, weight) = writes
             .into_iter()
             .filter(|w| !w.levels.is_empty())

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rtvirtio_apply::{
     ApplyError, Fate, HostFiles, KnobState, Machine, NoGuests, OnConflict, Session, Silent, Write, status,
@@ -254,21 +253,15 @@ fn threads() -> Vec<Thread> {
     let thread = |tid: u32, role: Role, kernel: bool, affinity: &str| Thread {
         pid: 7,
         tid,
-        start: 1,
-        name: String::new(),
         role,
         kernel,
         policy: Some(Policy::Other),
-        priority: 0,
-        nice: 0,
-        reservation: None,
-        reset_on_fork: None,
         affinity: affinity.to_owned(),
         cgroups: vec![Membership {
             controllers: String::new(),
             path: if kernel { "/".into() } else { "/machine.slice/plc.scope".into() },
         }],
-        cpu_time: Duration::ZERO,
+        ..Thread::default()
     };
     vec![
         thread(7, Role::Emulator, false, "0-3"),

@@ -64,7 +64,7 @@ impl Spinner {
     }
 
     fn writes(&self, probe: &Probe, backend: Backend, order: Order, budget_ms: u64) -> Vec<Write> {
-        let contract = Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(20)).unwrap();
+        let contract = contract(budget_ms, 20);
         let found = choose(probe, Some(backend), false).unwrap();
         admit(&found.grant, &[(self.vm.clone(), contract)]).unwrap();
         let threads = self.threads();
@@ -91,9 +91,30 @@ impl Spinner {
         self.threads().into_iter().find(|t| t.tid == tid).unwrap()
     }
 
+    /// Thread of the first vCPU.
+    fn vcpu(&self) -> Thread {
+        self.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap()
+    }
+
     fn session(&self) -> Session {
         Session::open(self.dir.path().join("state")).unwrap()
     }
+
+    /// Puts everything back; all threads of `before` must be as they were. Returns all threads.
+    fn put_back(&self, before: &BTreeMap<u32, String>, machine: &Host<'_>) -> BTreeMap<u32, String> {
+        let reverted = self.session().revert(OnConflict::Report, machine, &mut Silent).unwrap().unwrap();
+        assert!(reverted.done, "{}", reverted.summary());
+        let after = self.snapshot();
+        for (tid, state) in before {
+            assert_eq!(Some(state), after.get(tid));
+        }
+        after
+    }
+}
+
+/// Contract of this many milliseconds in each period of the other number.
+fn contract(budget: u64, period: u64) -> Contract {
+    Contract::new(Nanos::from_millis(budget), Nanos::from_millis(period)).unwrap()
 }
 
 impl Drop for Spinner {
@@ -131,14 +152,9 @@ fn round(spinner: &Spinner, writes: &[Write], check: impl FnOnce()) {
     let root = Root::default();
     let machine = Host::new(&root, &NoGuests);
     let before = spinner.snapshot();
-    let session = spinner.session();
-    session.apply(writes, &machine, &mut Silent).unwrap();
+    spinner.session().apply(writes, &machine, &mut Silent).unwrap();
     check();
-    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
-    assert!(reverted.done, "{}", reverted.summary());
-    let mut after = spinner.snapshot();
-    after.retain(|tid, _| before.contains_key(tid));
-    assert_eq!(before, after);
+    spinner.put_back(&before, &machine);
 }
 
 /// Share of one CPU that the VM used in `length`.
@@ -166,9 +182,7 @@ fn a_short_period_is_ranked_above_a_long_one() {
     let test = "a_short_period_is_ranked_above_a_long_one";
     let Some((short, probe)) = with(test, Backend::RtGroup) else { return };
     let long = Spinner::start(&format!("{test}-long")).unwrap();
-    let ms = |budget, period| Contract::new(Nanos::from_millis(budget), Nanos::from_millis(period)).unwrap();
-    let of =
-        [(Backend::RtGroup, Order::Contract, ms(50, 100)), (Backend::RtGroup, Order::Contract, ms(2, 10))];
+    let of = [contract(50, 100), contract(2, 10)].map(|it| (Backend::RtGroup, Order::Contract, it));
     let both = [&long, &short];
     both.into_iter().for_each(bind);
     let shares = |levels: &[Level]| {
@@ -180,8 +194,7 @@ fn a_short_period_is_ranked_above_a_long_one() {
         }
         let (mut seen, mut priorities) = ([0.0; 2], [0; 2]);
         round(&short, &writes, || {
-            let vcpu = |s: &Spinner| s.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
-            let held = both.map(vcpu);
+            let held = both.map(Spinner::vcpu);
             assert!(held.iter().all(|t| t.policy == Some(Policy::Fifo)), "{held:?}");
             priorities = [held[0].priority, held[1].priority];
             // The window of the CPU time lies inside that of the clock, wherever this waits.
@@ -352,7 +365,7 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         let late = spinner.thread(tid);
         assert_eq!(late.role, Role::Vcpu(vec![1]), "by its name");
         assert_eq!(late.policy, Some(born));
-        let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+        let contract = contract(4, 20);
         let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, level: Level::ALONE, used: &[] };
         let taken = take_in(&probe, Backend::RtGroup, None, &ask);
         let amended = spinner.session().amend(&taken.writes, &machine, &mut Silent).unwrap();
@@ -361,15 +374,9 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         assert_eq!((late.policy, late.priority), (Some(Policy::Fifo), priority));
         let held = control(&root, probe.cgroups.as_ref(), &late).unwrap();
         assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
-        let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
-        assert!(reverted.done, "{}", reverted.summary());
-        let after = spinner.snapshot();
-        for (tid, state) in &before {
-            assert_eq!(Some(state), after.get(tid));
-        }
+        let after = spinner.put_back(&before, &machine);
         // As the first vCPU, a thread of the same role.
-        let vcpu = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
-        assert_eq!(after[&tid], after[&vcpu.tid]);
+        assert_eq!(after[&tid], after[&spinner.vcpu().tid]);
     }
 }
 
@@ -386,7 +393,7 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
     spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
     let tid = spinner.plug();
     assert_eq!(spinner.thread(tid).reservation, None, "a deadline thread's children start ordinary");
-    let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+    let contract = contract(4, 20);
     let total = 4_000_000 * u64::from(probe.cpus);
     let split = |busy: u32| {
         let threads = spinner.threads();
@@ -394,28 +401,16 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
             .iter()
             .map(|t| (t.tid, Duration::from_millis(if t.tid == busy { 500 } else { 0 })))
             .collect();
-        let ask = Ask {
-            vm: &spinner.vm,
-            threads: &threads,
-            contract,
-            order: Order::Contract,
-            level: Level::ALONE,
-            used: &used,
-        };
-        let amended = spinner
-            .session()
-            .amend(
-                &resplit(&probe, &domain_of(&Root::default(), &threads).unwrap(), &ask).writes,
-                &machine,
-                &mut Silent,
-            )
-            .unwrap();
+        let (vm, order, level) = (&spinner.vm, Order::Contract, Level::ALONE);
+        let ask = Ask { vm, threads: &threads, contract, order, level, used: &used };
+        let writes = resplit(&probe, &domain_of(&root, &threads).unwrap(), &ask).writes;
+        let amended = spinner.session().amend(&writes, &machine, &mut Silent).unwrap();
         assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
         let sum: u64 = spinner.threads().iter().filter_map(|t| t.reservation).map(|r| r.runtime).sum();
         assert!(sum <= total, "{sum}");
         spinner.thread(busy).reservation.map_or(0, |r| r.runtime)
     };
-    let first = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid;
+    let first = spinner.vcpu().tid;
     let (new, mut last) = (split(tid), 0);
     assert!(new * 3 > total, "a new thread that works gets its part at once: {new}");
     // The load moves to the other vCPU: its part grows at each split, to the whole budget of one
@@ -426,11 +421,6 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
         last = now;
     }
     assert_eq!(last, 4_000_000);
-    let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
-    assert!(reverted.done, "{}", reverted.summary());
-    let after = spinner.snapshot();
-    for (tid, state) in &before {
-        assert_eq!(Some(state), after.get(tid));
-    }
+    spinner.put_back(&before, &machine);
     assert_eq!(spinner.thread(tid).reservation, None);
 }

@@ -24,9 +24,6 @@ pub fn load_spec(path: impl AsRef<Path>) -> Result<HostSpec, SpecErrors> {
 }
 
 /// Like [`load_spec`], with the bytes of the file.
-///
-/// # Errors
-/// As [`load_spec`].
 pub fn load_spec_with_text(path: impl AsRef<Path>) -> Result<(HostSpec, Vec<u8>), SpecErrors> {
     let path = path.as_ref();
     let name = path.display().to_string();

@@ -8,9 +8,6 @@ use std::path::Path;
 /// Replaces a file's content so that after a crash either the old or the new one is there, whole: a
 /// temporary file in the same directory, fsync, rename, fsync of the directory. Mode 0666 within
 /// the umask.
-///
-/// # Errors
-/// When the directory does not exist, or as the system calls report.
 pub fn atomic_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,

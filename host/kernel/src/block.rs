@@ -83,9 +83,6 @@ impl BlockDevice {
     }
 
     /// All disks with storage: no `ram`, no `zram`, no loop device without a backing file.
-    ///
-    /// # Errors
-    /// When `/sys/block`, or a device in it that is there, cannot be read.
     pub fn all(root: &Root) -> Result<Vec<Self>, HostError> {
         let mut out = Vec::new();
         for name in root.list("/sys/block")? {
@@ -132,11 +129,7 @@ impl BlockDevice {
             Err(e) if e.is_gone() && root.exists(self.sysfs())? => return Ok(stack::no_choice()),
             line => line?,
         };
-        text::elevators(&line).ok_or(HostError::Form {
-            path,
-            text: line.trim().to_owned(),
-            expected: "a list of schedulers with one in brackets",
-        })
+        text::elevators(&line).ok_or(HostError::form(path, &line, "a list of schedulers with one in brackets"))
     }
 
     /// Checks that an elevator is on offer, without choosing it.
@@ -166,9 +159,6 @@ impl BlockDevice {
 
     /// Replaces the elevator by a new instance of it: with the kernel's defaults, and without BFQ's
     /// state of its groups.
-    ///
-    /// # Errors
-    /// As [`Self::set_elevator`].
     pub fn renew_elevator(&self, root: &Root, elevator: &str) -> Result<(), HostError> {
         self.set_elevator(root, "none")?;
         self.set_elevator(root, elevator)
@@ -213,9 +203,6 @@ impl BlockDevice {
     }
 
     /// Size in bytes of the named device: of the partition where it was one.
-    ///
-    /// # Errors
-    /// When the file cannot be read as a number.
     pub fn named_size(&self, root: &Root) -> Result<u64, HostError> {
         match &self.partition {
             Some(partition) => self.size_in(root, &Path::new("/sys/class/block").join(partition)),
@@ -225,15 +212,12 @@ impl BlockDevice {
 
     fn size_in(&self, root: &Root, dir: &Path) -> Result<u64, HostError> {
         // The unit of this file is 512 B whatever the block size of the device.
-        self.number(root, &dir.join("size")).map(|sectors| sectors.saturating_mul(512))
+        root.number(dir.join("size")).map(|sectors: u64| sectors.saturating_mul(512))
     }
 
     /// Identifier that distinguishes this drive from another one of the same name: its WWID or
     /// serial number, of a stacked device its UUID. `None` where there is none, as of a loop
     /// device.
-    ///
-    /// # Errors
-    /// When a file with it cannot be read.
     pub fn identity(&self, root: &Root) -> Result<Option<String>, HostError> {
         for file in ["wwid", "device/wwid", "device/serial", "serial"] {
             match root.read_optional(self.sysfs().join(file)) {
@@ -246,15 +230,6 @@ impl BlockDevice {
             }
         }
         stack::uuid(root, self)
-    }
-
-    fn number(&self, root: &Root, path: &Path) -> Result<u64, HostError> {
-        let value = root.read(path)?;
-        value.trim().parse().map_err(|_| HostError::Form {
-            path: path.to_owned(),
-            text: value.trim().to_owned(),
-            expected: "a number",
-        })
     }
 }
 

@@ -190,9 +190,6 @@ impl Cgroups {
 
     /// Finds the hierarchy of the memory controller: v1 `memory` when it is mounted, else v2 with
     /// `memory`; `None` where neither is there.
-    ///
-    /// # Errors
-    /// When the mounts or the controllers cannot be read.
     pub fn detect_memory(root: &Root) -> Result<Option<Self>, HostError> {
         Ok(match Search::find(root, "memory", "memory")? {
             Search::Found(found) => Some(found),
@@ -279,11 +276,9 @@ impl Cgroups {
             Hierarchy::V1 => m.has(self.controller),
             Hierarchy::V2 => m.controllers.is_empty(),
         });
-        ours.map(|m| m.path.clone()).ok_or_else(|| HostError::Form {
-            path: format!("/proc/{pid}/cgroup").into(),
-            text: format!("{all:?}"),
-            expected: "a list with the controller's hierarchy",
-        })
+        let expected = "a list with the controller's hierarchy";
+        let form = || HostError::form(format!("/proc/{pid}/cgroup"), &format!("{all:?}"), expected);
+        ours.map(|m| m.path.clone()).ok_or_else(form)
     }
 
     /// Whether a cgroup is one of those that libvirt makes for parts of a VM's threads: `emulator`,
@@ -389,9 +384,6 @@ impl Cgroups {
 }
 
 /// Removes a cgroup by its directory, in any hierarchy.
-///
-/// # Errors
-/// As [`Cgroups::remove`].
 pub fn remove_dir(root: &Root, dir: &Path) -> Result<(), HostError> {
     let mut tries = 0;
     loop {

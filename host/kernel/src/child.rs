@@ -17,9 +17,6 @@ impl Running {
     /// Starts a child for a call that the calling thread waits for. The kernel kills it when that
     /// thread ends in any way, `kill -9` of this process included: it asks for nothing later. What
     /// it has asked another program for, as a message to systemd, may still be done.
-    ///
-    /// # Errors
-    /// As [`Command::spawn`].
     pub fn for_call(command: &mut Command) -> io::Result<Self> {
         let parent = getpid();
         let bind = move || bind_to(parent);
@@ -50,9 +47,6 @@ impl Drop for Running {
 pub type Output = Detached<io::Result<Vec<u8>>>;
 
 /// Reads a pipe to its end, or one byte more than `limit`, in a thread; nothing without a pipe.
-///
-/// # Errors
-/// When no thread can be started.
 pub fn read(from: Option<impl Read + Send + 'static>, limit: usize) -> io::Result<Output> {
     Detached::call("output", move || {
         let mut bytes = Vec::new();

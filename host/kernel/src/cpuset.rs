@@ -12,9 +12,6 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// CPUs that a thread in these cgroups may be given: those of its cpuset that are online, all that
 /// are online where no cpuset is seen to limit it.
-///
-/// # Errors
-/// When the mounts, the CPUs that are online or the cpuset cannot be read.
 pub fn cpuset(root: &Root, cgroups: &[Membership]) -> Result<BTreeSet<u32>, HostError> {
     let online = cpus_in(root, Path::new(ONLINE))?.unwrap_or_default();
     let mounts = mounts(root)?;
@@ -91,12 +88,7 @@ pub fn pinned_cpus(root: &Root, pid: u32, online: &BTreeSet<u32>) -> Result<Pinn
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn put(root: &Root, path: &str, text: &str) {
-        let path = root.at(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
+    use crate::test_root::TestRoot;
 
     fn of(root: &Root, controllers: &str, group: &str) -> Vec<u32> {
         let member = Membership { controllers: controllers.to_owned(), path: group.into() };
@@ -105,28 +97,26 @@ mod tests {
 
     #[test]
     fn the_nearest_cpuset_counts_and_what_is_offline_does_not() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        put(&root, ONLINE, "0-2\n");
-        put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        let root = TestRoot::new(&[]);
+        root.put(ONLINE, "0-2\n");
+        root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         assert_eq!(of(&root, "", "/machine.slice/a.scope"), [0, 1, 2], "no controller");
-        put(&root, "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective", "1-3\n");
+        root.put("/sys/fs/cgroup/machine.slice/cpuset.cpus.effective", "1-3\n");
         assert_eq!(of(&root, "", "/machine.slice/a.scope"), [1, 2]);
-        put(&root, "/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.effective", "2\n");
+        root.put("/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.effective", "2\n");
         assert_eq!(of(&root, "", "/machine.slice/a.scope"), [2]);
-        put(&root, "/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.effective", "none\n");
+        root.put("/sys/fs/cgroup/machine.slice/a.scope/cpuset.cpus.effective", "none\n");
         let member = Membership { controllers: String::new(), path: "/machine.slice/a.scope".into() };
         assert!(cpuset(&root, &[member]).is_err(), "unreadable is not the same as no limit");
         let v1 = "38 31 0:35 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
-        put(&root, "/proc/self/mountinfo", v1);
-        put(&root, "/sys/fs/cgroup/cpuset/vm/cpuset.effective_cpus", "0,2\n");
+        root.put("/proc/self/mountinfo", v1);
+        root.put("/sys/fs/cgroup/cpuset/vm/cpuset.effective_cpus", "0,2\n");
         assert_eq!(of(&root, "cpuset", "/vm"), [0, 2]);
     }
 
     #[test]
     fn a_vcpu_with_one_cpu_has_it_to_itself() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let root = TestRoot::new(&[]);
         let online = BTreeSet::from([0, 1, 2, 3]);
         assert_eq!(pinned_cpus(&root, 7, &online).unwrap(), PinnedCpus::default(), "it has ended");
         for (tid, name, cpus) in
@@ -134,13 +124,13 @@ mod tests {
         {
             let dir = format!("/proc/7/task/{tid}");
             let stat = format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60));
-            put(&root, &format!("{dir}/stat"), &stat);
-            put(&root, &format!("{dir}/status"), &format!("Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"));
+            root.put(&format!("{dir}/stat"), &stat);
+            root.put(&format!("{dir}/status"), &format!("Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"));
         }
         let pinned = pinned_cpus(&root, 7, &online).unwrap();
         assert_eq!((pinned.vcpus, pinned.others), (BTreeSet::from([3]), BTreeSet::from([0, 1])));
         // Without a pinned vCPU nothing of it counts.
-        put(&root, "/proc/7/task/8/status", "Cpus_allowed_list:\t0-3\n");
+        root.put("/proc/7/task/8/status", "Cpus_allowed_list:\t0-3\n");
         assert_eq!(pinned_cpus(&root, 7, &online).unwrap(), PinnedCpus::default());
     }
 }

@@ -21,9 +21,6 @@ pub struct Detached<T> {
 impl<T: Send + 'static> Detached<T> {
     /// Starts a thread. Its waits end with those of the calling thread ([`WaitLimit`]). Sending
     /// fails once nothing waits for a result.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn start(name: &str, run: impl FnOnce(&Sender<T>) + Send + 'static) -> io::Result<Self> {
         let ((sender, results), end) = (channel(), WaitLimit::end());
         let run = move || {
@@ -35,9 +32,6 @@ impl<T: Send + 'static> Detached<T> {
     }
 
     /// Starts a thread that makes one call.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub fn call(name: &str, call: impl FnOnce() -> T + Send + 'static) -> io::Result<Self> {
         Self::start(name, move |results| {
             // Fails where the caller waits no longer.

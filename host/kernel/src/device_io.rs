@@ -38,9 +38,6 @@ pub struct DeviceIo {
 
 impl DeviceIo {
     /// Current counters of a device.
-    ///
-    /// # Errors
-    /// When they cannot be read, or have another form.
     pub fn read(root: &Root, device: &BlockDevice) -> Result<Self, HostError> {
         let path = device.sysfs().join("stat");
         let text = root.read(&path)?;

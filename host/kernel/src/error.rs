@@ -12,16 +12,13 @@ pub enum HostError {
     #[error("cannot read {path}: {source}{}", hint(source))]
     Read {
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
     /// A file could not be written.
     #[error("cannot write `{value}` to {path}: {source}{}", hint(source))]
     Write {
         path: PathBuf,
-        /// Text that was to be written.
         value: String,
-        /// Error of the system call.
         source: io::Error,
     },
     /// A directory could not be made or removed.
@@ -30,7 +27,6 @@ pub enum HostError {
         /// Verb of the operation: `create` or `remove`.
         action: &'static str,
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
     /// A file has a content that is not understood.
@@ -55,11 +51,8 @@ pub enum HostError {
     NoElevator {
         /// Kernel name of the device.
         device: String,
-        /// Elevator that was asked for.
         wanted: String,
-        /// Elevators that `queue/scheduler` lists.
         offered: String,
-        /// Remedy for the user.
         remedy: String,
     },
     /// No hierarchy holds the block I/O controller.
@@ -79,12 +72,17 @@ pub enum HostError {
     BadCgroup {
         /// The path as given.
         path: PathBuf,
-        /// Reason why it is refused.
         why: &'static str,
     },
 }
 
 impl HostError {
+    /// Error of a file whose text is not what is expected.
+    #[must_use]
+    pub fn form(path: impl Into<PathBuf>, text: &str, expected: &'static str) -> Self {
+        Self::Form { path: path.into(), text: text.trim().to_owned(), expected }
+    }
+
     /// The I/O error below, if there is one.
     #[must_use]
     pub fn io(&self) -> Option<&io::Error> {

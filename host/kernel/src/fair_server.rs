@@ -72,31 +72,20 @@ pub(crate) fn version(root: &Root) -> Result<(u32, u32), HostError> {
     let mut parts = release.trim().split(['.', '-']).map(|n| n.parse().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
         (Some(major), Some(minor)) => Ok((major, minor)),
-        _ => Err(HostError::Form {
-            path: PATH.into(),
-            text: release.trim().to_owned(),
-            expected: "a kernel version",
-        }),
+        _ => Err(HostError::form(PATH, &release, "a kernel version")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
+    use crate::test_root::TestRoot;
 
     #[test]
     fn what_is_missing_has_its_remedy() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let put = |path: &Path, text: &str| {
-            let path = root.at(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        let release = |text: &str| put(Path::new("/proc/sys/kernel/osrelease"), text);
-        let mount = |line: &str| put(Path::new("/proc/self/mountinfo"), line);
+        let root = TestRoot::new(&[]);
+        let release = |text: &str| root.put("/proc/sys/kernel/osrelease", text);
+        let mount = |line: &str| root.put("/proc/self/mountinfo", line);
         missing(&root, 4).unwrap_err();
         release("6.1.0-18-amd64\n");
         assert_eq!(missing(&root, 4).unwrap(), Some(NoFairServer::Kernel));
@@ -106,7 +95,7 @@ mod tests {
         assert_eq!(missing(&root, 4).unwrap(), Some(NoFairServer::Debugfs));
         mount("38 31 0:7 / /sys/kernel/debug rw - debugfs debugfs rw\n");
         assert_eq!(missing(&root, 4).unwrap(), Some(NoFairServer::File));
-        put(&runtime_file(4), "50000000\n");
+        root.put(runtime_file(4).to_str().unwrap(), "50000000\n");
         assert_eq!(missing(&root, 4).unwrap(), None);
         assert_eq!(missing(&root, 5).unwrap(), Some(NoFairServer::File));
         let mounting = NoFairServer::Debugfs.to_string();

@@ -34,26 +34,17 @@ pub struct HostFaults {
 
 /// Faults of a process, those of its threads that have ended included (proc_pid_stat(5),
 /// `majflt`). Memory that KVM reads back for a vCPU is counted for a thread of the kernel.
-///
-/// # Errors
-/// When the process is gone.
 pub fn of_process(root: &Root, pid: u32) -> Result<ProcessFaults, HostError> {
     let stat = stat_at(root, format!("/proc/{pid}/stat").into())?;
     Ok(ProcessFaults { start: stat.start, count: stat.major_faults })
 }
 
 /// Faults of the host.
-///
-/// # Errors
-/// When `/proc/vmstat` cannot be read or does not have them, or the kind of swap cannot be read.
 pub fn of_host(root: &Root) -> Result<HostFaults, HostError> {
     Ok(HostFaults { count: counted_in(root, Path::new(HOST))?, may_be_compressed: is_swap_compressed(root)? })
 }
 
 /// Faults that [`HOST`] or the `memory.stat` of a cgroup (v2) counts.
-///
-/// # Errors
-/// A file that cannot be read or does not have them.
 pub fn counted_in(root: &Root, path: &Path) -> Result<u64, HostError> {
     let text = root.read(path)?;
     let count = text.lines().find_map(|line| line.strip_prefix("pgmajfault ")?.trim().parse().ok());
@@ -75,31 +66,29 @@ fn is_swap_compressed(root: &Root) -> Result<bool, HostError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_root::TestRoot;
 
     #[test]
     fn counters_are_read_and_one_that_lacks_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir_all(root.at("/proc/7")).unwrap();
+        let root = TestRoot::new(&[]);
         let fields =
             "S 1 7 7 0 -1 4194560 900 0 31 0 5 6 0 0 20 0 1 0 99 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0";
-        std::fs::write(root.at("/proc/7/stat"), format!("7 (a) b) {fields}\n")).unwrap();
+        root.put("/proc/7/stat", &format!("7 (a) b) {fields}\n"));
         assert_eq!(of_process(&root, 7).unwrap(), ProcessFaults { start: 99, count: 31 });
         assert!(of_process(&root, 8).unwrap_err().is_gone());
-        std::fs::write(root.at(HOST), "pgfault 9\npgmajfault 12\npgmajfault_x 3\n").unwrap();
+        root.put(HOST, "pgfault 9\npgmajfault 12\npgmajfault_x 3\n");
         let host = |may_be_compressed| HostFaults { count: 12, may_be_compressed };
         assert_eq!(of_host(&root).unwrap(), host(false));
-        std::fs::create_dir_all(root.at(ZSWAP).parent().unwrap()).unwrap();
         let swaps = |lines: &str| {
             let head = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
-            std::fs::write(root.at(SWAPS), format!("{head}{lines}")).unwrap();
+            root.put(SWAPS, &format!("{head}{lines}"));
             of_host(&root).unwrap()
         };
         assert_eq!(swaps("/dev/zram0 partition 8 0 100\n"), host(true));
         assert_eq!(swaps("/dev/sda2 partition 8 0 -2\n"), host(false));
-        std::fs::write(root.at(ZSWAP), "Y\n").unwrap();
+        root.put(ZSWAP, "Y\n");
         assert_eq!((swaps("/dev/sda2 partition 8 0 -2\n"), swaps("")), (host(true), host(false)));
-        std::fs::write(root.at(HOST), "pgfault 9\n").unwrap();
+        root.put(HOST, "pgfault 9\n");
         assert!(of_host(&root).is_err());
         let real = Root::default();
         assert!(of_process(&real, std::process::id()).is_ok() && of_host(&real).is_ok());

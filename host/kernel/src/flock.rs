@@ -41,9 +41,6 @@ pub struct Search {
 
 /// Whether the lock of a file is held by another open file at this moment, possibly one that a
 /// child of a former holder has until its `execve`. Takes and drops a shared lock for a moment.
-///
-/// # Errors
-/// As flock(2) reports.
 pub fn is_held(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => flock(file, FlockOperation::Unlock)?,
@@ -55,9 +52,6 @@ pub fn is_held(file: &File) -> io::Result<bool> {
 
 /// Takes the lock of a file, for as long as this open file is open here or in a process that
 /// inherits it; false when another open file holds it.
-///
-/// # Errors
-/// As flock(2) reports.
 pub fn lock(file: &File) -> io::Result<bool> {
     for attempt in 0..TRIES {
         if attempt > 0 {
@@ -74,9 +68,6 @@ pub fn lock(file: &File) -> io::Result<bool> {
 
 /// Looks for the processes that hold the lock of the file at `path`, which is open as `file`. This
 /// process is not among them.
-///
-/// # Errors
-/// When the file or the list of processes cannot be read.
 pub fn search(path: &Path, file: &File) -> io::Result<Search> {
     let meta = file.metadata()?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;

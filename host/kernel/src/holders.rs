@@ -127,9 +127,6 @@ pub struct Holders {
 
 impl Holders {
     /// Searches this machine. Processes of `except`, and this one, do not count.
-    ///
-    /// # Errors
-    /// When the path, sysfs, the mount table or `/proc` cannot be read.
     pub fn find(path: &Path, except: &[u32]) -> Result<Self, HostError> {
         let target = Target::find(path)?;
         let mut found = target.kernel_uses()?;
@@ -139,9 +136,6 @@ impl Holders {
 
     /// Users in the kernel: mounts, swap, devices above, loop devices. Needs no privileges, and
     /// finds no processes.
-    ///
-    /// # Errors
-    /// When the path, sysfs or the mount table cannot be read.
     pub fn of_kernel(path: &Path) -> Result<Vec<Holder>, HostError> {
         Target::find(path)?.kernel_uses()
     }
@@ -205,7 +199,6 @@ pub enum ClaimError {
         path: PathBuf,
         /// Operation that failed, such as `open it`.
         what: &'static str,
-        /// Error of the system call.
         source: io::Error,
     },
     /// The machine cannot be read.

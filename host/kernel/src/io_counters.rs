@@ -22,9 +22,6 @@ impl IoCounters {
     /// Counters of a cgroup for the device with this number, `MAJ:MIN`; `None` where the kernel
     /// counts nothing: the group has had no request yet, or on v1 neither blk-throttle nor BFQ is
     /// in use.
-    ///
-    /// # Errors
-    /// When the cgroup is gone, or a file cannot be read.
     pub fn read(root: &Root, cgroups: &Cgroups, cgroup: &Path, dev: &str) -> Result<Option<Self>, HostError> {
         let dir = cgroups.dir(cgroup)?;
         if cgroups.hierarchy == Hierarchy::V2 {

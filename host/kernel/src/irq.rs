@@ -41,9 +41,6 @@ pub struct Vectors {
 }
 
 /// The vectors of the controller of a disk, which may serve other disks too.
-///
-/// # Errors
-/// When the disk is gone, or a file cannot be read or is not understood.
 pub fn vectors(root: &Root, disk: &BlockDevice) -> Result<Vectors, HostError> {
     let mut found = Vectors { disk: disk.name.clone(), ..Vectors::default() };
     let Some(controller) = controller(root, disk)? else { return Ok(found) };
@@ -104,9 +101,6 @@ pub fn number_in(path: &str) -> Option<u32> {
 
 /// CPUs that an interrupt is sent to now; `None` where the kernel does not tell. They follow a
 /// change of the CPUs that it is set to when the interrupt comes next.
-///
-/// # Errors
-/// When the file cannot be read or is no list.
 pub fn effective(root: &Root, number: u32) -> Result<Option<BTreeSet<u32>>, HostError> {
     cpus_in(root, Path::new(&format!("{IRQS}/{number}/effective_affinity_list")))
 }
@@ -125,9 +119,6 @@ pub(crate) fn is_fixed(root: &Root, irq: &str) -> Result<bool, HostError> {
 }
 
 /// Process of root's by the name of irqbalance, which moves interrupts every few seconds.
-///
-/// # Errors
-/// When the processes cannot be listed.
 pub fn balancer(root: &Root) -> Result<Option<u32>, HostError> {
     for pid in process::pids(root)? {
         let name = unless_gone(process::name(root, pid))?;
@@ -144,45 +135,39 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
+    use crate::test_root::TestRoot;
 
     const PORT: &str = "/sys/devices/pci0000:00/0000:00:01.0";
 
-    fn put(root: &Root, path: &str, text: &str) {
-        let path = root.at(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-
     /// A virtio disk behind a port that has a vector of its own.
-    fn host() -> (tempfile::TempDir, Root, BlockDevice) {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+    fn host() -> (TestRoot, BlockDevice) {
+        let root = TestRoot::new(&[]);
         fs::create_dir_all(root.at("/sys/bus/pci")).unwrap();
         fs::create_dir_all(root.at("/sys/block")).unwrap();
         let controller = format!("{PORT}/0000:01:00.0");
-        put(&root, &format!("{controller}/virtio1/block/vda/dev"), "254:0\n");
+        root.put(&format!("{controller}/virtio1/block/vda/dev"), "254:0\n");
         for of in [PORT, &controller] {
             symlink(root.at("/sys/bus/pci"), root.at(format!("{of}/subsystem"))).unwrap();
         }
         symlink(root.at(format!("{controller}/virtio1/block/vda")), root.at("/sys/block/vda")).unwrap();
-        put(&root, &format!("{PORT}/msi_irqs/24"), "msi\n");
-        put(&root, "/proc/irq/24/smp_affinity_list", "0-7\n");
+        root.put(&format!("{PORT}/msi_irqs/24"), "msi\n");
+        root.put("/proc/irq/24/smp_affinity_list", "0-7\n");
         let disk = BlockDevice { name: "vda".to_owned(), dev: "254:0".to_owned(), partition: None };
-        (dir, root, disk)
+        (root, disk)
     }
 
     #[test]
     fn vectors_are_those_of_the_nearest_controller() {
-        let (_dir, root, disk) = host();
+        let (root, disk) = host();
         assert_eq!(vectors(&root, &disk).unwrap().all, [], "a port's vectors are not the disk's");
         let dir = format!("{PORT}/0000:01:00.0");
-        put(&root, &format!("{dir}/local_cpulist"), "0-3\n");
+        root.put(&format!("{dir}/local_cpulist"), "0-3\n");
         for number in [26, 25, 27] {
-            put(&root, &format!("{dir}/msi_irqs/{number}"), "msix\n");
+            root.put(&format!("{dir}/msi_irqs/{number}"), "msix\n");
         }
-        put(&root, "/proc/irq/25/smp_affinity_list", "0-7\n");
-        put(&root, "/proc/irq/25/effective_affinity_list", "2\n");
-        put(&root, "/proc/irq/26/smp_affinity_list", "5\n");
+        root.put("/proc/irq/25/smp_affinity_list", "0-7\n");
+        root.put("/proc/irq/25/effective_affinity_list", "2\n");
+        root.put("/proc/irq/26/smp_affinity_list", "5\n");
         let fixed = root.at("/proc/irq/26/smp_affinity_list");
         fs::set_permissions(fixed, fs::Permissions::from_mode(0o444)).unwrap();
         let found = vectors(&root, &disk).unwrap();
@@ -191,7 +176,7 @@ mod tests {
         assert_eq!(of, [(25, 8, false), (26, 1, true)], "the last one is not in use");
         assert_eq!(found.all[0].effective, Some(BTreeSet::from([2])));
         assert_eq!(found.all[0].inode, root.inode(format!("{dir}/msi_irqs/25")).unwrap());
-        put(&root, "/proc/irq/25/smp_affinity_list", "what\n");
+        root.put("/proc/irq/25/smp_affinity_list", "what\n");
         vectors(&root, &disk).unwrap_err();
         fs::remove_file(root.at("/sys/block/vda")).unwrap();
         assert!(vectors(&root, &disk).unwrap_err().is_gone());
@@ -199,12 +184,12 @@ mod tests {
 
     #[test]
     fn only_roots_irqbalance_counts() {
-        let (_dir, root, _) = host();
+        let (root, _) = host();
         assert_eq!(balancer(&root).unwrap(), None);
-        put(&root, "/proc/7/comm", "irqbalance\n");
-        put(&root, "/proc/7/status", "Uid:\t1000\t1000\t1000\t1000\n");
+        root.put("/proc/7/comm", "irqbalance\n");
+        root.put("/proc/7/status", "Uid:\t1000\t1000\t1000\t1000\n");
         assert_eq!(balancer(&root).unwrap(), None);
-        put(&root, "/proc/7/status", "Uid:\t0\t0\t0\t0\n");
+        root.put("/proc/7/status", "Uid:\t0\t0\t0\t0\n");
         assert_eq!(balancer(&root).unwrap(), Some(7));
     }
 }

@@ -49,9 +49,6 @@ pub struct OurGroup {
 
 impl OurGroup {
     /// Whether its process or file is gone; never for a cgroup without a mark.
-    ///
-    /// # Errors
-    /// When a process or file cannot be looked up.
     pub fn is_left(&self, root: &Root) -> Result<bool, HostError> {
         match &self.known_by {
             KnownBy::Process(pid, start) => match task::stat(root, *pid, *pid) {
@@ -158,36 +155,28 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::test_root::TestRoot;
 
     const MOUNT: &str = "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                          39 31 0:35 / /cg rw - cgroup cgroup rw,cpu\n";
 
-    fn host() -> (tempfile::TempDir, Root) {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        put(&root, "/proc/self/mountinfo", MOUNT);
-        (dir, root)
+    fn host() -> TestRoot {
+        TestRoot::new(&[("/proc/self/mountinfo", MOUNT)])
     }
 
-    fn put(root: &Root, path: &str, text: &str) {
-        let path = root.at(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-
-    fn stat(root: &Root, pid: u32, start: u64) {
+    fn stat(root: &TestRoot, pid: u32, start: u64) {
         let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0";
         let line = format!("{pid} (x) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 {start} {tail}\n");
-        put(root, &format!("/proc/{pid}/task/{pid}/stat"), &line);
+        root.put(&format!("/proc/{pid}/task/{pid}/stat"), &line);
     }
 
     #[test]
     fn groups_named_after_a_process_are_left_when_it_is_gone() {
-        let (_dir, root) = host();
+        let root = host();
         for name in
             ["rtvirtio-learn-7-100", "rtvirtio-learn-7-99-io", "rtvirtio-learn-8-1", "other-learn-8-1"]
         {
-            put(&root, &format!("/sys/fs/cgroup/cpu/{name}/cgroup.procs"), "");
+            root.put(&format!("/sys/fs/cgroup/cpu/{name}/cgroup.procs"), "");
         }
         stat(&root, 7, 100);
         let left: Vec<_> = groups(&root).unwrap().into_iter().filter(|g| g.is_left(&root).unwrap()).collect();
@@ -201,10 +190,10 @@ mod tests {
 
     #[test]
     fn a_marked_group_is_left_when_its_file_is_gone() {
-        let (_dir, root) = host();
+        let root = host();
         let dir = Path::new("/sys/fs/cgroup/cpu/rtvirtio-web");
-        put(&root, "/sys/fs/cgroup/cpu/rtvirtio-web/cgroup.procs", "12\n");
-        put(&root, "/state/journal.json", "{}");
+        root.put("/sys/fs/cgroup/cpu/rtvirtio-web/cgroup.procs", "12\n");
+        root.put("/state/journal.json", "{}");
         let one = || groups(&root).unwrap().remove(0);
         assert_eq!((one().known_by, one().pids), (KnownBy::Unknown, vec![12]));
         assert!(!one().is_left(&root).unwrap(), "without a mark it is never removed");
@@ -239,10 +228,10 @@ mod tests {
 
     #[test]
     fn loops_are_found_by_their_file() {
-        let (_dir, root) = host();
-        put(&root, "/sys/block/loop0/loop/backing_file", "/run/a/twin/disk (deleted)\n");
-        put(&root, "/sys/block/loop1/loop/backing_file", "/run/ab/twin/disk\n");
-        put(&root, "/sys/block/sda/size", "1\n");
+        let root = host();
+        root.put("/sys/block/loop0/loop/backing_file", "/run/a/twin/disk (deleted)\n");
+        root.put("/sys/block/loop1/loop/backing_file", "/run/ab/twin/disk\n");
+        root.put("/sys/block/sda/size", "1\n");
         assert_eq!(loops_below(&root, Path::new("/run/a")).unwrap(), [Path::new("/dev/loop0")]);
     }
 }

@@ -31,6 +31,8 @@ mod root_domain;
 pub mod sched;
 pub mod steal;
 pub mod task;
+#[cfg(test)]
+mod test_root;
 pub mod text;
 mod topology;
 pub mod trusted;

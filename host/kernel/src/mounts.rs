@@ -23,9 +23,6 @@ pub struct Mount {
 }
 
 /// All mounts that this process sees.
-///
-/// # Errors
-/// When the file cannot be read or a line has another form.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, HostError> {
     const PATH: &str = "/proc/self/mountinfo";
     // A mount point need not be UTF-8.

@@ -34,7 +34,6 @@ pub enum PartitionError {
     Cannot {
         /// Reason, with the group or the CPUs.
         why: String,
-        /// Remedy for the user.
         remedy: String,
     },
     /// The host could not be read.
@@ -65,7 +64,6 @@ pub struct PartitionStep {
     /// Setting that the file holds.
     pub what: PartitionFile,
     pub file: PathBuf,
-    /// Value to be written.
     pub value: String,
     /// Position of the earlier step that brings the file into being.
     pub created_by: Option<usize>,
@@ -204,9 +202,6 @@ fn exclusive_step(
 }
 
 /// Reason why a group is no valid partition now, as its file shows it; `None` for one that is.
-///
-/// # Errors
-/// When the mounts or the file cannot be read.
 pub fn partition_fault(root: &Root, group: &Path) -> Result<Option<String>, HostError> {
     let Some(mount) = mount(root)? else { return Ok(Some("cgroup v2 is not mounted".to_owned())) };
     Ok(match root.read_optional(file(&mount, group, KIND))? {

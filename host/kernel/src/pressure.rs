@@ -16,17 +16,11 @@ pub struct Pressure {
 }
 
 /// Pressure of `cpu`, `io` or `memory` on the host; `None` where the kernel does not count it.
-///
-/// # Errors
-/// A file of another form.
 pub fn pressure(root: &Root, resource: &str) -> Result<Option<Pressure>, HostError> {
     pressure_in(root, &Path::new("/proc/pressure").join(resource))
 }
 
 /// Pressure in a file of the host or of a cgroup (v2); `None` where the kernel does not count it.
-///
-/// # Errors
-/// When the file has another form.
 pub fn pressure_in(root: &Root, path: &Path) -> Result<Option<Pressure>, HostError> {
     let text = match root.read_optional(path) {
         Ok(Some(text)) => text,
@@ -42,11 +36,7 @@ pub fn pressure_in(root: &Root, path: &Path) -> Result<Option<Pressure>, HostErr
     };
     match total("some") {
         Some(some) => Ok(Some(Pressure { some, full: total("full").unwrap_or_default() })),
-        None => Err(HostError::Form {
-            path: path.to_owned(),
-            text: text.trim().to_owned(),
-            expected: "pressure stall information",
-        }),
+        None => Err(HostError::form(path, &text, "pressure stall information")),
     }
 }
 
@@ -77,22 +67,12 @@ pub fn throttled(root: &Root, dir: &Path) -> Result<Option<Throttled>, HostError
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        for (path, text) in files {
-            let path = dir.path().join(path.trim_start_matches('/'));
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        }
-        let root = Root::new(dir.path());
-        (dir, root)
-    }
+    use crate::test_root::TestRoot;
 
     #[test]
     fn pressure_is_read_and_its_lack_is_none() {
         let io = "some avg10=0.00 avg60=0.12 avg300=0.00 total=1500\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=500\n";
-        let (_dir, root) = root(&[("/proc/pressure/io", io), ("/proc/pressure/cpu", "nothing\n")]);
+        let root = TestRoot::new(&[("/proc/pressure/io", io), ("/proc/pressure/cpu", "nothing\n")]);
         let us = Duration::from_micros;
         assert_eq!(pressure(&root, "io").unwrap(), Some(Pressure { some: us(1500), full: us(500) }));
         assert_eq!(pressure(&root, "memory").unwrap(), None);
@@ -103,8 +83,8 @@ mod tests {
     fn throttling_of_both_hierarchies() {
         let v1 = "nr_periods 10\nnr_throttled 4\nthrottled_time 7000000\n";
         let v2 = "usage_usec 1\nnr_periods 10\nnr_throttled 4\nthrottled_usec 7000\n";
-        let (_dir, root) =
-            root(&[("/a/cpu.stat", v1), ("/b/cpu.stat", v2), ("/c/cpu.stat", "usage_usec 1\n")]);
+        let root =
+            TestRoot::new(&[("/a/cpu.stat", v1), ("/b/cpu.stat", v2), ("/c/cpu.stat", "usage_usec 1\n")]);
         let found = Some(Throttled { periods: 4, time: Duration::from_millis(7) });
         assert_eq!(throttled(&root, Path::new("/a")).unwrap(), found);
         assert_eq!(throttled(&root, Path::new("/b")).unwrap(), found);

@@ -34,9 +34,6 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// Process that has this id at the moment; `None` when there is none, or only a zombie.
-    ///
-    /// # Errors
-    /// When `/proc/PID/stat` exists but cannot be read.
     pub fn find(pid: u32) -> io::Result<Option<Self>> {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
@@ -114,9 +111,6 @@ pub struct Process {
 
 impl Process {
     /// Process that has this id at the moment; `None` when there is none.
-    ///
-    /// # Errors
-    /// As pidfd_open(2) reports.
     pub fn open(pid: u32) -> io::Result<Option<Self>> {
         let Some(id) = raw(pid) else { return Ok(None) };
         let fd = unless_gone(pidfd_open(id, PidfdFlags::empty()).map_err(io::Error::from))?;
@@ -130,17 +124,11 @@ impl Process {
     }
 
     /// Sends a signal; none to a process that has ended, which is no error.
-    ///
-    /// # Errors
-    /// As pidfd_send_signal(2) reports.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         unless_gone(pidfd_send_signal(&self.fd, signal).map_err(io::Error::from)).map(drop)
     }
 
     /// Waits for its end for at most `patience`; returns whether it has ended.
-    ///
-    /// # Errors
-    /// As poll(2) reports.
     pub fn has_ended(&self, patience: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + patience;
         loop {
@@ -157,9 +145,6 @@ impl Process {
 
     /// Terminates the process (SIGTERM), and kills it (SIGKILL) when it has not ended within
     /// `patience`; returns whether it has ended after as long again.
-    ///
-    /// # Errors
-    /// As the system calls report.
     pub fn stop(&self, patience: Duration) -> io::Result<bool> {
         self.signal(Signal::TERM)?;
         if self.has_ended(patience)? {
@@ -259,9 +244,6 @@ fn path(pid: u32, file: &str) -> PathBuf {
 }
 
 /// All processes, ascending; kernel threads are processes too.
-///
-/// # Errors
-/// When `/proc` cannot be read.
 pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
     task::numbers(root, PathBuf::from("/proc"))
 }
@@ -276,9 +258,6 @@ pub fn last_created(root: &Root) -> Result<u32, HostError> {
 }
 
 /// The open descriptors of a process, ascending.
-///
-/// # Errors
-/// When the process is gone or may not be inspected.
 pub fn descriptors(root: &Root, pid: u32) -> Result<Vec<Descriptor>, HostError> {
     let numbers = task::numbers(root, path(pid, "fd"))?;
     Ok(numbers.into_iter().map(|number| Descriptor { pid, number }).collect())
@@ -297,17 +276,11 @@ pub fn of_thread(root: &Root, tid: u32) -> Result<u32, HostError> {
 
 /// CPU time that all threads of a process have used, those that have ended included, in steps of 10
 /// ms.
-///
-/// # Errors
-/// When the process is gone, or its `stat` has another form.
 pub fn cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
     Ok(task::stat_at(root, path(pid, "stat"))?.cpu_time)
 }
 
 /// Full name of a process: unlike in `stat` not truncated for kernel threads since Linux 5.17.
-///
-/// # Errors
-/// When the process is gone.
 pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     let path = path(pid, "comm");
     let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
@@ -331,9 +304,6 @@ pub fn executable(root: &Root, pid: u32) -> Result<Option<PathBuf>, HostError> {
 /// File name of a process's [`executable`], without the wrapping of NixOS
 /// (`.qemu-system-x86_64-wrapped`). Any process gives itself a [`name`], as QEMU does with `-name
 /// process=`; this one is the kernel's.
-///
-/// # Errors
-/// As [`executable`].
 pub fn program(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
     let Some(path) = executable(root, pid)? else { return Ok(None) };
     let file = path.file_name().unwrap_or_default().to_string_lossy();
@@ -343,9 +313,6 @@ pub fn program(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
 
 /// The [`program`] of a process, or its [`name`] where only root and its owner may read that: of
 /// another user's process nothing better can be seen without root.
-///
-/// # Errors
-/// When neither can be read.
 pub fn program_or_name(root: &Root, pid: u32) -> Result<Option<String>, HostError> {
     match program(root, pid) {
         Err(e) if e.is_errno(Errno::ACCESS) => unless_gone(name(root, pid)),
@@ -355,17 +322,11 @@ pub fn program_or_name(root: &Root, pid: u32) -> Result<Option<String>, HostErro
 
 /// Whether a process runs an executable of this file name as root; no other user can start one so.
 /// False for a process that has ended, and for a thread of the kernel.
-///
-/// # Errors
-/// When the executable or the user cannot be read.
 pub fn is_of_root(root: &Root, pid: u32, file: &str) -> Result<bool, HostError> {
     Ok(program(root, pid)?.as_deref() == Some(file) && unless_gone(user(root, pid))? == Some(0))
 }
 
 /// Effective user of a process (proc_pid_status(5)).
-///
-/// # Errors
-/// When the process is gone or hidden.
 pub fn user(root: &Root, pid: u32) -> Result<u32, HostError> {
     let path = path(pid, "status");
     let text = root.read(&path)?;
@@ -377,9 +338,6 @@ pub fn user(root: &Root, pid: u32) -> Result<u32, HostError> {
 
 /// Command line of a process (proc_pid_cmdline(5)), the program's name first; empty for a kernel
 /// thread. A process can change the text that is read here. Bytes that are not UTF-8 are replaced.
-///
-/// # Errors
-/// When the process is gone or hidden.
 pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
     let path = path(pid, "cmdline");
     let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
@@ -409,9 +367,6 @@ pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
 
 /// Soft limit of locked memory (RLIMIT_MEMLOCK) as the kernel prints it: bytes or `unlimited`.
 /// `None` where the list has no such line. `pid` of `None` is this process.
-///
-/// # Errors
-/// When the process is gone or may not be inspected.
 pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, HostError> {
     let text = root.read(pid.map_or("/proc/self/limits".into(), |pid| path(pid, "limits")))?;
     let line = text.lines().find_map(|l| l.strip_prefix("Max locked memory"));
@@ -419,9 +374,6 @@ pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, Ho
 }
 
 /// Cgroups of a process's first thread, one for each hierarchy.
-///
-/// # Errors
-/// When the process is gone.
 pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
     task::cgroups_at(root, &path(pid, "cgroup"))
 }
@@ -429,9 +381,6 @@ pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
 /// Whether a process has a UNIX socket open that is bound to this path, such as QEMU its monitor's
 /// (proc_net(5), proc_pid_fd(5)). The thread ids that a monitor in another PID namespace reports
 /// name other threads here, and the wrong one must not become real-time.
-///
-/// # Errors
-/// When its sockets cannot be read.
 pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
     let table = root.read(path(pid, "net/unix"))?;
     let file = |path: &Path| fs::metadata(root.at(path)).ok().map(|m| (m.dev(), m.ino()));
@@ -460,9 +409,6 @@ pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
 
 /// Process at the other end of a connection: for a client the one that called listen(2)
 /// (`SO_PEERCRED` in unix(7)); `None` for one outside of this PID namespace.
-///
-/// # Errors
-/// As getsockopt(2) reports.
 pub fn peer(stream: &UnixStream) -> io::Result<Option<u32>> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;

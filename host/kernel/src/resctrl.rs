@@ -129,9 +129,6 @@ pub struct GroupCounters {
 }
 
 /// Looks for resctrl.
-///
-/// # Errors
-/// When a file that is there cannot be read, or has another form.
 pub fn find(root: &Root) -> Result<Offer, HostError> {
     let all = mounts(root)?;
     let Some(mount) = all.into_iter().find(|mount| mount.fs == "resctrl") else {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use crate::{HostError, is_gone};
 
@@ -57,15 +58,26 @@ impl Root {
     }
 
     /// Text without surrounding white space; `None` when the file does not exist.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] for any other failure.
     pub fn read_optional(&self, path: impl AsRef<Path>) -> Result<Option<String>, HostError> {
         match self.read(path) {
             Ok(text) => Ok(Some(text.trim().to_owned())),
             Err(e) if e.is_gone() => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// Number in a file.
+    pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Result<T, HostError> {
+        let path = path.as_ref();
+        let text = self.read(path)?;
+        text.trim().parse().map_err(|_| HostError::form(path, &text, "a number"))
+    }
+
+    /// Number in a file; `None` when the file does not exist.
+    pub fn optional_number<T: FromStr>(&self, path: impl AsRef<Path>) -> Result<Option<T>, HostError> {
+        let path = path.as_ref();
+        let Some(text) = self.read_optional(path)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| HostError::form(path, &text, "a number"))
     }
 
     /// Writes to a file that exists, in one `write(2)`: kernel files take each write as one whole
@@ -112,9 +124,6 @@ impl Root {
     }
 
     /// Permissions of a file; `None` without it.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] for any other failure.
     pub fn mode(&self, path: impl AsRef<Path>) -> Result<Option<u32>, HostError> {
         let path = path.as_ref();
         match fs::metadata(self.at(path)) {
@@ -125,9 +134,6 @@ impl Root {
     }
 
     /// Names in a directory, sorted.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] when it cannot be read.
     pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<String>, HostError> {
         let dir = dir.as_ref();
         let wrap = |source| HostError::Read { path: dir.to_owned(), source };
@@ -141,9 +147,6 @@ impl Root {
 
     /// Inode number of a directory or file: kernfs never reuses one while the machine runs, so a
     /// cgroup that was removed and made again has another.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] when there is no such path.
     pub fn inode(&self, path: impl AsRef<Path>) -> Result<u64, HostError> {
         let path = path.as_ref();
         fs::metadata(self.at(path))

@@ -19,9 +19,6 @@ const CPUS: &str = "/sys/devices/system/cpu";
 
 /// CPUs of the root domain of a thread that is in these cgroups and may run on these CPUs
 /// (`Cpus_allowed_list`).
-///
-/// # Errors
-/// When the mounts or the list of CPUs that are online cannot be read.
 pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Result<BTreeSet<u32>, HostError> {
     let online = cpus_in(root, Path::new(&format!("{CPUS}/online")))?.unwrap_or_default();
     let isolated = isolated(root)?;
@@ -68,21 +65,15 @@ fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_root::TestRoot;
 
     const GROUPS: &str = "/sys/fs/cgroup";
 
-    fn host() -> (tempfile::TempDir, Root) {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        put(&root, "/sys/devices/system/cpu/online", "0-3\n");
-        put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-        (dir, root)
-    }
-
-    fn put(root: &Root, path: &str, text: &str) {
-        let path = root.at(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
+    fn host() -> TestRoot {
+        TestRoot::new(&[
+            ("/sys/devices/system/cpu/online", "0-3\n"),
+            ("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+        ])
     }
 
     fn of(root: &Root, group: &str) -> Vec<u32> {
@@ -92,44 +83,44 @@ mod tests {
 
     #[test]
     fn it_is_the_nearest_valid_partition() {
-        let (_dir, root) = host();
+        let root = host();
         assert_eq!(of(&root, "/machine.slice/a.scope"), [0, 1, 2, 3], "no cpuset controller");
-        put(&root, &format!("{GROUPS}/cpuset.cpus.effective"), "0-1\n");
-        put(&root, &format!("{GROUPS}/machine.slice/cpuset.cpus.partition"), "root\n");
-        put(&root, &format!("{GROUPS}/machine.slice/cpuset.cpus.effective"), "2-3\n");
-        put(&root, &format!("{GROUPS}/machine.slice/a.scope/cpuset.cpus.partition"), "member\n");
+        root.put(&format!("{GROUPS}/cpuset.cpus.effective"), "0-1\n");
+        root.put(&format!("{GROUPS}/machine.slice/cpuset.cpus.partition"), "root\n");
+        root.put(&format!("{GROUPS}/machine.slice/cpuset.cpus.effective"), "2-3\n");
+        root.put(&format!("{GROUPS}/machine.slice/a.scope/cpuset.cpus.partition"), "member\n");
         assert_eq!(of(&root, "/machine.slice/a.scope"), [2, 3]);
         assert_eq!(of(&root, "/system.slice"), [0, 1], "what the partition has left");
         let invalid = "root invalid (Cpu list in cpuset.cpus not exclusive)\n";
-        put(&root, &format!("{GROUPS}/machine.slice/cpuset.cpus.partition"), invalid);
+        root.put(&format!("{GROUPS}/machine.slice/cpuset.cpus.partition"), invalid);
         assert_eq!(of(&root, "/machine.slice/a.scope"), [0, 1]);
     }
 
     #[test]
     fn isolated_cpus_are_a_domain_together() {
-        let (_dir, root) = host();
-        put(&root, &format!("{GROUPS}/cpuset.cpus.effective"), "0-1\n");
+        let root = host();
+        root.put(&format!("{GROUPS}/cpuset.cpus.effective"), "0-1\n");
         for (group, cpu) in [("a", "2\n"), ("b", "3\n")] {
-            put(&root, &format!("{GROUPS}/{group}/cpuset.cpus.partition"), "isolated\n");
-            put(&root, &format!("{GROUPS}/{group}/cpuset.cpus.effective"), cpu);
+            root.put(&format!("{GROUPS}/{group}/cpuset.cpus.partition"), "isolated\n");
+            root.put(&format!("{GROUPS}/{group}/cpuset.cpus.effective"), cpu);
         }
         assert_eq!(of(&root, "/a"), [2], "an older kernel");
-        put(&root, &format!("{GROUPS}/cpuset.cpus.isolated"), "2-3\n");
+        root.put(&format!("{GROUPS}/cpuset.cpus.isolated"), "2-3\n");
         assert_eq!(of(&root, "/a"), [2, 3]);
         // CPUs isolated at boot.
-        put(&root, "/sys/devices/system/cpu/isolated", "1\n");
+        root.put("/sys/devices/system/cpu/isolated", "1\n");
         assert_eq!(of(&root, "/"), [0]);
         let pinned: Vec<u32> = root_domain(&root, &[], "1").unwrap().into_iter().collect();
         assert_eq!(pinned, [1]);
         // A mount of a part of the hierarchy, whose root is no partition.
-        put(&root, &format!("{GROUPS}/cpuset.cpus.partition"), "member\n");
+        root.put(&format!("{GROUPS}/cpuset.cpus.partition"), "member\n");
         assert_eq!(of(&root, "/c"), [0, 2, 3]);
     }
 
     #[test]
     fn without_cgroup_v2_it_is_the_machine() {
-        let (_dir, root) = host();
-        put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        let root = host();
+        root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
         assert_eq!(of(&root, "/"), [0, 1, 2, 3]);
     }
 }

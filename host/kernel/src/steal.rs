@@ -23,17 +23,11 @@ type Times = [u64; STEAL + 1];
 
 /// Steal time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
 /// whose hypervisor does not report it.
-///
-/// # Errors
-/// When `/proc/stat` cannot be read, or has no such CPU.
 pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
     Ok(TICK * u32::try_from(times_of(root, Some(cpu))?[STEAL]).unwrap_or(u32::MAX))
 }
 
 /// Number of CPUs that are online, whichever of them this process may use.
-///
-/// # Errors
-/// When `/proc/stat` cannot be read, or has another form.
 pub fn cpus_online(root: &Root) -> Result<u32, HostError> {
     Ok(u32::try_from(times(root, |cpu| cpu.is_some())?.len()).unwrap_or(u32::MAX))
 }
@@ -46,18 +40,12 @@ pub struct StealWatch {
 
 impl StealWatch {
     /// Starts now.
-    ///
-    /// # Errors
-    /// When `/proc/stat` cannot be read, or has no such line.
     pub fn start(root: &Root) -> Result<Self, HostError> {
         Ok(Self { before: times_of(root, None)? })
     }
 
     /// Share of all CPUs' time that was stolen since the start, 0 to 1; `None` without any time,
     /// and where counters went back, as those of a CPU that goes offline do.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
         Ok(share_of_time(&self.before, &times_of(root, None)?, &[STEAL]))
     }
@@ -78,9 +66,6 @@ pub struct IdleWatch {
 
 impl IdleWatch {
     /// Starts now, for those of these CPUs that are online, or for all that are.
-    ///
-    /// # Errors
-    /// When `/proc/stat` cannot be read, or has another form.
     pub fn start(root: &Root, cpus: Option<&BTreeSet<u32>>) -> Result<Self, HostError> {
         let is_wanted = |cpu: u32| cpus.is_none_or(|cpus| cpus.contains(&cpu));
         Ok(Self { before: times(root, |cpu| cpu.is_some_and(is_wanted))? })
@@ -88,9 +73,6 @@ impl IdleWatch {
 
     /// Number of these CPUs that are online still, and how many of them had nothing to do in the
     /// mean; `None` where no time passed on one of them, or its counters went back.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub fn idle(&self, root: &Root) -> Result<Option<(u32, f64)>, HostError> {
         let now = times(root, |cpu| self.before.contains_key(&cpu))?;
         let both = self.before.iter().filter_map(|(cpu, then)| Some((then, now.get(cpu)?)));
@@ -150,13 +132,12 @@ fn no_line(text: &str) -> HostError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_root::TestRoot;
 
     #[test]
     fn what_is_idle_is_what_neither_worked_nor_was_stolen() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir(dir.path().join("proc")).unwrap();
-        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        let root = TestRoot::new(&[]);
+        let put = |line: &str| root.put("/proc/stat", line);
         put("cpu0 10 0 10 100 5 0 0 1\n");
         let watch = IdleWatch::start(&root, None).unwrap();
         assert_eq!(watch.idle(&root).unwrap(), None);
@@ -166,10 +147,8 @@ mod tests {
 
     #[test]
     fn counters_that_went_back_are_no_share() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir(dir.path().join("proc")).unwrap();
-        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        let root = TestRoot::new(&[]);
+        let put = |line: &str| root.put("/proc/stat", line);
         put("cpu 100 0 100 9000 50 0 0 10\n");
         let watch = StealWatch::start(&root).unwrap();
         // A CPU has gone offline: what others lost is not all that passed.
@@ -182,10 +161,8 @@ mod tests {
 
     #[test]
     fn idle_time_is_of_the_cpus_that_are_asked_for_and_online() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir(dir.path().join("proc")).unwrap();
-        let put = |lines: &str| std::fs::write(root.at("/proc/stat"), lines).unwrap();
+        let root = TestRoot::new(&[]);
+        let put = |lines: &str| root.put("/proc/stat", lines);
         let at_rest = "cpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n";
         put(&format!("cpu  0 0 0 0 0 0 0 0\n{at_rest}intr 5\n"));
         let of = |cpus: &[u32]| IdleWatch::start(&root, Some(&cpus.iter().copied().collect())).unwrap();
@@ -204,12 +181,10 @@ mod tests {
 
     #[test]
     fn the_right_cpu_and_field_are_read() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir_all(root.at("/proc")).unwrap();
+        let root = TestRoot::new(&[]);
         let text =
             "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 4 5 6 7 8 9 10\ncpu10 0 0 0 0 0 0 0 300 0 0\nintr 5\n";
-        std::fs::write(root.at("/proc/stat"), text).unwrap();
+        root.put("/proc/stat", text);
         assert_eq!(cpus_online(&root).unwrap(), 2);
         assert_eq!(stolen(&root, 1).unwrap(), Duration::from_millis(80));
         assert_eq!(stolen(&root, 10).unwrap(), Duration::from_secs(3));
@@ -219,10 +194,8 @@ mod tests {
 
     #[test]
     fn the_share_is_of_the_time_that_passed() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        std::fs::create_dir_all(root.at("/proc")).unwrap();
-        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        let root = TestRoot::new(&[]);
+        let put = |line: &str| root.put("/proc/stat", line);
         put("cpu  100 0 50 1000 10 5 5 30 90 0\n");
         let watch = StealWatch::start(&root).unwrap();
         assert_eq!(watch.share(&root).unwrap(), None);

@@ -77,9 +77,6 @@ pub(crate) fn form(path: PathBuf, text: &str, expected: &'static str) -> HostErr
 }
 
 /// Thread ids of a process, ascending.
-///
-/// # Errors
-/// When the process is gone.
 pub fn tids(root: &Root, pid: u32) -> Result<Vec<u32>, HostError> {
     numbers(root, PathBuf::from(format!("/proc/{pid}/task")))
 }
@@ -91,9 +88,6 @@ pub(crate) fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> 
 }
 
 /// Reads and parses a thread's `stat`.
-///
-/// # Errors
-/// When the thread is gone, or the line has another form.
 pub fn stat(root: &Root, pid: u32, tid: u32) -> Result<TaskStat, HostError> {
     stat_at(root, dir(pid, tid).join("stat"))
 }
@@ -134,9 +128,6 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
 
 /// CPU time that a thread has used, to the nanosecond where the kernel reports it (`schedstat`),
 /// else in steps of 10 ms.
-///
-/// # Errors
-/// When the thread is gone.
 pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> {
     let path = dir(pid, tid).join("schedstat");
     if let Some(text) = root.read_optional(&path)? {
@@ -151,17 +142,11 @@ pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> 
 
 /// Time that a thread was ready to run and waited for a CPU, since it started; `None` where the
 /// kernel does not count it (`schedstat`, proc_pid_schedstat(5)).
-///
-/// # Errors
-/// When the thread is gone.
 pub fn run_delay(root: &Root, pid: u32, tid: u32) -> Result<Option<Duration>, HostError> {
     Ok(waits(root, pid, tid)?.map(|(waited, _)| waited))
 }
 
 /// [`run_delay`], with the number of times that the thread got a CPU.
-///
-/// # Errors
-/// When the thread is gone.
 pub fn waits(root: &Root, pid: u32, tid: u32) -> Result<Option<(Duration, u64)>, HostError> {
     let text = root.read(dir(pid, tid).join("schedstat"))?;
     let numbers: Vec<u64> = text.split_whitespace().map_while(|n| n.parse().ok()).collect();
@@ -184,9 +169,6 @@ pub fn vcpus_in_name(name: &str) -> Option<Vec<u32>> {
 }
 
 /// CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
-///
-/// # Errors
-/// When the thread is gone.
 pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
     let path = dir(pid, tid).join("status");
     let text = root.read(&path)?;
@@ -217,9 +199,6 @@ pub fn set_affinity(tid: u32, cpus: &BTreeSet<u32>) -> io::Result<()> {
 }
 
 /// Cgroups of a thread, one for each hierarchy.
-///
-/// # Errors
-/// When the thread is gone.
 pub fn cgroups(root: &Root, pid: u32, tid: u32) -> Result<Vec<Membership>, HostError> {
     cgroups_at(root, &dir(pid, tid).join("cgroup"))
 }

@@ -24,9 +24,6 @@ const STEP: u32 = 128;
 /// A host without NUMA has one node, 0. CPUs of which the kernel describes no cache, as on some
 /// boards, count as having one cache for each node. Without `cpu_capacity` all CPUs are alike,
 /// except that Intel's small cores count as half: which are slower is known then, not by how much.
-///
-/// # Errors
-/// When a file cannot be read or is not understood, or a CPU is in no node.
 pub fn topology(root: &Root) -> Result<Vec<Cpu>, HostError> {
     let online = list(root, format!("{CPUS}/online"))?;
     let (isolated, tickless) = (isolated(root)?, tickless(root)?);
@@ -35,10 +32,9 @@ pub fn topology(root: &Root) -> Result<Vec<Cpu>, HostError> {
     let mut cpus = Vec::new();
     for &id in &online {
         let dir = PathBuf::from(format!("{CPUS}/cpu{id}"));
-        let no_node = || HostError::Form {
-            path: NODES.into(),
-            text: format!("CPU {id} in no node's cpulist"),
-            expected: "a list of nodes with all CPUs that are online",
+        let no_node = || {
+            let expected = "a list of nodes with all CPUs that are online";
+            HostError::form(NODES, &format!("CPU {id} in no node's cpulist"), expected)
         };
         let node = match &nodes {
             None => 0,
@@ -64,9 +60,6 @@ pub fn topology(root: &Root) -> Result<Vec<Cpu>, HostError> {
 
 /// CPUs that the scheduler leaves alone, by `isolcpus=` or by isolated partitions where the kernel
 /// lists these there.
-///
-/// # Errors
-/// When the list cannot be read or is none.
 pub(crate) fn isolated(root: &Root) -> Result<BTreeSet<u32>, HostError> {
     Ok(cpus_in(root, Path::new(&format!("{CPUS}/isolated")))?.unwrap_or_default())
 }
@@ -81,20 +74,13 @@ pub(crate) fn tickless(root: &Root) -> Result<BTreeSet<u32>, HostError> {
 /// CPUs that a file lists; `None` without the file.
 pub(crate) fn cpus_in(root: &Root, path: &Path) -> Result<Option<BTreeSet<u32>>, HostError> {
     let Some(text) = root.read_optional(path)? else { return Ok(None) };
-    let form = || HostError::Form { path: path.to_owned(), text: text.clone(), expected: "a list of CPUs" };
-    text::cpu_list(&text).ok_or_else(form).map(Some)
+    text::cpu_list(&text).ok_or_else(|| HostError::form(path, &text, "a list of CPUs")).map(Some)
 }
 
 fn list(root: &Root, path: impl Into<PathBuf>) -> Result<BTreeSet<u32>, HostError> {
     let path = path.into();
     let text = root.read(&path)?;
     text::cpu_list(&text).ok_or(HostError::Form { path, text, expected: "a list of CPUs" })
-}
-
-fn number(root: &Root, path: &Path) -> Result<Option<u32>, HostError> {
-    let Some(text) = root.read_optional(path)? else { return Ok(None) };
-    let parsed = text.parse();
-    parsed.map(Some).map_err(|_| HostError::Form { path: path.to_owned(), text, expected: "a number" })
 }
 
 /// Node of each CPU; `None` on a kernel without NUMA.
@@ -126,7 +112,7 @@ fn last_cache(root: &Root, dir: &Path) -> Result<Option<BTreeSet<u32>>, HostErro
     let mut last: Option<(u32, PathBuf)> = None;
     for name in names.iter().filter(|name| name.starts_with("index")) {
         let cache = dir.join(name);
-        if let Some(level) = number(root, &cache.join("level"))? {
+        if let Some(level) = root.optional_number::<u32>(cache.join("level"))? {
             last = last.filter(|(highest, _)| *highest >= level).or(Some((level, cache)));
         }
     }
@@ -134,7 +120,7 @@ fn last_cache(root: &Root, dir: &Path) -> Result<Option<BTreeSet<u32>>, HostErro
 }
 
 fn capacity(root: &Root, dir: &Path, small: bool) -> Result<u32, HostError> {
-    let told = number(root, &dir.join("cpu_capacity"))?;
+    let told = root.optional_number::<u32>(dir.join("cpu_capacity"))?;
     let capacity = told.unwrap_or(if small { FULL / 2 } else { FULL });
     Ok((capacity.min(FULL) + STEP / 2) / STEP * STEP)
 }

@@ -153,9 +153,6 @@ pub fn read_named_text(path: impl AsRef<Path>, limit: u64) -> io::Result<String>
 
 /// Opens a regular file to append to it, and creates it where there is none. Links are followed,
 /// and a FIFO does not block the caller.
-///
-/// # Errors
-/// As [`open_config`].
 pub fn append_named(path: impl AsRef<Path>) -> io::Result<File> {
     let file = OpenOptions::new()
         .append(true)

@@ -14,7 +14,6 @@ pub enum MeasureError {
         /// Operation that failed, such as `read`.
         op: &'static str,
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
     /// fio is not installed.
@@ -25,7 +24,6 @@ pub enum MeasureError {
     Start {
         /// Files `cgroup.procs` of the cgroups for it.
         cgroups: Vec<PathBuf>,
-        /// Error of the system call.
         source: io::Error,
     },
     /// fio ended with an error of its own.
@@ -64,7 +62,6 @@ pub enum MeasureError {
     /// Output of fio in an unknown format.
     #[error("fio's JSON output cannot be read: {reason}; is fio 3.33 or newer installed?")]
     Json {
-        /// Description of the defect.
         reason: String,
     },
     /// A latency log with a bad line.
@@ -73,7 +70,6 @@ pub enum MeasureError {
         task: String,
         /// Line, counted from 1.
         line: usize,
-        /// Description of the defect.
         reason: String,
     },
     /// A latency log that does not hold every request.
@@ -83,9 +79,7 @@ pub enum MeasureError {
     )]
     LogIncomplete {
         task: String,
-        /// Lines in the log.
         logged: u64,
-        /// Requests by fio's own count.
         completed: u64,
     },
     /// Output larger than any possible run makes.
@@ -93,7 +87,6 @@ pub enum MeasureError {
     TooBig {
         /// Description of the output.
         what: String,
-        /// Largest size, in bytes.
         limit: u64,
     },
     /// The user stopped it.
@@ -108,17 +101,13 @@ pub enum MeasureError {
     /// The caller could not set the elevator.
     #[error("cannot set elevator {elevator}: {reason}")]
     Elevator {
-        /// Elevator that was to be set.
         elevator: &'static str,
-        /// Text of the caller's error.
         reason: String,
     },
     /// A profile file that this version cannot use.
     #[error("profile {}: {reason}; make a new one with `rtvirtio profile`", path.display())]
     Profile {
-        /// Path of the profile.
         path: PathBuf,
-        /// Reason why it is refused.
         reason: String,
     },
 }

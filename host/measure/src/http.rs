@@ -204,13 +204,6 @@ impl Load {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a client has stopped by itself: the server gave a wrong answer, which
-    /// [`Load::finish`] returns.
-    #[must_use]
-    pub fn has_given_up(&self) -> bool {
-        self.clients.iter().any(JoinHandle::is_finished)
-    }
-
     /// Stops all clients.
     ///
     /// # Errors

@@ -105,9 +105,6 @@ impl TaskMeasurement {
 }
 
 /// Results as of [`task_results`], with the latencies themselves.
-///
-/// # Errors
-/// As [`task_results`].
 pub fn task_measurements(
     job: &JobFile,
     output: &FioOutput,

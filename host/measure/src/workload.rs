@@ -140,7 +140,6 @@ pub enum WorkloadError {
     #[error("cannot create {}: {source}", path.display())]
     Io {
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
     /// The user stopped it.
@@ -220,9 +219,6 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<RunResults,
 }
 
 /// Measurement by [`run()`], with every latency.
-///
-/// # Errors
-/// As [`run()`].
 pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measured, WorkloadError> {
     let probe = options.watch.then(NoiseProbe::start);
     let disk = options.disk.and_then(|disk| DiskWatch::start(disk, options.watch));

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{LoopDevice, disk_dir, filled_file, no_fio, no_loop, p99, skip, task, vm};
+use common::{
+    disk_dir, filled_disk, filled_file, loop_device, no_fio, no_loop, options, p99, set_elevator, skip, task, vm,
+};
 use rtvirtio_kernel::Claim;
-use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
+use rtvirtio_measure::fio::JobFile;
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::profile::{DEPTHS, ProfileControl, ProfileOptions, load, measure, save};
 use rtvirtio_measure::run::task_results;
@@ -19,18 +21,9 @@ use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
-    JobOptions {
-        target: target.to_owned(),
-        region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
-        warmup: MS(200),
-        runtime,
-        seed: 9,
-        dir: dir.to_owned(),
-        io_class: None,
-        clock: LogClock::JobStart,
-        preload: true,
-    }
+/// Job of one reading task.
+fn reads(rate: Option<f64>, file: &Path, dir: &Path, length: Duration) -> JobFile {
+    JobFile::new(&vm(vec![task("t", Op::Read, rate, 1, Arrival::Closed)]), options(file, dir, length)).unwrap()
 }
 
 fn run(
@@ -48,9 +41,7 @@ fn every_kind_of_task_on_a_real_file() {
     if let Some(reason) = no_fio() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
+    let (dir, file) = filled_disk();
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
     let mut light = task("light", Op::Read, Some(200.0), 1, Arrival::Closed);
     light.targets = p99(500);
@@ -94,12 +85,10 @@ fn a_read_task_does_not_change_its_file_and_a_missing_file_is_not_made() {
     if let Some(reason) = no_fio() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
+    let (dir, file) = filled_disk();
     let before = std::fs::read(&file).unwrap();
-    let reads = vm(vec![task("t", Op::Read, None, 4, Arrival::Closed)]);
-    let job = JobFile::new(&reads, options(&file, dir.path(), MS(300))).unwrap();
+    let deep = vm(vec![task("t", Op::Read, None, 4, Arrival::Closed)]);
+    let job = JobFile::new(&deep, options(&file, dir.path(), MS(300))).unwrap();
     assert!(job.args().contains(&"--readonly".to_owned()));
     run(&job, &[], &AtomicBool::new(false)).unwrap();
     assert!(before == std::fs::read(&file).unwrap(), "the file changed");
@@ -138,9 +127,7 @@ fn cancel_ends_fio_and_all_its_tasks() {
     if let Some(reason) = no_fio() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
+    let (dir, file) = filled_disk();
     let tasks: Vec<Task> =
         ["a", "b"].iter().map(|n| task(n, Op::Read, Some(50.0), 1, Arrival::Closed)).collect();
     let job = JobFile::new(&vm(tasks), options(&file, dir.path(), HANG * 4)).unwrap();
@@ -174,8 +161,7 @@ fn fio_and_all_its_tasks_die_with_us() {
     let job_in = |dir: &Path| {
         let file = dir.join("disk");
         filled_file(&file, 8);
-        let task = task("t", Op::Read, Some(50.0), 1, Arrival::Closed);
-        JobFile::new(&vm(vec![task]), options(&file, dir, HANG * 2)).unwrap()
+        reads(Some(50.0), &file, dir, HANG * 2)
     };
     if let Some(dir) = std::env::var_os(CHILD) {
         let _ = run(&job_in(Path::new(&dir)), &[], &AtomicBool::new(false));
@@ -216,13 +202,8 @@ fn fio_does_not_calibrate_its_sleeps() {
     if let Some(reason) = no_fio() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
-    let job = |length| {
-        let task = task("t", Op::Read, Some(100.0), 1, Arrival::Closed);
-        JobFile::new(&vm(vec![task]), options(&file, dir.path(), length)).unwrap()
-    };
+    let (dir, file) = filled_disk();
+    let job = |length| reads(Some(100.0), &file, dir.path(), length);
     let output = run(&job(MS(300)), &[], &AtomicBool::new(false)).unwrap();
     assert_eq!(output.stderr, "", "ld.so names an object that it cannot load");
     let slack = |thread: &std::fs::DirEntry| {
@@ -254,32 +235,20 @@ fn a_run_that_does_not_end_is_killed() {
     if let Some(reason) = no_fio() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
-    let job = JobFile::new(
-        &vm(vec![task("t", Op::Read, Some(50.0), 1, Arrival::Closed)]),
-        // Long enough to be found and stopped on a busy machine.
-        options(&file, dir.path(), MS(5_000)),
-    )
-    .unwrap();
+    let (dir, file) = filled_disk();
+    // Long enough to be found and stopped on a busy machine.
+    let job = reads(Some(50.0), &file, dir.path(), MS(5_000));
     // fio is stopped, as if hung; it must be killed although a stopped process does not handle
     // SIGTERM.
     let mut stopped = false;
     let mut on_tick = |_| {
         if !stopped {
-            for entry in std::fs::read_dir("/proc").unwrap() {
-                let entry = entry.unwrap();
-                let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
-                let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-                if String::from_utf8_lossy(&cmdline)
-                    .contains(&dir.path().join("job.fio").display().to_string())
-                {
-                    // SAFETY: plain system call on a process that this test started: its command
-                    // line holds our own directory.
-                    unsafe { libc::kill(pid, libc::SIGSTOP) };
-                    stopped = true;
-                }
+            for process in processes_of(dir.path()) {
+                let Ok(pid) = process.file_name().unwrap().to_string_lossy().parse() else { continue };
+                // SAFETY: plain system call on a process that this test started: its command line
+                // holds our own directory.
+                unsafe { libc::kill(pid, libc::SIGSTOP) };
+                stopped = true;
             }
         }
     };
@@ -294,11 +263,7 @@ fn a_run_that_does_not_end_is_killed() {
 fn a_cgroup_that_is_gone_is_named() {
     let dir = disk_dir();
     let file = dir.path().join("disk");
-    let job = JobFile::new(
-        &vm(vec![task("t", Op::Read, None, 1, Arrival::Closed)]),
-        options(&file, dir.path(), MS(100)),
-    )
-    .unwrap();
+    let job = reads(None, &file, dir.path(), MS(100));
     let gone = dir.path().join("vm0/cgroup.procs");
     let e = run(&job, std::slice::from_ref(&gone), &AtomicBool::new(false)).unwrap_err();
     assert!(e.to_string().contains(&gone.display().to_string()), "{e}");
@@ -327,14 +292,8 @@ fn fio_is_in_its_cgroup_before_it_starts() {
     }) else {
         return skip(name, "no cgroup can be made: root is needed");
     };
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
-    let job = JobFile::new(
-        &vm(vec![task("t", Op::Read, Some(50.0), 1, Arrival::Closed)]),
-        options(&file, dir.path(), HANG * 2),
-    )
-    .unwrap();
+    let (dir, file) = filled_disk();
+    let job = reads(Some(50.0), &file, dir.path(), HANG * 2);
     let procs = cgroup.0.join("cgroup.procs");
     let mut inside = 0;
     let cancel = AtomicBool::new(false);
@@ -358,11 +317,11 @@ fn profile_of_a_loop_device() {
     let dir = disk_dir();
     let file = dir.path().join("disk");
     filled_file(&file, 64);
-    let device = LoopDevice::new(&file);
+    let device = loop_device(&file);
     let mut set: Vec<String> = Vec::new();
     let mut set_elevator = |e: &str| {
         set.push(e.to_owned());
-        device.set_elevator(e).map_err(Into::into)
+        set_elevator(&device, e).map_err(Into::into)
     };
     let mut steps = Vec::new();
     let mut progress = |done, total, label: &str| {
@@ -399,7 +358,7 @@ fn profile_of_a_loop_device() {
         assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), [1, 32]);
         assert!(series.iter().all(|p| p.iops.0 > 0.0 && p.n > 0), "{series:?}");
     }
-    assert_eq!(profile.device, device.name());
+    assert_eq!(Path::new("/dev").join(&profile.device), device.0);
     let path = dir.path().join("profile.json");
     save(&profile, &path).unwrap();
     assert_eq!(load(&path).unwrap(), profile);
@@ -411,14 +370,12 @@ fn profile_without_writes_leaves_the_device_alone_and_cancels() {
     if let Some(reason) = no_fio().or(no_loop()) {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
+    let (dir, file) = filled_disk();
     let before = std::fs::read(&file).unwrap();
-    let device = LoopDevice::new(&file);
+    let device = loop_device(&file);
     let cancel = AtomicBool::new(false);
     let mut progress = |done, _, _: &str| cancel.store(done >= 8, Ordering::Relaxed);
-    let mut set_elevator = |e: &str| device.set_elevator(e).map_err(Into::into);
+    let mut set_elevator = |e: &str| set_elevator(&device, e).map_err(Into::into);
     let mut control = ProfileControl {
         set_elevator: &mut set_elevator,
         claim: None,
@@ -449,10 +406,8 @@ fn only_the_device_that_is_claimed_is_written() {
     if let Some(reason) = no_loop() {
         return skip(name, reason);
     }
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
-    let device = LoopDevice::new(&file);
+    let (dir, file) = filled_disk();
+    let device = loop_device(&file);
     let other = dir.path().join("other");
     filled_file(&other, 1);
     let claim = Claim::take(&other, &[]).unwrap();

@@ -39,15 +39,11 @@ fn run_on_stalling_file(
     let dir = common::disk_dir();
     let vm = vm(vec![task]);
     let options = JobOptions {
-        target: file.path(),
         region: None,
         warmup,
-        runtime,
         seed: 3,
-        dir: dir.path().to_owned(),
-        io_class: None,
         clock: LogClock::Monotonic,
-        preload: true,
+        ..common::options(&file.path(), dir.path(), runtime)
     };
     let job = JobFile::new(&vm, options).unwrap();
     let cancel = AtomicBool::new(false);

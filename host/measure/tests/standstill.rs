@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{LoopDevice, StallingFile, disk_dir, no_fio, no_fuse, no_loop, skip};
+use common::{
+    LoopDevice, StallingFile, disk_dir, loop_device, no_fio, no_fuse, no_loop, set_elevator, skip, sysfs,
+};
 use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_units::Nanos;
 
@@ -21,7 +23,7 @@ struct Block([u8; 4096]);
 /// Reads one block after the other for the given time, and returns the standstills.
 fn read_for(device: &LoopDevice, length: Duration) -> Standstills {
     let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&device.0).unwrap();
-    let watch = DiskWatch::start(&device.sysfs(), true).expect("a loop device has counters");
+    let watch = DiskWatch::start(&sysfs(device), true).expect("a loop device has counters");
     let (start, mut block) = (Instant::now(), Block([0; 4096]));
     while start.elapsed() < length {
         file.read_exact_at(&mut block.0, 0).unwrap();
@@ -40,14 +42,14 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
     // Times count from the first read, which the kernel makes itself when the device appears (it
     // looks for partitions).
     let file = StallingFile::new(&[(ms(1_500), ms(2_500)), (ms(3_000), ms(3_400))]);
-    let device = LoopDevice::new(&file.path());
+    let device = loop_device(&file.path());
     let seen = read_for(&device, ms(4_000));
     eprintln!("{seen:?}");
     // At least as long as simulated, less a few readings; a busy machine adds to both.
     assert!(seen.longest_ns > Nanos::from_millis(900), "{seen:?}");
     assert!(seen.count >= 2 && seen.total_ns > Nanos::from_millis(1_250), "{seen:?}");
 
-    let watch = DiskWatch::start(&device.sysfs(), false).unwrap();
+    let watch = DiskWatch::start(&sysfs(&device), false).unwrap();
     std::thread::sleep(ms(500));
     let idle = watch.finish(None);
     assert!(idle.n > 0 && idle.count == 0, "no request was made: {idle:?}");
@@ -64,10 +66,10 @@ fn what_bfq_holds_back_is_seen_where_the_kernel_counts_it() {
     let dir = disk_dir();
     let path = dir.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(256 << 20).unwrap();
-    let device = LoopDevice::new(&path);
+    let device = loop_device(&path);
     let counts = |elevator: &str, seconds: u32| {
-        device.set_elevator(elevator).ok()?;
-        let watch = DiskWatch::start(&device.sysfs(), true).expect("a loop device has counters");
+        set_elevator(&device, elevator).ok()?;
+        let watch = DiskWatch::start(&sysfs(&device), true).expect("a loop device has counters");
         let common = "--direct=1 --bs=4k --ioengine=psync --time_based --prioclass=2";
         let jobs = "--name=thinks --rw=read --thinktime=1000 --prio=0 --name=busy --rw=randread --prio=7";
         let ran = Command::new("fio")

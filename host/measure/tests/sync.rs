@@ -2,132 +2,29 @@
 
 mod common;
 
-use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{LoopDevice, TTL, attr, disk_dir, look_up, no_fio, no_fuse, no_loop, skip, task, vm};
-use fuser::{
-    Config, FileHandle, Filesystem, FopenFlags, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr,
-    ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+use common::{
+    FLUSH, LoopDevice, Seen, StallingFile, disk_dir, loop_device, no_fio, no_fuse, no_loop, skip, task, vm,
 };
 use rtvirtio_measure::Verdict;
-use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
+use rtvirtio_measure::fio::{JobFile, JobOptions};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_results;
 use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind, Target};
 use rtvirtio_units::{Bytes, Nanos, Percentile, Ratio};
 
-/// Least duration of each flush.
-const FLUSH: Duration = Duration::from_millis(12);
-
-/// Request that reached the file.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Seen {
-    Write { offset: u64, bytes: usize },
-    Flush,
+/// File that records writes and flushes, and a loop device over it.
+fn disk() -> (StallingFile, LoopDevice) {
+    let disk = StallingFile::new(&[]);
+    let device = loop_device(&disk.path());
+    (disk, device)
 }
 
-/// FUSE file that records writes and flushes in their order; reads return zeros.
-struct Disk {
-    session: Option<fuser::BackgroundSession>,
-    dir: tempfile::TempDir,
-    seen: Arc<Mutex<Vec<Seen>>>,
-}
-
-struct DiskFs(Arc<Mutex<Vec<Seen>>>);
-
-impl Disk {
-    fn new() -> Self {
-        let (dir, seen) = (disk_dir(), Arc::default());
-        let mut config = Config::default();
-        config.mount_options.push(MountOption::FSName("rtvirtio-sync".to_owned()));
-        config.n_threads = Some(4);
-        let session = fuser::spawn_mount(DiskFs(Arc::clone(&seen)), dir.path(), &config).unwrap();
-        Self { session: Some(session), dir, seen }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("disk")
-    }
-
-    /// Requests since the last call.
-    fn take(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.seen.lock().unwrap())
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // Unmount before the directory is removed.
-        drop(self.session.take());
-    }
-}
-
-impl Filesystem for DiskFs {
-    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        look_up(name, reply);
-    }
-
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&TTL, &attr(ino.0));
-    }
-
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        reply.data(&vec![0; size as usize]);
-    }
-
-    fn write(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        self.0.lock().unwrap().push(Seen::Write { offset, bytes: data.len() });
-        reply.written(data.len() as u32);
-    }
-
-    fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        self.0.lock().unwrap().push(Seen::Flush);
-        std::thread::sleep(FLUSH);
-        reply.ok();
-    }
-}
-
-fn options(target: PathBuf, dir: PathBuf) -> JobOptions {
-    JobOptions {
-        target,
-        region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
-        warmup: Duration::from_millis(200),
-        runtime: Duration::from_millis(1_800),
-        seed: 5,
-        dir,
-        io_class: None,
-        clock: LogClock::JobStart,
-        preload: true,
-    }
+fn options(device: &LoopDevice, dir: &Path) -> JobOptions {
+    JobOptions { seed: 5, ..common::options(&device.0, dir, Duration::from_millis(1_800)) }
 }
 
 fn run(job: &JobFile) -> rtvirtio_measure::fio::FioOutput {
@@ -142,15 +39,14 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let (disk, work) = (Disk::new(), disk_dir());
-    let device = LoopDevice::new(&disk.path());
+    let ((disk, device), work) = (disk(), disk_dir());
     for (sync, rate) in
         [(SyncKind::Fdatasync, Some(20.0)), (SyncKind::Fsync, Some(20.0)), (SyncKind::Fdatasync, None)]
     {
         let mut log = task("log", Op::Write, rate, 1, Arrival::Closed);
         log.pattern = Pattern::Sequential;
         log.sync = Some(sync);
-        let job = JobFile::new(&vm(vec![log]), options(device.0.clone(), work.path().to_owned())).unwrap();
+        let job = JobFile::new(&vm(vec![log]), options(&device, work.path())).unwrap();
         disk.take();
         let output = run(&job);
         let seen = disk.take();
@@ -210,15 +106,14 @@ fn counts_and_percentiles_are_fios_own_of_the_same_run() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let (disk, work) = (Disk::new(), disk_dir());
-    let device = LoopDevice::new(&disk.path());
+    let ((disk, device), work) = (disk(), disk_dir());
     let at = |p: f64, ms: u64| Target { percentile: Percentile(p), latency: Nanos::from_millis(ms) };
     for rate in [None, Some(20.0)] {
         let mut log = task("log", Op::Write, rate, 1, Arrival::Closed);
         log.pattern = Pattern::Sequential;
         log.sync = Some(SyncKind::Fdatasync);
         log.targets = vec![at(50.0, 5), at(99.0, 100_000)];
-        let mut options = options(device.0.clone(), work.path().to_owned());
+        let mut options = options(&device, work.path());
         // So that fio's figures cover the same requests as ours.
         options.warmup = Duration::ZERO;
         let job = JobFile::new(&vm(vec![log]), options).unwrap();
@@ -256,8 +151,7 @@ fn fios_own_syncs_reach_the_device_as_ours_do() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let disk = Disk::new();
-    let device = LoopDevice::new(&disk.path());
+    let (disk, device) = disk();
     disk.take();
     let out = std::process::Command::new("fio")
         .args([
@@ -298,13 +192,12 @@ fn a_mix_of_sizes_keeps_its_shares_and_its_rate() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let (disk, work) = (Disk::new(), disk_dir());
-    let device = LoopDevice::new(&disk.path());
+    let ((disk, device), work) = (disk(), disk_dir());
     let mut mixed = task("mixed", Op::Write, Some(200.0), 1, Arrival::Closed);
     mixed.block = Bytes::from_kib(16);
     let size = |kib, share| BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
     mixed.mix = vec![size(4, 0.75), size(16, 0.25)];
-    let job = JobFile::new(&vm(vec![mixed]), options(device.0.clone(), work.path().to_owned())).unwrap();
+    let job = JobFile::new(&vm(vec![mixed]), options(&device, work.path())).unwrap();
     assert!(job.text().contains("\nbssplit=4096/75:16384/25\n"), "{}", job.text());
     disk.take();
     let output = run(&job);

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use common::{LoopDevice, disk_dir, filled_file, no_fio, no_loop, skip, task, vm};
+use common::{filled_disk, loop_device, no_fio, no_loop, options, skip, sysfs, task, vm};
 use rtvirtio_kernel::{Cgroups, Hierarchy, Root};
-use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
+use rtvirtio_measure::fio::{JobFile, JobOptions};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_results;
 use rtvirtio_spec::{Arrival, Op};
 use rtvirtio_testkit::HANG;
-use rtvirtio_units::Bytes;
 
 /// A real limit of a VM's cgroup: however long the measurement, a task above the limit gets the
 /// limit's rate, and not the rate of the warm-up's backlog.
@@ -27,26 +26,17 @@ fn a_throttled_task_has_the_rate_of_its_limit() {
     let Some(cgroups) = Cgroups::detect(&root).ok().filter(|c| c.hierarchy == Hierarchy::V1) else {
         return skip(name, "the block I/O controller is not one of cgroup v1");
     };
-    let dir = disk_dir();
-    let file = dir.path().join("disk");
-    filled_file(&file, 8);
-    let device = LoopDevice::new(&file);
-    let dev = std::fs::read_to_string(device.sysfs().join("dev")).unwrap();
+    let (dir, file) = filled_disk();
+    let device = loop_device(&file);
+    let dev = std::fs::read_to_string(sysfs(&device).join("dev")).unwrap();
     let group = Group::new(&cgroups, name);
     std::fs::write(group.dir.join("blkio.throttle.read_iops_device"), format!("{} 50", dev.trim())).unwrap();
     let vm = vm(vec![task("held", Op::Read, Some(200.0), 1, Arrival::Closed)]);
     let mut of_lengths = Vec::new();
     for seconds in [2u64, 6] {
         let options = JobOptions {
-            target: device.0.clone(),
-            region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
             warmup: Duration::from_secs(2),
-            runtime: Duration::from_secs(seconds),
-            seed: 9,
-            dir: dir.path().to_owned(),
-            io_class: None,
-            clock: LogClock::JobStart,
-            preload: true,
+            ..options(&device.0, dir.path(), Duration::from_secs(seconds))
         };
         let job = JobFile::new(&vm, options).unwrap();
         let (procs, cancel) = ([group.dir.join("cgroup.procs")], AtomicBool::new(false));

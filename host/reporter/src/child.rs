@@ -22,9 +22,6 @@ pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
     /// Installs the handlers, which the command does not inherit.
-    ///
-    /// # Errors
-    /// As sigaction(2).
     pub(crate) fn handle() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
         let mut handled = vec![SIGCHLD];
@@ -98,9 +95,6 @@ impl Running {
     }
 
     /// Waits for its end; `None` when it still runs after `longest`.
-    ///
-    /// # Errors
-    /// As wait(2) and poll(2).
     pub(crate) fn wait(&mut self, longest: Duration) -> io::Result<Option<ExitStatus>> {
         let begin = Instant::now();
         loop {
@@ -122,9 +116,6 @@ impl Running {
     }
 
     /// Waits for its end, however long that takes.
-    ///
-    /// # Errors
-    /// As [`Running::wait`].
     pub(crate) fn wait_for_end(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.wait(LONG)? {

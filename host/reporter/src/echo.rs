@@ -55,9 +55,6 @@ impl Echo {
     }
 
     /// UDP port in use.
-    ///
-    /// # Errors
-    /// As getsockname(2) reports.
     pub fn port(&self) -> io::Result<u16> {
         Ok(self.socket.local_addr()?.port())
     }

@@ -27,7 +27,6 @@ pub enum ReporterError {
     /// The guest's kernel lacks something.
     #[error("this kernel cannot watch its scheduler: {what}; `rtvirtio-guest run` works without")]
     Kernel {
-        /// Description of the missing feature.
         what: String,
     },
     /// The page has too few blocks.
@@ -35,7 +34,6 @@ pub enum ReporterError {
     TooSmall {
         /// First vCPU without a block.
         vcpu: usize,
-        /// Number of blocks in the page.
         blocks: usize,
     },
     /// Something could not be read or written.
@@ -43,9 +41,7 @@ pub enum ReporterError {
     Io {
         /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// File or object of the operation.
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
 }

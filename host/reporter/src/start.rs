@@ -45,9 +45,6 @@ pub struct StartOptions {
 /// command ends, or after the longest time. Then waits for its end. Returns its exit code, 128 and
 /// the signal where one ended it. `note` gets a text for each step that failed; the command runs
 /// all the same. Signals that would end this process end the command.
-///
-/// # Errors
-/// When the command cannot be started.
 pub fn start(
     argv: &[String],
     options: StartOptions,

@@ -34,21 +34,18 @@ pub enum UrgencyError {
     Place {
         /// Directory of the socket.
         dir: PathBuf,
-        /// Reason why it is not trusted.
         why: String,
     },
     /// The page is followed by another process.
     #[error("{vm}: another process follows its urgency page {path}: end that `rtvirtio keep` first", path = path.display())]
     Taken {
         vm: String,
-        /// Path of the page.
         path: PathBuf,
     },
     /// The monitor of its QEMU cannot be reached.
     #[error("{vm}: its QEMU cannot be asked: {why}")]
     NoMonitor {
         vm: String,
-        /// Reason, for the user.
         why: String,
     },
     /// Interrupts of KVM cannot be traced.
@@ -85,9 +82,7 @@ pub enum UrgencyError {
     Io {
         /// Verb of the failed operation, such as `open`.
         action: &'static str,
-        /// File or object of the operation.
         path: PathBuf,
-        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -170,9 +170,6 @@ impl KvmInterrupts {
     }
 
     /// Gives a thread a slot; `None` where all are in use.
-    ///
-    /// # Errors
-    /// As bpf(2) reports.
     pub(crate) fn add(&mut self, thread: u32) -> io::Result<Option<Slot>> {
         let free = self.used.iter().position(Option::is_none).unwrap_or(self.used.len());
         if free == MAX_VCPUS {

@@ -112,9 +112,6 @@ impl Server {
 
     /// Waits for a QEMU and sends it memory and eventfds; false when `cancelled` returns true
     /// first. The connection of the previous QEMU, which must have ended, is closed.
-    ///
-    /// # Errors
-    /// When the connection breaks meanwhile.
     pub fn serve_one(&mut self, cancelled: &dyn Fn() -> bool) -> Result<bool, UrgencyError> {
         let failed = |e: io::Error| UrgencyError::io("serve", &self.socket)(e);
         loop {

@@ -55,9 +55,6 @@ pub fn serve(
 
 /// Follows VMs as [`serve`] does, adding those that arrive, until the last sender is gone and all
 /// have ended: a VM whose monitor does not answer keeps no other one from being followed.
-///
-/// # Errors
-/// As [`serve`].
 pub fn serve_newcomers(
     vms: &Receiver<ServedVm>,
     levels: &mut Levels,

@@ -21,9 +21,7 @@ pub enum AgentAddress {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LibvirtAgent {
-    /// URI of the daemon.
     pub uri: String,
-    /// UUID of the VM.
     pub uuid: String,
     /// Process of QEMU in this start.
     pub process: ProcessId,

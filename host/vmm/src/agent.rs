@@ -80,9 +80,6 @@ fn fresh_id() -> u64 {
 impl GuestAgent {
     /// Connects to the host's end of the agent's channel and waits until the agent answers, at most
     /// `timeout`: a guest that still boots may come up meanwhile.
-    ///
-    /// # Errors
-    /// No such socket, or no answer in time.
     pub fn connect(path: &Path, timeout: Duration) -> Result<GuestAgent, VmmError> {
         let mut agent = GuestAgent::open(path, timeout)?;
         agent.synchronise(timeout)?;
@@ -235,9 +232,6 @@ impl GuestAgent {
     }
 
     /// Checks that the agent answers.
-    ///
-    /// # Errors
-    /// No answer in time, or an error of the connection.
     pub fn ping(&mut self) -> Result<(), VmmError> {
         self.call::<IgnoredAny>("guest-ping", None, SMALL_REPLY).map(drop)
     }

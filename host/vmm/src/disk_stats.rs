@@ -169,9 +169,6 @@ fn id(device: &str, qdev: Option<&str>) -> Option<String> {
 
 impl Qmp {
     /// Disks of the guest with their counters, in QEMU's order, empty drives included.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn disk_stats(&mut self) -> Result<Vec<DiskStats>, VmmError> {
         let backends: Vec<Backend> = self.drives("query-block")?;
         let entries: Vec<Entry> = self.drives("query-blockstats")?;

@@ -14,9 +14,7 @@ pub enum VmmError {
         "cannot connect to {peer}: {source}; is the virtual machine running, and is no other client connected to this socket?"
     )]
     Connect {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Error of the system call.
         source: io::Error,
     },
     /// A UNIX socket address holds at most 107 bytes (`sun_path` in unix(7)).
@@ -24,7 +22,6 @@ pub enum VmmError {
         "socket path {path:?} has {len} bytes, the kernel takes at most 107; use a shorter run directory"
     )]
     PathTooLong {
-        /// Path that is too long.
         path: PathBuf,
         /// Length of the path, in bytes.
         len: usize,
@@ -32,61 +29,44 @@ pub enum VmmError {
     /// Reading or writing the socket failed.
     #[error("{peer}: {operation}: {source}")]
     Io {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
-        /// Error of the system call.
         source: io::Error,
     },
     /// No (complete) answer in time.
     #[error("{peer}: {operation}: no answer within {} ms; the other side hangs, is paused or is starved of CPU time", waited.as_millis())]
     Timeout {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
-        /// Time limit that was exceeded.
         waited: Duration,
     },
     /// The other side closed the connection: QEMU ended, or ends.
     #[error("{peer}: {operation}: connection closed; the virtual machine has ended or closed the connection")]
     Closed {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
     },
     /// The other side sent more bytes than are kept.
     #[error("{peer}: {operation}: answer is larger than the limit of {limit} bytes; refused")]
     TooLarge {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
-        /// Largest answer, in bytes.
         limit: usize,
     },
     /// The other side sent more items than are examined.
     #[error("{peer}: {operation}: more than {limit} {what}; the connection is closed")]
     TooMany {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
         /// Kind of the items, such as `drives`.
         what: &'static str,
-        /// Largest number of items.
         limit: usize,
     },
     /// The answer does not follow the protocol.
     #[error("{peer}: {operation}: unexpected answer: {}", shown(detail))]
     Protocol {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command or step that failed.
         operation: String,
-        /// Description of the violation.
         detail: String,
     },
     /// Commands that the agent in a guest knows but does not allow: RHEL and its derivatives
@@ -96,7 +76,6 @@ pub enum VmmError {
          elsewhere with `block-rpcs` or `allow-rpcs` in /etc/qemu/qemu-ga.conf, and restart qemu-guest-agent"
     )]
     Disabled {
-        /// Name of the agent.
         peer: String,
         /// Names of the commands, separated by commas.
         commands: String,
@@ -104,9 +83,7 @@ pub enum VmmError {
     /// The other side understood the command and refused it.
     #[error("{peer}: {operation} was refused: {} ({})", shown(desc), shown(class))]
     Refused {
-        /// Name of the other side and its socket.
         peer: String,
-        /// Command that was refused.
         operation: String,
         /// QEMU's error class, such as `CommandNotFound`.
         class: String,
@@ -125,7 +102,6 @@ pub enum VmmError {
         peer: String,
         /// Command of virsh, such as `dumpxml`.
         operation: String,
-        /// Message printed by virsh.
         message: String,
     },
     /// libvirt's daemon was not reached.
@@ -137,13 +113,11 @@ pub enum VmmError {
     NoLibvirt {
         /// Name and URI of the daemon.
         peer: String,
-        /// Message printed by virsh.
         message: String,
     },
     /// No agent has its end of libvirt's channel open.
     #[error("{peer}: no guest agent is connected; is the guest up, and does qemu-guest-agent run in it?")]
     NoAgent {
-        /// Name of the VM's agent.
         peer: String,
     },
     /// The guest has no device that is certainly this disk.

@@ -76,9 +76,6 @@ impl MonitorEvents {
     }
 
     /// Process that called listen(2) on the socket; `None` in another PID namespace.
-    ///
-    /// # Errors
-    /// As getsockopt(2) reports.
     pub fn listener(&self) -> Result<Option<u32>, VmmError> {
         self.wire.listener()
     }

@@ -122,7 +122,6 @@ pub enum Lookup {
     Running(RunningDomain),
     /// libvirt knows the VM, and it does not run.
     ShutOff {
-        /// Name of the VM.
         name: String,
     },
     /// libvirt does not know the VM.
@@ -163,9 +162,6 @@ impl RunningDomain {
     /// Drives with their current throttling, as QEMU has it (`blkdeviotune` queries it, and taints
     /// no VM). Where libvirt has recorded other limits, these are in `Drive::recorded`. All disks
     /// together take at most `total`.
-    ///
-    /// # Errors
-    /// As [`Daemon::call`].
     pub fn drives(&self, total: Duration) -> Result<Vec<Drive>, VmmError> {
         let end = Instant::now() + total;
         let mut drives = self.xml.drives();

@@ -112,9 +112,6 @@ pub struct Unreadable {
 
 /// Virtual machines of this host, and processes that could not be inspected. A QEMU without vCPUs,
 /// such as one that only answers a question about itself, is included while it runs.
-///
-/// # Errors
-/// When `/proc` cannot be read.
 pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
     let (mut machines, mut unreadable) = (Vec::new(), Vec::new());
     for pid in process::pids(root)? {
@@ -130,9 +127,6 @@ pub fn find(root: &Root) -> Result<(Vec<Machine>, Vec<Unreadable>), HostError> {
 
 /// Virtual machine that a process runs, with its current disks; `None` where it runs none, or has
 /// ended.
-///
-/// # Errors
-/// When it cannot be inspected.
 pub fn of_process(root: &Root, pid: u32) -> Result<Option<Machine>, HostError> {
     Vmm::of_process(root, pid)?.map_or(Ok(None), |vmm| answered::machine(root, pid, vmm))
 }

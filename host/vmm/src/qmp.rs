@@ -158,9 +158,6 @@ impl Qmp {
     }
 
     /// Uses a connected stream; `name` is used in errors.
-    ///
-    /// # Errors
-    /// As [`Qmp::connect`].
     pub fn from_stream(stream: UnixStream, name: &str, timeout: Duration) -> Result<Qmp, VmmError> {
         Qmp::negotiate(Wire::new(stream, format!("QMP {name}")), timeout, Deadline::after(timeout))
     }
@@ -328,9 +325,6 @@ impl Qmp {
     /// Process at QEMU's end of the socket: the one that called listen(2), which may be a manager
     /// that opened the socket for QEMU. `None` through libvirt, and for a process of another PID
     /// namespace.
-    ///
-    /// # Errors
-    /// As getsockopt(2) reports.
     pub fn listener(&self) -> Result<Option<u32>, VmmError> {
         match &self.link {
             Link::Socket(wire) => wire.listener(),
@@ -344,54 +338,31 @@ impl Qmp {
     }
 
     /// Queries whether the guest is running.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn query_status(&mut self) -> Result<RunStatus, VmmError> {
         self.typed("query-status")
     }
 
     /// Queries whether this machine runs under KVM.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn query_kvm(&mut self) -> Result<KvmInfo, VmmError> {
         self.typed("query-kvm")
     }
 
     /// Queries vCPUs with their threads. Does not interrupt the guest (the older `query-cpus` did).
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn query_cpus_fast(&mut self) -> Result<Vec<VCpu>, VmmError> {
         self.typed("query-cpus-fast")
     }
 
     /// Queries I/O threads with their threads on the host.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn query_iothreads(&mut self) -> Result<Vec<IoThread>, VmmError> {
         self.typed("query-iothreads")
     }
 
     /// Ends QEMU at once, like pulling the plug. QEMU may be gone before its answer arrives; that
     /// counts as success.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn quit(&mut self) -> Result<(), VmmError> {
         match self.execute("quit", None) {
             Err(e) if e.is_closed() => Ok(()),
             other => other.map(drop),
         }
-    }
-
-    /// Presses the guest's power button: the guest decides how to react.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
-    pub fn system_powerdown(&mut self) -> Result<(), VmmError> {
-        self.execute("system_powerdown", None).map(drop)
     }
 }

@@ -24,7 +24,7 @@ pub use role::{Role, kernel_owner, kernel_role, user_role};
 pub use watch::{Appeared, Changes, Watcher};
 
 /// State of a thread when it was read.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Thread {
     /// Process id; for a kernel thread its own id.
     pub pid: u32,
@@ -96,9 +96,6 @@ pub struct Named {
 
 impl Named {
     /// Queries the monitor for vCPUs and I/O threads.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn ask(qmp: &mut Qmp) -> Result<Self, VmmError> {
         let mut named = Self { vcpus: Self::ask_vcpus(qmp)?, ..Self::default() };
         for thread in qmp.query_iothreads()? {
@@ -108,9 +105,6 @@ impl Named {
     }
 
     /// Queries the monitor for vCPUs alone.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn ask_vcpus(qmp: &mut Qmp) -> Result<BTreeMap<u32, Vec<u32>>, VmmError> {
         let mut vcpus = BTreeMap::<u32, Vec<u32>>::new();
         for cpu in qmp.query_cpus_fast()? {
@@ -153,9 +147,6 @@ pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
 
 /// All threads of a VM, as [`discover`], with kernel threads searched only among these processes:
 /// one list of [`kernel_threads`] serves many VMs.
-///
-/// # Errors
-/// As [`discover`].
 pub fn discover_among(
     root: &Root,
     vm: &VmHandle,

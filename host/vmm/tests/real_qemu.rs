@@ -90,7 +90,7 @@ fn all_commands() {
     assert_eq!(qmp.query_status().unwrap().status, "paused");
     qmp.execute("cont", None).unwrap();
     assert_eq!(qmp.events_skipped(), 2);
-    qmp.system_powerdown().unwrap();
+    qmp.execute("system_powerdown", None).unwrap();
     qmp.quit().unwrap();
     drop(qmp);
     assert!(machine.child.wait().unwrap().success());

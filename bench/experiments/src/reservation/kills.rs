@@ -9,7 +9,7 @@ use std::process::Command;
 use super::Kills;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
+use rtvirtio_apply::points::{CountedSteps, InterceptedHost, Points, kill_self};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, NoGuests, OnConflict, Session};
 use rtvirtio_cpu::{Ask, Contract, Level, Order, choose, group_name, probe, settings};
 use rtvirtio_kernel::{Cgroups, Root};
@@ -90,7 +90,7 @@ pub type KillCommand = dyn Fn(&KillAt<'_>) -> std::io::Result<Command>;
 pub fn run_child(run: &KillAt<'_>) -> anyhow::Result<()> {
     let root = Root::default();
     let points = Points::new(run.at, kill_self);
-    let host = CountedHost(&root, points.clone());
+    let host = InterceptedHost(&root, points.clone());
     let machine = Machine::with_host(&root, &host, &NoGuests);
     let mut observer = CountedSteps(points);
     let session = Session::open(run.state)?;

@@ -25,10 +25,8 @@ fn journal(entries: Vec<Entry>) -> Journal {
         boot_id: "7c0ef8a8".to_owned(),
         pid: 1,
         complete: true,
-        reverting: false,
-        leftover: false,
-        kept: Vec::new(),
         entries,
+        ..Journal::default()
     }
 }
 

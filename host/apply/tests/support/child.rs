@@ -10,39 +10,14 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus, Stdio};
 
-use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
-use rtvirtio_apply::{
-    ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, OnConflict, Session, append, resolve,
-};
-use rtvirtio_kernel::Root;
-use rtvirtio_vmm::AgentAddress;
+use rtvirtio_apply::points::{CountedSteps, InterceptedHost, Points, kill_self};
+use rtvirtio_apply::{ApplyError, Guests, HostFiles, Machine, NoGuests, OnConflict, Session};
 
 use super::Case;
+use super::inject::InterceptedGuests;
 use super::sim::{SimGuests, SimKernel};
 
 const VAR: &str = "RTVIRTIO_TEST_CHILD";
-
-struct CountedGuest(Box<dyn GuestFiles>, Points);
-
-impl GuestFiles for CountedGuest {
-    fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
-        self.0.read(path)
-    }
-    fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
-        self.1.pass();
-        let result = self.0.write(path, bytes);
-        self.1.pass();
-        result
-    }
-}
-
-pub struct CountedGuests<'a>(pub &'a dyn Guests, pub Points);
-
-impl Guests for CountedGuests<'_> {
-    fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
-        Ok(Box::new(CountedGuest(self.0.connect(agent)?, self.1.clone())))
-    }
-}
 
 /// Carries out `apply` or `revert`, counting points.
 pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError> {
@@ -51,18 +26,13 @@ pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError>
     let host: &dyn HostFiles = if root.is_real() { &root } else { &sim };
     let sim_guests = SimGuests;
     let guests: &dyn Guests = if case.guests.is_some() { &sim_guests } else { &NoGuests };
-    let (host, guests) = (CountedHost(host, points.clone()), CountedGuests(guests, points.clone()));
+    let (host, guests) =
+        (InterceptedHost(host, points.clone()), InterceptedGuests(guests, points.clone()));
     let machine = Machine::with_host(&root, &host, &guests);
     let mut observer = CountedSteps(points.clone());
     let session = Session::open(&case.state)?;
     if action == "apply" {
-        let mut writes = if case.plan.settings.is_empty() {
-            Vec::new()
-        } else {
-            resolve(&case.plan, &case.binding(), &machine)?
-        };
-        append(&mut writes, case.cpu.clone());
-        session.apply(&writes, &machine, &mut observer)?;
+        session.apply(&case.writes(&machine)?, &machine, &mut observer)?;
     } else {
         let reverted = session.revert(OnConflict::Report, &machine, &mut observer)?;
         if let Some(r) = reverted {
@@ -70,6 +40,11 @@ pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError>
         }
     }
     Ok(())
+}
+
+/// Carries out `apply` or `revert` to its end.
+pub fn whole(case: &Case, action: &str) -> Result<(), ApplyError> {
+    act(case, action, &Points::new(0, || {}))
 }
 
 /// Entry of the child process: does nothing unless it was started by [`run`] or [`start`].
@@ -121,35 +96,29 @@ pub const STEP: &str = "RTVIRTIO_CRASH_STEP";
 pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
     let snapshot = || case.snapshot(dirs);
     let before = snapshot();
-    let none = || Points::new(0, || {});
     let step: u64 = std::env::var(STEP).map_or(1, |s| s.parse().unwrap());
     let mut at = 1;
     while killed(case, "apply", at) {
-        act(case, "revert", &none()).unwrap();
+        whole(case, "revert").unwrap();
         super::assert_same(&before, &snapshot(), &format!("apply killed at point {at}, reverted"));
         assert!(!case.state.join(rtvirtio_apply::JOURNAL_FILE).exists(), "journal left at point {at}");
         at += step;
     }
     let applied = snapshot();
     assert!(applied != before, "the plan changed nothing");
-    act(case, "revert", &none()).unwrap();
+    whole(case, "revert").unwrap();
     super::assert_same(&before, &snapshot(), "applied, reverted");
     let applies = at - 1;
     at = 1;
     loop {
-        act(case, "apply", &none()).unwrap();
+        whole(case, "apply").unwrap();
         super::assert_same(&applied, &snapshot(), &format!("applied again before {at}"));
         let was_killed = killed(case, "revert", at);
-        act(case, "revert", &none()).unwrap();
+        whole(case, "revert").unwrap();
         super::assert_same(&before, &snapshot(), &format!("revert killed at point {at}, reverted again"));
         if !was_killed {
             return (applies, at - 1);
         }
         at += step;
     }
-}
-
-/// The real root, so that callers need not name it.
-pub fn real_root() -> Root {
-    Root::default()
 }

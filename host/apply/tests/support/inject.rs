@@ -5,18 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rtvirtio_apply::{GuestFiles, Guests, HostFiles};
-use rtvirtio_kernel::sched::Attr;
+use rtvirtio_apply::points::Intercept;
+use rtvirtio_apply::{GuestFiles, Guests};
 use rtvirtio_vmm::AgentAddress;
 use rustix::io::Errno;
-
-/// The path of an agent, for the calls that name it.
-fn socket(agent: &AgentAddress) -> PathBuf {
-    match agent {
-        AgentAddress::Socket(path) => path.clone(),
-        AgentAddress::Libvirt(agent) => PathBuf::from(&agent.uuid),
-    }
-}
 
 /// Choice of the calls that fail.
 #[derive(Clone, Debug)]
@@ -58,8 +50,15 @@ impl Injector {
     pub fn hits(&self) -> u64 {
         self.hits.get()
     }
+}
 
-    fn call<T>(&self, path: &Path, is_change: bool, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+impl Intercept for Injector {
+    fn intercept<T>(
+        &self,
+        path: &Path,
+        change: Option<&str>,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
         self.calls.set(self.calls.get() + 1);
         let number = self.calls.get();
         let fails = match &self.fails {
@@ -67,74 +66,42 @@ impl Injector {
             Fails::At(numbers) => numbers.contains(&number),
             Fails::From(first) => number >= *first,
             Fails::Path(end) => path.ends_with(end),
-            Fails::Write(end) => is_change && path.ends_with(end),
+            Fails::Write(end) => change.is_some() && path.ends_with(end),
         };
         if !fails {
             return call();
         }
         self.hits.set(self.hits.get() + 1);
-        if self.after && is_change {
+        if self.after && change.is_some() {
             let _ = call();
         }
         Err(self.errno.into())
     }
 }
 
-fn thread(pid: u32, tid: u32, file: &str) -> PathBuf {
-    format!("/proc/{pid}/task/{tid}/{file}").into()
-}
+/// Guests whose every call is intercepted.
+pub struct InterceptedGuests<'a, I>(pub &'a dyn Guests, pub I);
 
-pub struct FailingHost<'a>(pub &'a dyn HostFiles, pub Injector);
+struct InterceptedGuest<I>(Box<dyn GuestFiles>, I);
 
-impl HostFiles for FailingHost<'_> {
-    fn read(&self, path: &Path) -> io::Result<String> {
-        self.1.call(path, false, || self.0.read(path))
-    }
-    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        self.1.call(path, true, || self.0.write(path, value))
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.1.call(dir, false, || self.0.list(dir))
-    }
-    fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.1.call(path, false, || self.0.identity(path))
-    }
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.1.call(path, true, || self.0.make_dir(path))
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.1.call(path, true, || self.0.remove_dir(path))
-    }
-    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.1.call(&thread(pid, tid, "stat"), false, || self.0.thread_start(pid, tid))
-    }
-    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.1.call(&thread(pid, tid, "sched"), false, || self.0.scheduling(pid, tid))
-    }
-    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.1.call(&thread(pid, tid, "sched"), true, || self.0.set_scheduling(pid, tid, attr))
-    }
-    fn unit(&self, unit: &str) -> io::Result<String> {
-        self.1.call(Path::new(unit), false, || self.0.unit(unit))
-    }
-}
-
-pub struct FailingGuests<'a>(pub &'a dyn Guests, pub Injector);
-
-struct FailingGuest(Box<dyn GuestFiles>, Injector);
-
-impl Guests for FailingGuests<'_> {
+impl<I: Intercept + Clone + 'static> Guests for InterceptedGuests<'_, I> {
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>> {
-        let guest = self.1.call(&socket(agent), false, || self.0.connect(agent))?;
-        Ok(Box::new(FailingGuest(guest, self.1.clone())))
+        let path = match agent {
+            AgentAddress::Socket(path) => path.clone(),
+            AgentAddress::Libvirt(agent) => PathBuf::from(&agent.uuid),
+        };
+        let guest = self.1.intercept(&path, None, || self.0.connect(agent))?;
+        Ok(Box::new(InterceptedGuest(guest, self.1.clone())))
     }
 }
 
-impl GuestFiles for FailingGuest {
+impl<I: Intercept> GuestFiles for InterceptedGuest<I> {
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
-        self.1.call(Path::new(path), false, || self.0.read(path))
+        let Self(guest, with) = self;
+        with.intercept(Path::new(path), None, || guest.read(path))
     }
     fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
-        self.1.call(Path::new(path), true, || self.0.write(path, bytes))
+        let Self(guest, with) = self;
+        with.intercept(Path::new(path), Some(""), || guest.write(path, bytes))
     }
 }

@@ -12,11 +12,18 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_apply::{Binding, VmBinding, Write};
+use rtvirtio_apply::{
+    ApplyError, Binding, HostFiles, JOURNAL_FILE, KnobState, Machine, OnConflict, Reverted, Session, Silent,
+    Status, VmBinding, Write, append, resolve, status,
+};
 use rtvirtio_kernel::{Cgroups, Root, Stack, sched, task};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Enforcement, IoCostFile, Knob, LimitKind, Plan, Setting};
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use self::sim::{SimGuests, SimKernel};
+use self::tasks::VMS;
 
 /// Plan with the machine that it is applied to; passed to the child processes as a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,6 +46,32 @@ pub struct Case {
 }
 
 impl Case {
+    /// Simulated machine in a directory, where nothing is to be applied yet.
+    pub fn new(dir: &Path) -> Self {
+        Self {
+            root: dir.join("root"),
+            state: dir.join("state"),
+            device: "loop0".into(),
+            parent: "/lab".into(),
+            vms: 3,
+            guests: None,
+            plan: plan(&[]),
+            cpu: Vec::new(),
+            threads_of: None,
+        }
+    }
+
+    /// All writes: the plan's, and those in addition.
+    pub fn writes(&self, machine: &Machine<'_>) -> Result<Vec<Write>, ApplyError> {
+        let mut writes = if self.plan.settings.is_empty() {
+            Vec::new()
+        } else {
+            resolve(&self.plan, &self.binding(), machine)?
+        };
+        append(&mut writes, self.cpu.clone());
+        Ok(writes)
+    }
+
     /// The files of some directories, and policy and cgroups of the threads of a process.
     pub fn snapshot(&self, dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut files = snapshot(dirs);
@@ -69,6 +102,102 @@ impl Case {
             cgroups: Some(Cgroups::detect(&root).unwrap()),
             vms: (0..self.vms).map(vm).collect(),
         }
+    }
+}
+
+/// Simulated machine, and what is applied to it.
+pub struct Sim {
+    pub dir: TempDir,
+    pub root: Root,
+    pub kernel: SimKernel,
+    pub case: Case,
+    /// Whether files take every value, without the simulated kernel's rules.
+    pub is_plain: bool,
+}
+
+impl Sim {
+    pub fn new() -> Self {
+        Self::within(rtvirtio_testkit::tempdir().unwrap())
+    }
+
+    pub fn within(dir: TempDir) -> Self {
+        let case = Case::new(dir.path());
+        let kernel = SimKernel::new(&case.root);
+        kernel.boot("one\n");
+        Self { root: case.root(), kernel, case, dir, is_plain: false }
+    }
+
+    /// Adds disk `loop0`, and cgroups.
+    pub fn with_disk(self, v2: bool, groups: &[&str], elevator: &str) -> Self {
+        if v2 {
+            self.kernel.v2(groups)
+        } else {
+            self.kernel.v1(groups)
+        }
+        self.kernel.disk("loop0", elevator);
+        self
+    }
+
+    /// Adds guests `vm0` and further ones, each with disk `vda` under one of these elevators.
+    pub fn with_guests(mut self, elevators: &[&str]) -> Self {
+        let guests = self.dir.path().join("guests");
+        for (n, elevator) in elevators.iter().enumerate() {
+            SimKernel::new(guests.join(format!("vm{n}"))).disk("vda", elevator);
+            fs::write(guests.join(format!("vm{n}.sock")), "").unwrap();
+        }
+        self.case.guests = Some(guests);
+        self
+    }
+
+    /// Adds cgroup v1's hierarchy of the CPU with a group for VMs.
+    pub fn with_cpu(self) -> Self {
+        self.kernel.cpu_root();
+        self.kernel.make_dir(Path::new(VMS)).unwrap();
+        self
+    }
+
+    pub fn journal(&self) -> PathBuf {
+        self.case.state.join(JOURNAL_FILE)
+    }
+
+    pub fn session(&self) -> Session {
+        Session::open(&self.case.state).unwrap()
+    }
+
+    pub fn machine(&self) -> Machine<'_> {
+        let host: &dyn HostFiles = if self.is_plain { &self.root } else { &self.kernel };
+        Machine::with_host(&self.root, host, &SimGuests)
+    }
+
+    pub fn apply(&self) -> Result<(), ApplyError> {
+        self.apply_on(&self.machine())
+    }
+
+    pub fn apply_on(&self, machine: &Machine<'_>) -> Result<(), ApplyError> {
+        let writes = self.case.writes(machine)?;
+        Session::open(&self.case.state)?.apply(&writes, machine, &mut Silent).map(drop)
+    }
+
+    pub fn revert(&self, on_conflict: OnConflict) -> Reverted {
+        self.session().revert(on_conflict, &self.machine(), &mut Silent).unwrap().unwrap()
+    }
+
+    pub fn status(&self) -> Option<Status> {
+        status(&self.case.state, &self.machine()).unwrap()
+    }
+
+    /// State of each setting.
+    pub fn states(&self) -> Vec<KnobState> {
+        self.status().unwrap().knobs.into_iter().map(|knob| knob.state).collect()
+    }
+
+    /// Directories of the host and its guests.
+    pub fn dirs(&self) -> Vec<PathBuf> {
+        [Some(&self.case.root), self.case.guests.as_ref()].into_iter().flatten().cloned().collect()
+    }
+
+    pub fn snapshot(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        self.case.snapshot(&self.dirs())
     }
 }
 

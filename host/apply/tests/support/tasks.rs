@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::{Attr, Policy};
 use rustix::io::Errno;
 
@@ -19,8 +20,33 @@ const FILES: [(&str, &str); 4] = [
     ("cpu.cfs_quota_us", "-1"),
 ];
 
+/// Home of the VM's threads before a contract.
+pub const VMS: &str = "/sys/fs/cgroup/cpu/vms";
+
 fn errno(code: Errno) -> io::Error {
     code.into()
+}
+
+/// A group of ours, and files in it.
+pub fn group(dir: &Path, home: &Path, scheduling: &str, files: &[(&str, &str)]) -> Vec<Write> {
+    let form = Form::Group { home: home.to_owned(), scheduling: scheduling.to_owned() };
+    let target = Target { place: Place::Host, path: dir.to_owned(), form };
+    let file = |(name, value): &(&str, &str)| {
+        let also_ours = if *name == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        let write = Write::new(*name, Target::host(dir.join(name), Form::Plain), *value);
+        Write { created_by: Some(0), also_ours, ..write }
+    };
+    [Write::new("cgroup", target, "present")].into_iter().chain(files.iter().map(file)).collect()
+}
+
+/// Move of a simulated thread.
+pub fn cgroup(pid: u32, tid: u32, to: &str) -> Write {
+    Write::new("cgroup", Target::thread_cgroup(pid, tid, 1000 + u64::from(tid), "cpu", Path::new(CPU)), to)
+}
+
+/// Policy of a simulated thread.
+pub fn policy(pid: u32, tid: u32, attr: &Attr) -> Write {
+    Write::new("policy", Target::scheduling(pid, tid, 1000 + u64::from(tid)), attr.to_string())
 }
 
 impl SimKernel {

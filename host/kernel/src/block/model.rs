@@ -27,9 +27,6 @@ impl BlockDevice {
     /// of NVMe (`drivers/nvme/host/sysfs.c`), `device/vendor`, `device/model` and `device/rev` of
     /// SCSI (`drivers/scsi/scsi_sysfs.c`), `device/name` and `device/fwrev` of MMC
     /// (`drivers/mmc/core/mmc.c`).
-    ///
-    /// # Errors
-    /// When a file that is there cannot be read.
     pub fn drive_model(&self, root: &Root) -> Result<DriveModel, HostError> {
         let text = |file: &str| -> Result<Option<String>, HostError> {
             let text = root.read_optional(self.sysfs().join("device").join(file))?;
@@ -53,9 +50,9 @@ impl BlockDevice {
             firmware: first(&["firmware_rev", "rev", "fwrev"])?.filter(|_| model.is_some()),
             model,
             size: self.size(root)?,
-            rotational: self.number(root, &self.queue("rotational"))? != 0,
-            logical_block: self.number(root, &self.queue("logical_block_size"))?,
-            physical_block: self.number(root, &self.queue("physical_block_size"))?,
+            rotational: root.number::<u64>(self.queue("rotational"))? != 0,
+            logical_block: root.number(self.queue("logical_block_size"))?,
+            physical_block: root.number(self.queue("physical_block_size"))?,
             write_cache: root.read_optional(self.queue("write_cache"))?.filter(|t| !t.is_empty()),
         })
     }

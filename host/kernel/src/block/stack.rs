@@ -47,9 +47,6 @@ impl Stack {
     }
 
     /// Finds a device, as [`BlockDevice::find`], and follows it.
-    ///
-    /// # Errors
-    /// As [`BlockDevice::find`] and [`Stack::resolve`].
     pub fn find(root: &Root, name: impl AsRef<Path>) -> Result<Self, HostError> {
         Self::resolve(root, BlockDevice::find(root, name)?)
     }
@@ -94,9 +91,6 @@ impl Stack {
     }
 
     /// The elevators that every disk offers; only `none` where no disk is seen.
-    ///
-    /// # Errors
-    /// As [`BlockDevice::elevators`].
     pub fn offered(&self, root: &Root) -> Result<Vec<String>, HostError> {
         let mut disks = self.disks.iter();
         let Some(first) = disks.next() else { return Ok(no_choice().available) };

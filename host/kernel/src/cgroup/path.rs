@@ -93,9 +93,6 @@ impl Cgroups {
     }
 
     /// Limits for a device that act on a cgroup's processes, those of [`Cgroups::limiting`].
-    ///
-    /// # Errors
-    /// When one of the files cannot be read or understood.
     pub fn limits_on_path(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<Vec<SetLimit>, HostError> {
         let mut found = Vec::new();
         for cgroup in self.limiting(cgroup) {
@@ -110,11 +107,7 @@ impl Cgroups {
                     Hierarchy::V1 => text::throttle_value(&content, dev),
                     Hierarchy::V2 => text::io_max_value(&content, dev, limit.key()),
                 };
-                let value = value.ok_or_else(|| HostError::Form {
-                    path,
-                    text: content.trim().to_owned(),
-                    expected: "a limit for each device",
-                })?;
+                let value = value.ok_or_else(|| HostError::form(path, &content, "a limit for each device"))?;
                 found.extend(value.map(|value| SetLimit { cgroup: cgroup.clone(), file, limit, value }));
             }
         }
@@ -123,9 +116,6 @@ impl Cgroups {
 
     /// Quotas of CPU time that act on a cgroup's ordinary threads, in the hierarchy of the CPU
     /// controller: its own first, then those above it.
-    ///
-    /// # Errors
-    /// When one of the files cannot be read or understood.
     pub fn cpu_limits_on_path(&self, root: &Root, cgroup: &Path) -> Result<Vec<CpuLimit>, HostError> {
         let mut path = self.path_of(cgroup);
         path.reverse();
@@ -145,11 +135,7 @@ impl Cgroups {
                 let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.unwrap_or_default();
                 content = format!("{} {}", content.trim(), period.trim());
             }
-            let value = text::cpu_quota(&content).ok_or_else(|| HostError::Form {
-                path: dir.join(file),
-                text: content.trim().to_owned(),
-                expected: "a quota and a period",
-            })?;
+            let value = text::cpu_quota(&content).ok_or_else(|| HostError::form(dir.join(file), &content, "a quota and a period"))?;
             found.extend(value.map(|(quota_us, period_us)| CpuLimit { cgroup, file, quota_us, period_us }));
         }
         Ok(found)
@@ -157,17 +143,10 @@ impl Cgroups {
 
     /// BFQ's weight of a cgroup for a device; the default where the file is not there: BFQ is not
     /// loaded, or on v2 `io` is not enabled yet.
-    ///
-    /// # Errors
-    /// When the file cannot be read or understood.
     pub fn weight_of(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<u32, HostError> {
         let file = self.weight_file(root, cgroup)?;
         let Some(content) = root.read_optional(&file.path)? else { return Ok(DEFAULT_WEIGHT as u32) };
-        let weights = text::weights(&content).ok_or_else(|| HostError::Form {
-            path: file.path,
-            text: content.trim().to_owned(),
-            expected: "weights",
-        })?;
+        let weights = text::weights(&content).ok_or_else(|| HostError::form(file.path, &content, "weights"))?;
         let weight = weights.devices.get(dev).copied().or(weights.default).unwrap_or(DEFAULT_WEIGHT);
         Ok(u32::try_from(weight).unwrap_or(DEFAULT_WEIGHT as u32))
     }
@@ -175,9 +154,6 @@ impl Cgroups {
     /// Controls that the models do not cover: `io.latency` of a cgroup, of those above it and of
     /// all their siblings (it throttles siblings), `io.cost.qos` where it is enabled, with the
     /// `io.weight` of the path; on v1 `blkio.weight` of CFQ.
-    ///
-    /// # Errors
-    /// When one of the files cannot be read.
     pub fn other_controls(
         &self,
         root: &Root,

@@ -1,32 +1,24 @@
 use super::*;
+use crate::test_root::TestRoot;
 
 const V1: &str = "38 31 0:35 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n\
                   41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
 
-fn fixture(mountinfo: &str) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    file(&root, "/proc/self/mountinfo", mountinfo);
-    (dir, root)
-}
-
-fn file(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
+fn fixture(mountinfo: &str) -> TestRoot {
+    TestRoot::new(&[("/proc/self/mountinfo", mountinfo)])
 }
 
 #[test]
 fn v1_is_found_with_its_files() {
-    let (_d, root) = fixture(V1);
+    let root = fixture(V1);
     let c = Cgroups::detect(&root).unwrap();
     assert_eq!((c.hierarchy, c.mount.as_path()), (Hierarchy::V1, Path::new("/sys/fs/cgroup/blkio")));
     let vm = Path::new("/vm0");
     c.create(&root, vm).unwrap();
-    file(&root, "/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight", "100\n");
+    root.put("/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight", "100\n");
     assert!(!c.weight_file(&root, vm).unwrap().per_device, "a kernel before 5.4");
-    file(&root, "/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight_device", "default 100\n");
+    root.put("/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight_device", "default 100\n");
     let w = c.weight_file(&root, vm).unwrap();
     assert!(w.per_device && w.path.ends_with("vm0/blkio.bfq.weight_device"));
     let limit = c.limit_file(vm, Limit::ReadIops).unwrap();
@@ -36,10 +28,10 @@ fn v1_is_found_with_its_files() {
 
 #[test]
 fn v2_is_found_and_says_where_io_is_missing() {
-    let (_d, root) = fixture(V2);
-    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
-    file(&root, "/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
-    file(&root, "/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "\n");
+    let root = fixture(V2);
+    root.put("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+    root.put("/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
+    root.put("/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "\n");
     let c = Cgroups::detect(&root).unwrap();
     let vm = Path::new("/machine.slice/vm0.scope");
     let missing = c.io_to_enable(&root, vm).unwrap();
@@ -50,36 +42,36 @@ fn v2_is_found_and_says_where_io_is_missing() {
 
 #[test]
 fn no_io_controller_names_the_remedy() {
-    let (_d, root) = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
+    let root = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
     assert!(matches!(Cgroups::detect(&root), Err(HostError::NoIoController { .. })));
-    let (_d, root) = fixture(V2);
-    file(&root, "/sys/fs/cgroup/cgroup.controllers", "hugetlb\n");
+    let root = fixture(V2);
+    root.put("/sys/fs/cgroup/cgroup.controllers", "hugetlb\n");
     let error = Cgroups::detect(&root).unwrap_err().to_string();
     assert!(error.contains("offers only `hugetlb`") && error.contains("cgroup_no_v1"), "{error}");
 }
 
 #[test]
 fn the_memory_controller_is_found_on_both_versions_or_not_there() {
-    let (_d, root) = fixture("39 31 0:36 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+    let root = fixture("39 31 0:36 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
     let found = Cgroups::detect_memory(&root).unwrap().unwrap();
     assert_eq!((found.hierarchy, found.mount.as_path()), (Hierarchy::V1, Path::new("/sys/fs/cgroup/memory")));
-    let (_d, root) = fixture(V2);
-    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
-    file(&root, "/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
-    file(&root, "/sys/fs/cgroup/lab/cgroup.subtree_control", "io\n");
+    let root = fixture(V2);
+    root.put("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+    root.put("/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
+    root.put("/sys/fs/cgroup/lab/cgroup.subtree_control", "io\n");
     let found = Cgroups::detect_memory(&root).unwrap().unwrap();
     let missing = found.to_enable(&root, Path::new("/lab/vm"), "memory").unwrap();
     let files = ["/sys/fs/cgroup/cgroup.subtree_control", "/sys/fs/cgroup/lab/cgroup.subtree_control"];
     assert_eq!((found.hierarchy, missing), (Hierarchy::V2, files.map(PathBuf::from).to_vec()));
-    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
+    root.put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
     assert_eq!(Cgroups::detect_memory(&root).unwrap(), None);
-    let (_d, root) = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
+    let root = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
     assert_eq!(Cgroups::detect_memory(&root).unwrap(), None);
 }
 
 #[test]
 fn paths_cannot_leave_the_hierarchy() {
-    let (_d, root) = fixture("38 31 0:35 /docker/x /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n");
+    let root = fixture("38 31 0:35 /docker/x /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n");
     let c = Cgroups::detect(&root).unwrap();
     assert!(matches!(c.dir(Path::new("/docker/x/../y")), Err(HostError::BadCgroup { .. })));
     assert!(matches!(c.dir(Path::new("/other")), Err(HostError::BadCgroup { .. })));
@@ -90,18 +82,18 @@ fn paths_cannot_leave_the_hierarchy() {
 
 #[test]
 fn groups_and_processes() {
-    let (_d, root) = fixture(V1);
+    let root = fixture(V1);
     let c = Cgroups::detect(&root).unwrap();
     let vm = Path::new("/lab/vm0");
     c.create(&root, vm).unwrap();
     assert!(c.attach(&root, vm, 7).unwrap_err().is_gone(), "no cgroup.procs in a plain directory");
-    file(&root, "/sys/fs/cgroup/blkio/lab/cgroup.procs", "");
-    file(&root, "/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "9\n7\n");
+    root.put("/sys/fs/cgroup/blkio/lab/cgroup.procs", "");
+    root.put("/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "9\n7\n");
     assert_eq!(c.pids(&root, Path::new("/lab")).unwrap(), [7, 9]);
     assert_eq!(c.all_dirs(&root).unwrap().len(), 3);
     c.attach(&root, vm, 12).unwrap();
     assert_eq!(c.pids(&root, vm).unwrap(), [12]);
-    file(&root, "/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "what\n");
+    root.put("/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "what\n");
     assert!(matches!(c.pids(&root, vm), Err(HostError::Form { .. })));
     assert!(c.pids(&root, Path::new("/none")).unwrap_err().is_gone());
     assert!(matches!(
@@ -114,12 +106,12 @@ fn groups_and_processes() {
 
 #[test]
 fn the_group_of_a_process() {
-    let (_d, root) = fixture(V1);
+    let root = fixture(V1);
     let c = Cgroups::detect(&root).unwrap();
-    file(&root, "/proc/5/cgroup", "8:pids:/\n7:cpu,blkio:/machine.slice/a:b\n0::/u\n");
+    root.put("/proc/5/cgroup", "8:pids:/\n7:cpu,blkio:/machine.slice/a:b\n0::/u\n");
     assert_eq!(c.of_pid(&root, 5).unwrap(), Path::new("/machine.slice/a:b"));
     assert!(c.of_pid(&root, 6).unwrap_err().is_gone());
-    file(&root, "/proc/7/cgroup", "0::/u\n");
+    root.put("/proc/7/cgroup", "0::/u\n");
     assert!(matches!(c.of_pid(&root, 7), Err(HostError::Form { .. })));
     let v2 = Cgroups { hierarchy: Hierarchy::V2, ..c };
     assert_eq!(v2.of_pid(&root, 5).unwrap(), Path::new("/u"));

@@ -98,9 +98,7 @@ pub(super) fn partitions(root: &Root, found: &mut Vec<Finding>) {
 fn new_ones(root: &Root, apart: &BTreeSet<u32>) -> Result<BTreeSet<u32>, HostError> {
     let path = format!("{IRQS}/default_smp_affinity");
     let text = root.read(&path)?;
-    let form =
-        || HostError::Form { path: path.into(), text: text.trim().to_owned(), expected: "a mask of CPUs" };
-    let mask = text::cpu_mask(&text).ok_or_else(form)?;
+    let mask = text::cpu_mask(&text).ok_or_else(|| HostError::form(path, &text, "a mask of CPUs"))?;
     Ok(mask.intersection(apart).copied().collect())
 }
 
@@ -126,11 +124,7 @@ fn routed(root: &Root, apart: &BTreeSet<u32>) -> Result<Routed, HostError> {
             on = root.read_optional(format!("{IRQS}/{irq}/smp_affinity_list"))?;
         }
         let Some(list) = on else { continue };
-        let form = || HostError::Form {
-            path: format!("{IRQS}/{irq}").into(),
-            text: list.trim().to_owned(),
-            expected: "a list of CPUs",
-        };
+        let form = || HostError::form(format!("{IRQS}/{irq}"), &list, "a list of CPUs");
         let on: BTreeSet<u32> = text::cpu_list(&list).ok_or_else(form)?;
         let mut there = on.intersection(apart).copied().peekable();
         if there.peek().is_none() {

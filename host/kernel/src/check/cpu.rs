@@ -23,23 +23,13 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     memlock(root, found);
 }
 
-fn number(root: &Root, path: impl AsRef<Path>) -> Result<i64, HostError> {
-    let path = path.as_ref();
-    let text = root.read(path)?;
-    text.trim().parse().map_err(|_| HostError::Form {
-        path: path.to_owned(),
-        text: text.trim().to_owned(),
-        expected: "a number",
-    })
-}
-
 fn throttling(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.throttling";
     const WHY: &str = "real-time threads that use up their share of a period are stopped until it ends";
     const REMEDY: &str = "sysctl kernel.sched_rt_runtime_us=950000";
     let read = || {
-        let runtime = number(root, "/proc/sys/kernel/sched_rt_runtime_us")?;
-        let period = number(root, "/proc/sys/kernel/sched_rt_period_us")?;
+        let runtime = root.number::<i64>("/proc/sys/kernel/sched_rt_runtime_us")?;
+        let period = root.number::<i64>("/proc/sys/kernel/sched_rt_period_us")?;
         Ok::<_, HostError>((runtime, period, super::stops_fifo(root)?, super::least_fair_server(root)?))
     };
     let (runtime, period, stops, server) = match read() {
@@ -85,7 +75,7 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str =
         "with CONFIG_RT_GROUP_SCHED a new cgroup has no real-time budget: SCHED_FIFO in it is refused";
     let budget = realtime::group_budget(root);
-    found.push(match budget.and_then(|file| file.map(|file| number(root, file)).transpose()) {
+    found.push(match budget.and_then(|file| file.map(|file| root.number::<i64>(file)).transpose()) {
         Err(e) => Finding::unknown(ID, &e, WHY),
         Ok(None) => Finding::ok(ID, "no real-time budget per cgroup", WHY),
         Ok(Some(budget)) => Finding::warn(
@@ -99,9 +89,6 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
 
 /// Whether the kernel is one with PREEMPT_RT. Its version says so; the file is of the patches that
 /// were outside of Linux, and of few kernels from 7 on.
-///
-/// # Errors
-/// When neither can be read.
 pub fn preempt_rt(root: &Root) -> Result<bool, HostError> {
     if root.read_optional("/sys/kernel/realtime")?.is_some_and(|text| text.trim() == "1") {
         return Ok(true);
@@ -188,8 +175,8 @@ fn deepest_idle(root: &Root) -> Result<Option<(u64, String)>, HostError> {
     }
     for state in root.list(&states)? {
         let dir = states.join(state);
-        if number(root, dir.join("disable"))? == 0 {
-            let latency = u64::try_from(number(root, dir.join("latency"))?).unwrap_or(0);
+        if root.number::<i64>(dir.join("disable"))? == 0 {
+            let latency = u64::try_from(root.number::<i64>(dir.join("latency"))?).unwrap_or(0);
             deepest = deepest.max(Some((latency, root.read(dir.join("name"))?.trim().to_owned())));
         }
     }

@@ -63,21 +63,16 @@ pub(super) fn vm_name(root: &Root, pid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_root::TestRoot;
 
     #[test]
     fn a_vm_without_a_cgroup_of_its_own_is_named() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = root.at(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-        put("/sys/fs/cgroup/cgroup.controllers", "io\n");
+        let root = TestRoot::new(&[]);
+        root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        root.put("/sys/fs/cgroup/cgroup.controllers", "io\n");
         let vm = |pid: u32, name: &str, cgroup: &str| {
-            put(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
-            put(
+            root.put(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
+            root.put(
                 &format!("/proc/{pid}/cmdline"),
                 &format!("qemu\0-name\0guest={name},debug-threads=on\0-m\01\0"),
             );

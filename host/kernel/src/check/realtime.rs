@@ -40,9 +40,6 @@ pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
 
 /// Smallest share of the fair server on any CPU that is not isolated, which is certain on each of
 /// these; of all CPUs where all are isolated.
-///
-/// # Errors
-/// As [`fair_server`].
 pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::min, &names(isolated(root)?))
 }
@@ -97,11 +94,7 @@ fn shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
 fn shown_shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
     let dir = Path::new(SERVERS);
     let names = if root.exists(dir)? { root.list(dir)? } else { Vec::new() };
-    let number = |cpu: &str, file: &str| -> Result<f64, HostError> {
-        let path = dir.join(cpu).join(file);
-        let text = root.read(&path)?.trim().to_owned();
-        text.parse().map_err(|_| HostError::Form { path, text, expected: "a number" })
-    };
+    let number = |cpu: &str, file: &str| root.number::<f64>(dir.join(cpu).join(file));
     let mut shares = Vec::new();
     for cpu in names {
         let share = number(&cpu, "runtime")? / number(&cpu, "period")?;
@@ -117,12 +110,7 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "the fair server keeps a share of each CPU for ordinary threads: it is what lets a shell survive a spinning \
                        real-time guest, and deadline reservations get that much less";
     let read = || {
-        let value = |name: &str| {
-            let path = Path::new("/proc/sys/kernel").join(name);
-            let Some(text) = root.read_optional(&path)? else { return Ok(None) };
-            let number = text.parse::<i64>();
-            number.map(Some).map_err(|_| HostError::Form { path, text, expected: "a number" })
-        };
+        let value = |name: &str| root.optional_number::<i64>(Path::new("/proc/sys/kernel").join(name));
         let (runtime, period) = (value("sched_rt_runtime_us")?, value("sched_rt_period_us")?);
         let throttled = runtime.is_some_and(|runtime| !is_unthrottled(runtime, period.unwrap_or(i64::MAX)));
         Ok::<_, HostError>((shares(root)?, throttled, version(root)?, nohz_full(root)?))
@@ -211,12 +199,7 @@ fn halt_poll(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str =
         "a vCPU that halts polls for so long before it sleeps, and that time is taken from its budget";
     const PATH: &str = "/sys/module/kvm/parameters/halt_poll_ns";
-    let nanos = root.read_optional(PATH).and_then(|text| {
-        let Some(text) = text else { return Ok(None) };
-        let form = |_| HostError::Form { path: PATH.into(), text: text.clone(), expected: "a number" };
-        text.parse::<u64>().map(Some).map_err(form)
-    });
-    let nanos = match nanos {
+    let nanos = match root.optional_number::<u64>(PATH) {
         Ok(nanos) => nanos,
         Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
     };

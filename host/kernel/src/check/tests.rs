@@ -1,22 +1,15 @@
 use std::fs;
 
 use super::*;
-
-fn file(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
+use crate::test_root::TestRoot;
 
 fn finding(root: &Root, id: &str) -> Finding {
     check(root, Vec::new()).into_iter().find(|f| f.id == id).unwrap_or_else(|| panic!("no finding {id}"))
 }
 
 /// Host without anything to do.
-fn good() -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    for (path, text) in [
+fn good() -> TestRoot {
+    TestRoot::new(&[
         ("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n"),
         ("/proc/sys/kernel/version", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (2024-02-01)\n"),
         ("/proc/sys/kernel/sched_rt_runtime_us", "950000\n"),
@@ -38,15 +31,12 @@ fn good() -> (tempfile::TempDir, Root) {
         ("/usr/bin/fio", ""),
         ("/usr/bin/qemu-system-x86_64", ""),
         ("/usr/sbin/losetup", ""),
-    ] {
-        file(&root, path, text);
-    }
-    (dir, root)
+    ])
 }
 
 #[test]
 fn a_good_host_has_nothing_to_do() {
-    let (_d, root) = good();
+    let root = good();
     let extra = Finding::warn("kvm", "no KVM", "why", "remedy");
     let found = check(&root, vec![extra.clone()]);
     assert_eq!(found.last(), Some(&extra), "the caller's findings come last");
@@ -57,9 +47,9 @@ fn a_good_host_has_nothing_to_do() {
 
 #[test]
 fn elevators_that_cannot_be_read_are_not_taken_for_a_kernel_without_bfq() {
-    let (_d, root) = good();
+    let root = good();
     let scheduler = "/sys/block/sda/queue/scheduler";
-    file(&root, scheduler, "[none] mq-deadline\n");
+    root.put(scheduler, "[none] mq-deadline\n");
     assert_eq!(finding(&root, "bfq").level, Level::Fail);
     // A directory in the place of the file: EISDIR.
     fs::remove_file(root.at(scheduler)).unwrap();
@@ -70,45 +60,45 @@ fn elevators_that_cannot_be_read_are_not_taken_for_a_kernel_without_bfq() {
 
 #[test]
 fn a_kernel_without_io_cost_is_named() {
-    let (_d, root) = good();
+    let root = good();
     let found = finding(&root, "io.cost");
     assert!(found.level == Level::Ok && found.what.contains("without CONFIG_BLK_CGROUP_IOCOST"), "{found:?}");
-    file(&root, "/sys/fs/cgroup/io.cost.qos", "8:0 enable=0 ctrl=auto\n");
+    root.put("/sys/fs/cgroup/io.cost.qos", "8:0 enable=0 ctrl=auto\n");
     assert_eq!(finding(&root, "io.cost").what, "io.cost is off");
 }
 
 #[test]
 fn io_cost_is_a_fault_next_to_bfq_only() {
-    let (_d, root) = good();
+    let root = good();
     for (path, text) in [
         ("/sys/class/block/sdb/size", "8\n"),
         ("/sys/block/sdb/dev", "8:16\n"),
         ("/sys/block/sdb/queue/scheduler", "none mq-deadline [bfq]\n"),
         ("/sys/fs/cgroup/io.cost.qos", "8:0 enable=1 ctrl=auto\n8:16 enable=1 ctrl=auto\n"),
     ] {
-        file(&root, path, text);
+        root.put(path, text);
     }
     let both = finding(&root, "io.cost");
     assert!(both.level == Level::Warn && both.what.contains("8:0, 8:16"), "{both:?}");
     assert!(both.remedy.contains("'8:0 enable=0'") && both.remedy.contains("'8:16 enable=0'"), "{both:?}");
-    file(&root, "/sys/block/sda/queue/scheduler", "[none] mq-deadline bfq\n");
+    root.put("/sys/block/sda/queue/scheduler", "[none] mq-deadline bfq\n");
     let one = finding(&root, "io.cost");
     assert!(one.level == Level::Warn && !one.remedy.contains("8:0 "), "{one:?}");
-    file(&root, "/sys/block/sdb/queue/scheduler", "none [mq-deadline] bfq\n");
+    root.put("/sys/block/sdb/queue/scheduler", "none [mq-deadline] bfq\n");
     let none = finding(&root, "io.cost");
     assert_eq!((none.level, none.what.as_str()), (Level::Ok, "io.cost divides device 8:0, 8:16"));
 }
 
 #[test]
 fn preempt_rt_is_seen_by_the_file_and_by_the_version() {
-    let (_d, root) = good();
+    let root = good();
     let of = |root: &Root| finding(root, "preempt_rt").what;
     assert_eq!(of(&root), "not a PREEMPT_RT kernel");
-    file(&root, "/sys/kernel/realtime", "1\n");
+    root.put("/sys/kernel/realtime", "1\n");
     assert_eq!(of(&root), "PREEMPT_RT kernel");
     fs::remove_file(root.at("/sys/kernel/realtime")).unwrap();
     // Debian's 7.2.13 with PREEMPT_RT has no such file.
-    file(&root, "/proc/sys/kernel/version", "#1 SMP PREEMPT_RT Debian 7.2.13-1 (2026-10-28)\n");
+    root.put("/proc/sys/kernel/version", "#1 SMP PREEMPT_RT Debian 7.2.13-1 (2026-10-28)\n");
     assert_eq!(of(&root), "PREEMPT_RT kernel");
     fs::remove_file(root.at("/proc/sys/kernel/version")).unwrap();
     assert!(of(&root).starts_with("not known"), "{}", of(&root));
@@ -145,8 +135,8 @@ fn each_fault_is_found_with_its_level_and_remedy() {
         ("/sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "300\n", "cpu.idle", Level::Warn, "cpupower"),
     ];
     for (path, text, id, level, remedy) in cases {
-        let (_d, root) = good();
-        file(&root, path, text);
+        let root = good();
+        root.put(path, text);
         let f = finding(&root, id);
         assert_eq!(f.level, level, "{f:?}");
         assert!(f.remedy.contains(remedy), "{f:?}");
@@ -156,9 +146,9 @@ fn each_fault_is_found_with_its_level_and_remedy() {
 /// Linux 7.2: `sched_rt_runtime_us` is the whole period, and the fair server the only brake.
 #[test]
 fn a_limit_of_the_whole_period_stops_no_thread() {
-    let (_d, root) = good();
-    file(&root, "/proc/sys/kernel/osrelease", "7.2.13-amd64\n");
-    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "1000000\n");
+    let root = good();
+    root.put("/proc/sys/kernel/osrelease", "7.2.13-amd64\n");
+    root.put("/proc/sys/kernel/sched_rt_runtime_us", "1000000\n");
     let f = finding(&root, "rt.throttling");
     assert!(f.level == Level::Ok && f.what.contains("off; the fair server alone keeps a share"), "{f:?}");
 }
@@ -167,38 +157,38 @@ fn a_limit_of_the_whole_period_stops_no_thread() {
 /// (`update_curr_rt()`).
 #[test]
 fn a_limit_that_the_kernel_does_not_enforce_is_no_limit() {
-    let (_d, root) = good();
+    let root = good();
     let of = |root: &Root| {
         let f = finding(root, "rt.throttling");
         (f.level, f.what)
     };
     assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
-    file(&root, "/proc/sys/kernel/osrelease", "6.11.0\n");
+    root.put("/proc/sys/kernel/osrelease", "6.11.0\n");
     assert!(of(&root).1.starts_with("real-time threads get"));
-    file(&root, "/proc/sys/kernel/osrelease", "6.12.0\n");
+    root.put("/proc/sys/kernel/osrelease", "6.12.0\n");
     let (level, what) = of(&root);
     assert!(level == Level::Ok && what.starts_with("off; the fair server alone keeps a share"), "{what}");
     assert!(what.ends_with("950000 us of each 1000000 us bound deadline reservations only"), "{what}");
     let server = "/sys/kernel/debug/sched/fair_server/cpu0";
-    file(&root, &format!("{server}/period"), "1000000000\n");
-    file(&root, &format!("{server}/runtime"), "0\n");
+    root.put(&format!("{server}/period"), "1000000000\n");
+    root.put(&format!("{server}/runtime"), "0\n");
     let (level, what) = of(&root);
     assert!(level == Level::Warn && what.starts_with("off, and so is the fair server of a CPU"), "{what}");
-    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "0\n");
+    root.put("/proc/sys/kernel/sched_rt_runtime_us", "0\n");
     assert!(of(&root).1.contains("deadline threads get no time at all"));
     // CONFIG_RT_GROUP_SCHED.
-    file(&root, "/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    root.put("/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
     let mount = "39 31 0:36 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
     let mounts = fs::read_to_string(root.at("/proc/self/mountinfo")).unwrap();
-    file(&root, "/proc/self/mountinfo", &(mounts + mount));
+    root.put("/proc/self/mountinfo", &(mounts + mount));
     assert!(of(&root).1.starts_with("off"), "groups without a budget");
-    file(&root, "/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
+    root.put("/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
     assert_eq!(of(&root), (Level::Ok, "real-time threads get 950000 us of each 1000000 us".to_owned()));
 }
 
 #[test]
 fn io_uring_that_is_switched_off_is_named() {
-    let (_d, root) = good();
+    let root = good();
     let path = "/proc/sys/kernel/io_uring_disabled";
     for (text, level, what) in [
         ("0\n", Level::Ok, "on for all"),
@@ -206,7 +196,7 @@ fn io_uring_that_is_switched_off_is_named() {
         ("2\n", Level::Warn, "off for all"),
         ("x\n", Level::Warn, "not known"),
     ] {
-        file(&root, path, text);
+        root.put(path, text);
         let f = finding(&root, "io_uring");
         assert!(f.level == level && f.what.contains(what), "{f:?}");
         assert_eq!(f.remedy.contains("sysctl kernel.io_uring_disabled=0"), ["1\n", "2\n"].contains(&text));
@@ -217,24 +207,24 @@ fn io_uring_that_is_switched_off_is_named() {
 
 #[test]
 fn bfq_as_a_module_is_a_matter_of_loading_it() {
-    let (_d, root) = good();
-    file(&root, "/sys/block/sda/queue/scheduler", "[none] mq-deadline\n");
-    file(&root, "/lib/modules/6.1.0-18-amd64/modules.dep", "kernel/block/bfq.ko.xz:\n");
+    let root = good();
+    root.put("/sys/block/sda/queue/scheduler", "[none] mq-deadline\n");
+    root.put("/lib/modules/6.1.0-18-amd64/modules.dep", "kernel/block/bfq.ko.xz:\n");
     let f = finding(&root, "bfq");
     assert_eq!((f.level, f.remedy.contains("modprobe bfq")), (Level::Warn, true));
 }
 
 #[test]
 fn real_time_groups_are_reported() {
-    let (_d, root) = good();
-    file(&root, "/proc/self/mountinfo", "1 1 0:1 / /sys/fs/cgroup/cpu rw - cgroup c rw,cpu\n");
-    file(&root, "/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
+    let root = good();
+    root.put("/proc/self/mountinfo", "1 1 0:1 / /sys/fs/cgroup/cpu rw - cgroup c rw,cpu\n");
+    root.put("/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
     assert_eq!(finding(&root, "rt.group").level, Level::Warn);
 }
 
 #[test]
 fn missing_tools_are_named_with_their_package() {
-    let (_d, root) = good();
+    let root = good();
     for (path, id, remedy) in [
         ("/dev/fuse", "fuse", "modprobe fuse"),
         ("/usr/bin/fio", "fio", "apt-get install fio"),
@@ -248,8 +238,7 @@ fn missing_tools_are_named_with_their_package() {
 
 #[test]
 fn an_empty_root_gives_findings_and_no_panic() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let found = check(&Root::new(dir.path()), Vec::new());
+    let found = check(&TestRoot::new(&[]), Vec::new());
     assert!(found.iter().any(|f| f.level == Level::Fail));
     assert!(found.iter().all(|f| f.level == Level::Ok || !f.remedy.is_empty()));
 }
@@ -263,15 +252,15 @@ fn this_machine_can_be_checked() {
 
 #[test]
 fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
-    let (_d, root) = good();
-    file(&root, "/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu hypervisor\n");
+    let root = good();
+    root.put("/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu hypervisor\n");
     let hidden = finding(&root, "memory.bandwidth");
     assert!(hidden.level == Level::Ok && hidden.what.contains("hypervisor hides it"), "{hidden:?}");
-    file(&root, "/proc/filesystems", "nodev\tresctrl\n");
+    root.put("/proc/filesystems", "nodev\tresctrl\n");
     let unmounted = finding(&root, "memory.bandwidth");
     assert!(unmounted.level == Level::Warn && unmounted.remedy.contains("mount -t resctrl"), "{unmounted:?}");
     let mounts = fs::read_to_string(root.at("/proc/self/mountinfo")).unwrap();
-    file(&root, "/proc/self/mountinfo", &(mounts + "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n"));
+    root.put("/proc/self/mountinfo", &(mounts + "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n"));
     let broken = finding(&root, "memory.bandwidth");
     assert!(broken.level == Level::Warn && broken.what.contains("not known"), "{broken:?}");
     for (path, text) in [
@@ -282,16 +271,16 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
         ("vm0/tasks", "41\n"),
         ("vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unavailable\n"),
     ] {
-        file(&root, &format!("/sys/fs/resctrl/{path}"), text);
+        root.put(&format!("/sys/fs/resctrl/{path}"), text);
     }
     let counted = finding(&root, "memory.bandwidth");
     assert!(counted.what.contains("can be counted, and cannot be limited"), "{counted:?}");
     // A VM whose thread is in the default group, and one in a group of its own.
     for pid in [40, 41] {
-        file(&root, &format!("/proc/{pid}/comm"), "qemu-system-x86\n");
+        root.put(&format!("/proc/{pid}/comm"), "qemu-system-x86\n");
         let exe = root.at(format!("/proc/{pid}/exe"));
         std::os::unix::fs::symlink("/usr/bin/qemu-system-x86_64", exe).unwrap();
-        file(&root, &format!("/proc/{pid}/task/{pid}/comm"), "qemu-system-x86\n");
+        root.put(&format!("/proc/{pid}/task/{pid}/comm"), "qemu-system-x86\n");
     }
     let seen = memory_traffic(&root, std::time::Duration::from_millis(1));
     let what: Vec<&str> = seen.iter().map(|f| f.what.as_str()).collect();
@@ -308,23 +297,23 @@ fn memory_bandwidth_is_said_to_be_hidden_unmounted_or_counted() {
 
 #[test]
 fn a_partition_that_is_not_valid_is_named_and_so_is_a_kernel_without_them() {
-    let (_d, root) = good();
+    let root = good();
     let partition = || finding(&root, "cpu.partition");
     let none = partition();
     assert!(none.level == Level::Ok && none.what.contains("has no cpuset controller"), "{none:?}");
-    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n");
+    root.put("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n");
     let old = partition();
     assert!(old.level == Level::Ok && old.what.contains("comes with Linux 6.7"), "{old:?}");
     let group = "/sys/fs/cgroup/machine.slice/plc.scope";
-    file(&root, "/sys/fs/cgroup/machine.slice/cpuset.cpus.partition", "member\n");
-    file(&root, "/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive", "2-3\n");
-    file(&root, &format!("{group}/cpuset.cpus.partition"), "root\n");
+    root.put("/sys/fs/cgroup/machine.slice/cpuset.cpus.partition", "member\n");
+    root.put("/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive", "2-3\n");
+    root.put(&format!("{group}/cpuset.cpus.partition"), "root\n");
     assert_eq!(partition().what, "VMs can have partitions of CPUs");
     let reason = "root invalid (Parent unable to distribute cpu downstream)";
-    file(&root, &format!("{group}/cpuset.cpus.partition"), &format!("{reason}\n"));
+    root.put(&format!("{group}/cpuset.cpus.partition"), &format!("{reason}\n"));
     let invalid = partition();
     assert_eq!(invalid.level, Level::Warn);
     assert_eq!(invalid.what, format!("/machine.slice/plc.scope shows `{reason}`"));
-    file(&root, "/proc/self/mountinfo", "damaged\n");
+    root.put("/proc/self/mountinfo", "damaged\n");
     assert!(partition().what.starts_with("not known: "), "{:?}", partition());
 }

@@ -88,9 +88,6 @@ pub fn lock_in_use(file: &File, start: u64, len: u64, writes: bool) -> io::Resul
 }
 
 /// Gives the lock of [`lock_in_use`] back.
-///
-/// # Errors
-/// Those of [`lock_in_use`].
 pub fn unlock_in_use(file: &File, start: u64, len: u64) -> io::Result<()> {
     let (start, len) = in_use(start, len)?;
     set(file, start, len, libc::F_UNLCK).map(drop)

@@ -246,11 +246,7 @@ fn number_in(dir: &Path) -> Result<u64, HostError> {
     let path = dir.join("dev");
     // kernel file
     let text = fs::read_to_string(&path).map_err(read(&path))?;
-    parse_number(&text).ok_or_else(|| HostError::Form {
-        path,
-        text: text.trim().to_owned(),
-        expected: "a device number MAJ:MIN",
-    })
+    parse_number(&text).ok_or_else(|| HostError::form(path, &text, "a device number MAJ:MIN"))
 }
 
 /// All loop devices with a backing file.

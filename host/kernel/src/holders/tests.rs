@@ -13,6 +13,15 @@ fn image(dir: &tempfile::TempDir, name: &str) -> PathBuf {
     path
 }
 
+/// Directory with an image, where the test is root.
+fn root_with_image(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    has(test, &[Need::Root]).then(|| {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let path = image(&dir, "image");
+        (dir, path)
+    })
+}
+
 fn attach(file: &Path, options: &[&str]) -> LoopDevice {
     LoopDevice::with_options(file, options).expect("losetup")
 }
@@ -96,11 +105,7 @@ fn open(path: &Path, writes: bool) -> File {
 
 #[test]
 fn a_process_is_named_with_what_it_has_open() {
-    if !has("a_process_is_named_with_what_it_has_open", &[Need::Root]) {
-        return;
-    }
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = image(&dir, "image");
+    let Some((dir, path)) = root_with_image("a_process_is_named_with_what_it_has_open") else { return };
     let reader = Process::with(open(&path, false));
     let writer = Process::with(open(&path, true));
     let link = dir.path().join("link");
@@ -121,12 +126,7 @@ fn a_process_is_named_with_what_it_has_open() {
 /// Counts while mapped, although its descriptor is closed.
 #[test]
 fn a_mapping_counts() {
-    let test = "a_mapping_counts";
-    if !has(test, &[Need::Root]) {
-        return;
-    }
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = image(&dir, "image");
+    let Some((_dir, path)) = root_with_image("a_mapping_counts") else { return };
     let file = open(&path, true);
     let (ready, tell) = rustix::pipe::pipe().unwrap();
     let mut ready = File::from(ready);
@@ -164,11 +164,7 @@ fn a_mapping_counts() {
 /// A holder that goes within the time, such as udev's probes, is waited for.
 #[test]
 fn a_short_use_is_waited_for() {
-    if !has("a_short_use_is_waited_for", &[Need::Root]) {
-        return;
-    }
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = image(&dir, "image");
+    let Some((_dir, path)) = root_with_image("a_short_use_is_waited_for") else { return };
     let process = Process::with(open(&path, false));
     let ends = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
@@ -180,11 +176,7 @@ fn a_short_use_is_waited_for() {
 
 #[test]
 fn locks_are_seen_and_set() {
-    if !has("locks_are_seen_and_set", &[Need::Root]) {
-        return;
-    }
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = image(&dir, "image");
+    let Some((_dir, path)) = root_with_image("locks_are_seen_and_set") else { return };
     // Open in this process, whose descriptors do not count.
     let other = open(&path, true);
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
@@ -325,12 +317,7 @@ fn qemu_is_seen_and_sees_the_claim() {
 /// are none.
 #[test]
 fn without_root_it_is_not_known() {
-    let test = "without_root_it_is_not_known";
-    if !has(test, &[Need::Root]) {
-        return;
-    }
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let path = image(&dir, "image");
+    let Some((dir, path)) = root_with_image("without_root_it_is_not_known") else { return };
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let process = Process::with(open(&path, true));
     let (mut said, mut tell) = std::os::unix::net::UnixStream::pair().unwrap();

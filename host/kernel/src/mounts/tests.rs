@@ -1,16 +1,13 @@
 use super::*;
+use crate::test_root::TestRoot;
 
-fn root_with(text: &str) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
-    std::fs::write(dir.path().join("proc/self/mountinfo"), text).unwrap();
-    let root = Root::new(dir.path());
-    (dir, root)
+fn root_with(text: &str) -> TestRoot {
+    TestRoot::new(&[("/proc/self/mountinfo", text)])
 }
 
 #[test]
 fn lines_with_and_without_optional_fields_and_with_escapes() {
-    let (_dir, root) = root_with(
+    let root = root_with(
         "38 31 0:35 / /sys/fs/cgroup/blkio rw,relatime shared:5 master:1 - cgroup cgroup rw,blkio\n\
          40 1 8:1 / /mnt/a\\040b rw - ext4 /dev/sda1 rw,discard\n",
     );
@@ -25,7 +22,7 @@ fn lines_with_and_without_optional_fields_and_with_escapes() {
 
 #[test]
 fn a_broken_line_and_a_missing_file_are_errors() {
-    let (_dir, root) = root_with("nonsense\n");
+    let root = root_with("nonsense\n");
     assert!(mounts(&root).unwrap_err().to_string().contains("not a mountinfo line"));
     assert!(mounts(&Root::new("/nonexistent")).unwrap_err().is_gone());
 }

@@ -1,32 +1,26 @@
 use std::fs;
 
 use super::*;
+use crate::test_root::TestRoot;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 const GROUP: &str = "/machine.slice/plc.slice/plc.scope";
 
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
-
 /// A group in two others; only the root gives the controller to those below.
-fn host() -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
-    put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
-    put(&root, ONLINE, "0-3\n");
-    put(&root, &format!("{MOUNT}/cgroup.controllers"), "cpuset cpu\n");
-    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
-    put(&root, &format!("{MOUNT}/{CONTROLLERS}"), "cpuset cpu\n");
+fn host() -> TestRoot {
+    let root = TestRoot::new(&[]);
+    root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    root.put("/proc/sys/kernel/osrelease", "6.12.9\n");
+    root.put(ONLINE, "0-3\n");
+    root.put(&format!("{MOUNT}/cgroup.controllers"), "cpuset cpu\n");
+    root.put(&format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
+    root.put(&format!("{MOUNT}/{CONTROLLERS}"), "cpuset cpu\n");
     for (file, text) in [(EXCLUSIVE, "\n"), (KIND, "member\n"), (CONTROLLERS, "cpu\n")] {
-        put(&root, &format!("{MOUNT}/machine.slice/{file}"), text);
+        root.put(&format!("{MOUNT}/machine.slice/{file}"), text);
     }
-    put(&root, &format!("{MOUNT}/machine.slice/plc.slice/{CONTROLLERS}"), "\n");
-    put(&root, &format!("{MOUNT}{GROUP}/cgroup.procs"), "7\n");
-    (dir, root)
+    root.put(&format!("{MOUNT}/machine.slice/plc.slice/{CONTROLLERS}"), "\n");
+    root.put(&format!("{MOUNT}{GROUP}/cgroup.procs"), "7\n");
+    root
 }
 
 fn steps(root: &Root, wanted: &[(&str, &str)]) -> Result<Vec<String>, String> {
@@ -64,7 +58,7 @@ fn refused(root: &Root, cpus: &str, why: &str) {
 
 #[test]
 fn controllers_come_first_and_the_partition_last() {
-    let (_dir, root) = host();
+    let root = host();
     let all = steps(&root, &[(GROUP, "2-3")]).unwrap();
     assert_eq!(
         all,
@@ -82,9 +76,9 @@ fn controllers_come_first_and_the_partition_last() {
 
 #[test]
 fn groups_above_keep_what_they_have_and_get_what_all_below_need() {
-    let (_dir, root) = host();
-    put(&root, &format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1\n");
-    put(&root, &format!("{MOUNT}/machine.slice/hmi.scope/cgroup.procs"), "8\n");
+    let root = host();
+    root.put(&format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1\n");
+    root.put(&format!("{MOUNT}/machine.slice/hmi.scope/cgroup.procs"), "8\n");
     let all = steps(&root, &[(GROUP, "3"), ("/machine.slice/hmi.scope", "2")]).unwrap();
     assert!(all.contains(&"machine.slice/cpuset.cpus.exclusive 1-3 None".to_owned()), "{all:?}");
     assert!(all.contains(&"machine.slice/hmi.scope/cpuset.cpus.exclusive 2 Some(0)".to_owned()), "{all:?}");
@@ -98,7 +92,7 @@ fn groups_above_keep_what_they_have_and_get_what_all_below_need() {
 
 #[test]
 fn groups_above_get_what_all_partitions_need_and_give_back_what_none_needs() {
-    let (_dir, root) = host();
+    let root = host();
     let slice = "machine.slice/cpuset.cpus.exclusive";
     let inner = "machine.slice/plc.slice/cpuset.cpus.exclusive";
     let first = above(&root, &[(GROUP, "2-3")], &[]);
@@ -112,17 +106,17 @@ fn groups_above_get_what_all_partitions_need_and_give_back_what_none_needs() {
         ]
     );
     for group in ["machine.slice", "machine.slice/plc.slice"] {
-        put(&root, &format!("{MOUNT}/{group}/{CONTROLLERS}"), "cpuset\n");
-        put(&root, &format!("{MOUNT}/{group}/{EXCLUSIVE}"), "2-3\n");
+        root.put(&format!("{MOUNT}/{group}/{CONTROLLERS}"), "cpuset\n");
+        root.put(&format!("{MOUNT}/{group}/{EXCLUSIVE}"), "2-3\n");
     }
-    put(&root, &format!("{MOUNT}/machine.slice/hmi.scope/{PROCESSES}"), "8\n");
+    root.put(&format!("{MOUNT}/machine.slice/hmi.scope/{PROCESSES}"), "8\n");
     // That the group is a partition already hinders no other one.
-    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    root.put(&format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
     let hmi = ("/machine.slice/hmi.scope", "1");
     let before = [("/machine.slice", ""), ("/machine.slice/plc.slice", "")];
     assert_eq!(above(&root, &[(GROUP, "2-3")], &before), Vec::<String>::new());
     assert_eq!(above(&root, &[(GROUP, "2-3"), hmi], &before), [format!("{slice} 1-3")]);
-    put(&root, &format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1-3\n");
+    root.put(&format!("{MOUNT}/machine.slice/{EXCLUSIVE}"), "1-3\n");
     // The innermost gives CPUs up first, and what was there before us stays.
     assert_eq!(above(&root, &[hmi], &before), [format!("{inner} "), format!("{slice} 1")]);
     let before = [("/machine.slice", "0"), ("/machine.slice/plc.slice", "")];
@@ -133,22 +127,22 @@ fn groups_above_get_what_all_partitions_need_and_give_back_what_none_needs() {
 
 #[test]
 fn what_the_kernel_would_refuse_is_refused_with_a_remedy() {
-    let (_dir, root) = host();
+    let root = host();
     refused(&root, "3-4", "CPU 4 is not online");
     refused(&root, "0-3", "no CPU would be left");
-    put(&root, "/sys/devices/system/cpu/isolated", "3\n");
+    root.put("/sys/devices/system/cpu/isolated", "3\n");
     refused(&root, "2-3", "CPU 3 is isolated already");
-    put(&root, "/sys/devices/system/cpu/isolated", "\n");
-    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-2\n");
+    root.put("/sys/devices/system/cpu/isolated", "\n");
+    root.put(&format!("{MOUNT}/{EFFECTIVE}"), "0-2\n");
     refused(&root, "2-3", "CPU 3 is in another partition: / has 0-2");
-    put(&root, &format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
-    put(&root, &format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "2\n");
+    root.put(&format!("{MOUNT}/{EFFECTIVE}"), "0-3\n");
+    root.put(&format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "2\n");
     refused(&root, "2-3", "CPU 2 is exclusive to /sys/fs/cgroup/system.slice");
-    put(&root, &format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "\n");
-    put(&root, &format!("{MOUNT}{GROUP}/{EXCLUSIVE}"), "\n");
-    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    root.put(&format!("{MOUNT}/system.slice/{EXCLUSIVE}"), "\n");
+    root.put(&format!("{MOUNT}{GROUP}/{EXCLUSIVE}"), "\n");
+    root.put(&format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
     refused(&root, "2-3", "is a partition already");
-    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "member\n");
+    root.put(&format!("{MOUNT}{GROUP}/{KIND}"), "member\n");
     steps(&root, &[(GROUP, "2-3")]).unwrap();
     let whole = steps(&root, &[("/", "2-3")]).unwrap_err();
     assert!(whole.contains("root cgroup"), "{whole}");
@@ -156,27 +150,27 @@ fn what_the_kernel_would_refuse_is_refused_with_a_remedy() {
 
 #[test]
 fn a_kernel_without_exclusive_cpus_is_named() {
-    let (_dir, root) = host();
+    let root = host();
     fs::remove_file(root.at(format!("{MOUNT}/machine.slice/{EXCLUSIVE}"))).unwrap();
     refused(&root, "2-3", "comes with Linux 6.7, and this is 6.12");
     fs::remove_file(root.at(format!("{MOUNT}/machine.slice/{KIND}"))).unwrap();
     steps(&root, &[(GROUP, "2-3")]).unwrap();
-    put(&root, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+    root.put("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
     refused(&root, "2-3", "and this is 6.1");
-    put(&root, &format!("{MOUNT}/cgroup.controllers"), "cpu\n");
+    root.put(&format!("{MOUNT}/cgroup.controllers"), "cpu\n");
     refused(&root, "2-3", "cgroup_no_v1=cpuset");
-    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+    root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
     refused(&root, "2-3", "mount -t cgroup2");
 }
 
 #[test]
 fn only_a_plain_root_is_a_partition() {
-    let (_dir, root) = host();
+    let root = host();
     let fault = || partition_fault(&root, Path::new(GROUP)).unwrap();
     assert!(fault().unwrap().contains("has no cpuset.cpus.partition any more"));
-    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
+    root.put(&format!("{MOUNT}{GROUP}/{KIND}"), "root\n");
     assert_eq!(fault(), None);
     let reason = "root invalid (Parent unable to distribute cpu downstream)";
-    put(&root, &format!("{MOUNT}{GROUP}/{KIND}"), &format!("{reason}\n"));
+    root.put(&format!("{MOUNT}{GROUP}/{KIND}"), &format!("{reason}\n"));
     assert_eq!(fault().unwrap(), format!("cpuset.cpus.partition shows `{reason}`"));
 }

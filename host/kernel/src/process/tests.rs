@@ -1,13 +1,8 @@
 use super::*;
+use crate::test_root::TestRoot;
 
 const STAT: &str = "5 (x) S 1 5 5 0 -1 4194368 99 0 0 0 150 50 0 0 20 0 9 0 6868646 3133440 417 \
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
-
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
 
 #[test]
 fn a_child_is_seen_stopped_and_reaped() {
@@ -30,37 +25,34 @@ fn a_reused_id_is_another_process() {
 
 #[test]
 fn the_files_of_a_process_are_read() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/proc/5/status", "Tgid:\t4\nVmLck:\t    2048 kB\nVmRSS:\t    8192 kB\n");
-    put(&root, "/proc/5/comm", "kvm-nx-lpage-recovery-4242\n");
-    put(&root, "/proc/5/cgroup", "3:cpu,cpuacct:/vm:0\n0::/b.scope\n");
+    let root = TestRoot::new(&[]);
+    root.put("/proc/5/status", "Tgid:\t4\nVmLck:\t    2048 kB\nVmRSS:\t    8192 kB\n");
+    root.put("/proc/5/comm", "kvm-nx-lpage-recovery-4242\n");
+    root.put("/proc/5/cgroup", "3:cpu,cpuacct:/vm:0\n0::/b.scope\n");
     assert_eq!(pids(&root).unwrap(), [5]);
     assert_eq!(of_thread(&root, 5).unwrap(), 4);
     assert_eq!(locked_memory(&root, 5).unwrap(), (2 << 20, 8 << 20));
     assert_eq!(name(&root, 5).unwrap(), "kvm-nx-lpage-recovery-4242");
     assert!(cgroups(&root, 5).unwrap()[0].has("cpu"));
     assert!(cpu_time(&root, 5).unwrap_err().is_gone());
-    put(&root, "/proc/5/stat", STAT);
+    root.put("/proc/5/stat", STAT);
     assert_eq!(cpu_time(&root, 5).unwrap(), Duration::from_secs(2));
-    put(
-        &root,
+    root.put(
         "/proc/5/limits",
         "Max locked memory         8388608              unlimited            bytes\n",
     );
     assert_eq!(memlock_limit(&root, Some(5)).unwrap().as_deref(), Some("8388608"));
-    put(&root, "/proc/5/limits", "\n");
+    root.put("/proc/5/limits", "\n");
     assert_eq!(memlock_limit(&root, Some(5)).unwrap(), None);
 }
 
 #[test]
 fn the_last_task_created_changes_with_each_one() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let root = TestRoot::new(&[]);
     assert!(last_created(&root).is_err(), "not known is no number");
-    put(&root, "/proc/loadavg", "0.42 1.00 0.11 3/227 4711\n");
+    root.put("/proc/loadavg", "0.42 1.00 0.11 3/227 4711\n");
     assert_eq!(last_created(&root).unwrap(), 4711);
-    put(&root, "/proc/loadavg", "0.42 1.00\n");
+    root.put("/proc/loadavg", "0.42 1.00\n");
     assert!(last_created(&root).is_err());
     let before = last_created(&Root::default()).unwrap();
     std::thread::spawn(|| ()).join().unwrap();
@@ -69,9 +61,8 @@ fn the_last_task_created_changes_with_each_one() {
 
 #[test]
 fn descriptors_name_their_files() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/proc/5/fdinfo/7", "pos:\t0\n");
+    let root = TestRoot::new(&[]);
+    root.put("/proc/5/fdinfo/7", "pos:\t0\n");
     fs::create_dir_all(root.at("/proc/5/fd")).unwrap();
     std::os::unix::fs::symlink("/dev/sda", root.at("/proc/5/fd/7")).unwrap();
     let [one] = descriptors(&root, 5).unwrap()[..] else { panic!("one descriptor") };
@@ -83,10 +74,9 @@ fn descriptors_name_their_files() {
 
 #[test]
 fn a_program_is_known_by_its_executable_and_not_by_its_name() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/proc/5/comm", "rtvirtio-iod\n");
-    put(&root, "/proc/5/status", "Uid:\t0\t0\t0\t0\n");
+    let root = TestRoot::new(&[]);
+    root.put("/proc/5/comm", "rtvirtio-iod\n");
+    root.put("/proc/5/status", "Uid:\t0\t0\t0\t0\n");
     let is_one = |link: &str| {
         let exe = root.at("/proc/5/exe");
         let _ = fs::remove_file(&exe);
@@ -100,9 +90,9 @@ fn a_program_is_known_by_its_executable_and_not_by_its_name() {
     assert_eq!(program_or_name(&root, 5).unwrap().as_deref(), Some("sh"), "the name is not asked");
     assert!(!is_one("/opt/vmm (deleted)"));
     assert_eq!(executable(&root, 5).unwrap().as_deref(), Some(Path::new("/opt/vmm")));
-    put(&root, "/proc/5/status", "Uid:\t0\t64055\t0\t0\n");
+    root.put("/proc/5/status", "Uid:\t0\t64055\t0\t0\n");
     assert!(!is_one("/usr/bin/rtvirtio-iod"), "another user's");
-    put(&root, "/proc/5/status", "\n");
+    root.put("/proc/5/status", "\n");
     assert!(is_of_root(&root, 5, "rtvirtio-iod").is_err(), "not known is not another");
 }
 
@@ -122,21 +112,20 @@ fn the_peer_of_a_client_is_the_listener() {
 
 #[test]
 fn how_a_file_is_open_is_read_from_its_flags() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let root = TestRoot::new(&[]);
     fs::create_dir_all(root.at("/proc/5/fd")).unwrap();
     std::os::unix::fs::symlink("/x", root.at("/proc/5/fd/7")).unwrap();
     let [one] = descriptors(&root, 5).unwrap()[..] else { panic!("one descriptor") };
     let locks = "lock:\t1: OFDLCK ADVISORY  READ -1 fe:00:9978033 100 101\n\
                  lock:\t2: OFDLCK ADVISORY  WRITE -1 fe:00:9978033 201 EOF\n\
                  lock:\t3: POSIX  ADVISORY  WRITE 77 fe:00:9978033 5 9\n";
-    put(&root, "/proc/5/fdinfo/7", &format!("pos:\t0\nflags:\t02100002\nmnt_id:\t27\n{locks}"));
+    root.put("/proc/5/fdinfo/7", &format!("pos:\t0\nflags:\t02100002\nmnt_id:\t27\n{locks}"));
     assert_eq!(one.mode(&root).unwrap(), OpenMode { writes: true, direct: false });
     assert_eq!(one.file_locks(&root).unwrap(), [(100, 101), (201, u64::MAX)]);
     let flags = libc::O_DIRECT;
-    put(&root, "/proc/5/fdinfo/7", &format!("flags:\t{flags:o}\n"));
+    root.put("/proc/5/fdinfo/7", &format!("flags:\t{flags:o}\n"));
     assert_eq!(one.mode(&root).unwrap(), OpenMode { writes: false, direct: true });
     assert_eq!(one.file_locks(&root).unwrap(), []);
-    put(&root, "/proc/5/fdinfo/7", "pos:\t0\n");
+    root.put("/proc/5/fdinfo/7", "pos:\t0\n");
     assert!(one.mode(&root).is_err(), "not known is not read-only");
 }

@@ -18,9 +18,6 @@ pub struct ControlGroup {
 
 impl Resctrl {
     /// Control groups besides the default one. A group that vanishes meanwhile is left out.
-    ///
-    /// # Errors
-    /// A group that cannot be read.
     pub fn control_groups(&self, root: &Root) -> Result<Vec<ControlGroup>, HostError> {
         let mut all = Vec::new();
         for dir in children(root, &self.mount)? {
@@ -47,9 +44,6 @@ impl Resctrl {
     }
 
     /// Bit mask of the ways of any L3 cache that devices have by `io_alloc` now.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn device_ways(&self, root: &Root) -> Result<u64, HostError> {
         if self.cache.as_ref().and_then(|cache| cache.devices) != Some(true) {
             return Ok(0);

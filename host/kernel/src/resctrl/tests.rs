@@ -1,27 +1,13 @@
 use std::fs;
 
 use super::*;
-
-fn file(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
-
-fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    for (path, text) in files {
-        file(&root, path, text);
-    }
-    (dir, root)
-}
+use crate::test_root::TestRoot;
 
 const MOUNT: &str = "40 31 0:40 / /sys/fs/resctrl rw,relatime - resctrl resctrl rw\n";
 
 /// Host with two Intel sockets, with memory bandwidth in percent and counters.
-fn intel() -> (tempfile::TempDir, Root) {
-    host(&[
+fn intel() -> TestRoot {
+    TestRoot::new(&[
         ("/proc/self/mountinfo", MOUNT),
         ("/proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu rdt_a mba\n"),
         ("/sys/fs/resctrl/schemata", "    MB:0=100;1=100\n    L3:0=7ff;1=7ff\n"),
@@ -51,7 +37,7 @@ fn mounted(root: &Root) -> Resctrl {
 
 #[test]
 fn an_intel_host_has_percents_ways_and_counters() {
-    let (_dir, root) = intel();
+    let root = intel();
     let found = mounted(&root);
     assert_eq!(found.maker, Maker::Intel);
     let memory = MemoryBandwidth { least: 10, step: 10, most: 100, in_mib: false, domains: vec![0, 1] };
@@ -72,7 +58,7 @@ fn an_intel_host_has_percents_ways_and_counters() {
 
 #[test]
 fn an_amd_host_counts_in_eighths_of_a_gigabyte() {
-    let (_dir, root) = host(&[
+    let root = TestRoot::new(&[
         ("/proc/self/mountinfo", MOUNT),
         ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
         ("/sys/fs/resctrl/schemata", "    MB:0=2048;1=2048;2=2048;3=2048\n  SMBA:0=2048\n    L3:0=ffff\n"),
@@ -87,7 +73,7 @@ fn an_amd_host_counts_in_eighths_of_a_gigabyte() {
 
 #[test]
 fn mpam_is_seen_as_resctrl_and_may_lack_memory_bandwidth() {
-    let (_dir, root) = host(&[
+    let root = TestRoot::new(&[
         ("/proc/self/mountinfo", MOUNT),
         ("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\n"),
         ("/sys/fs/resctrl/schemata", "    L3:1=ffff\n"),
@@ -102,24 +88,24 @@ fn mpam_is_seen_as_resctrl_and_may_lack_memory_bandwidth() {
 
 #[test]
 fn mebibytes_are_seen_by_the_mount_option() {
-    let (_dir, root) = intel();
-    file(&root, "/proc/self/mountinfo", &MOUNT.replace("resctrl rw\n", "resctrl rw,mba_MBps\n"));
+    let root = intel();
+    root.put("/proc/self/mountinfo", &MOUNT.replace("resctrl rw\n", "resctrl rw,mba_MBps\n"));
     assert!(mounted(&root).memory.unwrap().in_mib);
 }
 
 #[test]
 fn what_is_not_there_is_told_from_what_is_not_mounted() {
     let other = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
-    let (_dir, root) = host(&[("/proc/self/mountinfo", other)]);
+    let root = TestRoot::new(&[("/proc/self/mountinfo", other)]);
     assert_eq!(find(&root).unwrap(), Offer::Absent);
-    file(&root, "/proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n\text4\n");
+    root.put("/proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n\text4\n");
     assert_eq!(find(&root).unwrap(), Offer::NotMounted);
 }
 
 #[test]
 fn an_error_is_not_absence() {
-    let (_dir, root) = intel();
-    file(&root, "/sys/fs/resctrl/info/MB/min_bandwidth", "ten\n");
+    let root = intel();
+    root.put("/sys/fs/resctrl/info/MB/min_bandwidth", "ten\n");
     assert!(matches!(find(&root), Err(HostError::Form { .. })));
     fs::remove_file(root.at("/sys/fs/resctrl/info/MB/min_bandwidth")).unwrap();
     assert!(matches!(find(&root), Err(HostError::Read { .. })));
@@ -148,8 +134,8 @@ fn schemata_of_other_forms_are_refused() {
 }
 
 /// AMD host with counters and two VMs: one in a group of its own, one in the default group.
-fn amd_with_vms() -> (tempfile::TempDir, Root) {
-    host(&[
+fn amd_with_vms() -> TestRoot {
+    TestRoot::new(&[
         ("/proc/self/mountinfo", MOUNT),
         ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
         ("/sys/fs/resctrl/schemata", "    MB:0=2048\n"),
@@ -165,11 +151,11 @@ fn amd_with_vms() -> (tempfile::TempDir, Root) {
 
 #[test]
 fn a_vm_with_groups_of_its_own_is_counted_once() {
-    let (_dir, root) = amd_with_vms();
+    let root = amd_with_vms();
     let resctrl = uncounted(&root).unwrap().unwrap();
     let before = MemoryLook::now(&root, &resctrl).unwrap();
-    file(&root, "/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "5000\n");
-    file(&root, "/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_total_bytes", "1400\n");
+    root.put("/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "5000\n");
+    root.put("/sys/fs/resctrl/vm0/mon_groups/io/mon_data/mon_L3_00/mbm_total_bytes", "1400\n");
     std::thread::sleep(Duration::from_millis(5));
     let after = MemoryLook::now(&root, &resctrl).unwrap();
     let seconds = after.at.duration_since(before.at).as_secs_f64();
@@ -185,7 +171,7 @@ fn a_vm_with_groups_of_its_own_is_counted_once() {
         let why = rate(threads).unwrap_err();
         assert!(why.contains(says), "{why}");
     }
-    file(&root, "/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unassigned\n");
+    root.put("/sys/fs/resctrl/vm0/mon_data/mon_L3_00/mbm_total_bytes", "Unassigned\n");
     let unassigned = MemoryLook::now(&root, &resctrl).unwrap();
     let why = unassigned.rate_since(&after, &[10, 11, 12].into()).unwrap_err();
     assert!(why.contains("Unassigned"), "{why}");
@@ -195,12 +181,12 @@ fn a_vm_with_groups_of_its_own_is_counted_once() {
 fn where_nothing_is_counted_the_reason_is_said() {
     let other = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
     let guest = "processor\t: 0\nflags\t\t: fpu hypervisor lm\n";
-    let (_dir, root) = host(&[("/proc/self/mountinfo", other), ("/proc/cpuinfo", guest)]);
+    let root = TestRoot::new(&[("/proc/self/mountinfo", other), ("/proc/cpuinfo", guest)]);
     let why = uncounted(&root).unwrap().unwrap_err();
     assert!(why.contains("its hypervisor hides it"), "{why}");
-    file(&root, "/proc/filesystems", "nodev\tresctrl\n");
+    root.put("/proc/filesystems", "nodev\tresctrl\n");
     assert!(uncounted(&root).unwrap().unwrap_err().contains("mount -t resctrl"));
-    let (_dir, root) = intel();
+    let root = intel();
     fs::remove_file(root.at("/sys/fs/resctrl/info/L3_MON/mon_features")).unwrap();
     assert!(uncounted(&root).unwrap().unwrap_err().contains("does not count"));
 }
@@ -208,7 +194,7 @@ fn where_nothing_is_counted_the_reason_is_said() {
 /// EPYC with ways for devices and slow memory, two groups of other programs, one of them exclusive.
 #[test]
 fn groups_of_others_have_their_ways_and_devices_too() {
-    let (_dir, root) = host(&[
+    let root = TestRoot::new(&[
         ("/proc/self/mountinfo", MOUNT),
         ("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n"),
         ("/sys/fs/resctrl/schemata", "    MB:0=2048;1=2048\n  SMBA:0=2048;1=2048\n    L3:0=ffff;1=ffff\n"),
@@ -236,14 +222,14 @@ fn groups_of_others_have_their_ways_and_devices_too() {
     let shown: Vec<_> = groups.iter().map(|g| (g.name.as_str(), g.ways, g.exclusive)).collect();
     assert_eq!(shown, [("db", 0xf, true), ("web", 0xf0, false)]);
     assert_eq!(found.device_ways(&root).unwrap(), 0xc000);
-    file(&root, "/sys/fs/resctrl/web/schemata", "    L3:0=00f0;1\n");
+    root.put("/sys/fs/resctrl/web/schemata", "    L3:0=00f0;1\n");
     assert!(found.control_groups(&root).is_err(), "an error is not the absence of ways");
 }
 
 #[test]
 fn code_and_data_have_ways_of_their_own_with_cdp() {
     let mount = MOUNT.replace("resctrl rw\n", "resctrl rw,cdp\n");
-    let (_dir, root) = host(&[
+    let root = TestRoot::new(&[
         ("/proc/self/mountinfo", mount.as_str()),
         ("/sys/fs/resctrl/schemata", "L3DATA:0=7ff\nL3CODE:0=7ff\n"),
         ("/sys/fs/resctrl/info/L3CODE/cbm_mask", "7ff\n"),

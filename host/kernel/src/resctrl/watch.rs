@@ -17,9 +17,6 @@ pub struct MemoryLook {
 }
 
 /// The mounted resctrl, or the reason why no bandwidth of a VM can be counted here at all.
-///
-/// # Errors
-/// When the files of resctrl cannot be read.
 pub fn uncounted(root: &Root) -> Result<Result<Resctrl, String>, HostError> {
     Ok(match find(root)? {
         Offer::Absent => Err(absent(root)),
@@ -45,9 +42,6 @@ pub fn absent(root: &Root) -> String {
 
 impl MemoryLook {
     /// Reads all groups.
-    ///
-    /// # Errors
-    /// When a counter or a list of threads cannot be read.
     pub fn now(root: &Root, resctrl: &Resctrl) -> Result<Self, HostError> {
         let at = Instant::now();
         let counters = resctrl.counters(root)?;

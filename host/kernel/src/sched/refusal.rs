@@ -25,9 +25,7 @@ pub struct Refusal {
     pub wanted: String,
     /// Reason of the refusal.
     pub why: String,
-    /// Remedy for the user.
     pub remedy: String,
-    /// Error of the system call.
     pub source: io::Error,
 }
 

@@ -1,7 +1,6 @@
-use std::fs;
-
 use super::*;
 use crate::Root;
+use crate::test_root::TestRoot;
 
 #[test]
 fn every_attribute_survives_its_text() {
@@ -89,23 +88,16 @@ fn perm() -> io::Error {
     io::Error::from_raw_os_error(libc::EPERM)
 }
 
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
-
 #[test]
 fn each_reason_of_eperm_is_reported_from_the_others() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let root = TestRoot::new(&[]);
     let all = "CapEff:\t000001ffffffffff\n";
-    put(&root, "/proc/self/status", all);
-    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
-    put(&root, "/proc/7/task/7/cgroup", "1:cpu:/vms/a\n0::/\n");
-    put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0\n");
-    put(&root, "/sys/devices/system/cpu/online", "0-1\n");
-    put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "0\n");
+    root.put("/proc/self/status", all);
+    root.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+    root.put("/proc/7/task/7/cgroup", "1:cpu:/vms/a\n0::/\n");
+    root.put("/proc/7/task/7/status", "Cpus_allowed_list:\t0\n");
+    root.put("/sys/devices/system/cpu/online", "0-1\n");
+    root.put("/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "0\n");
     let reported = |attr: &Attr| explain(&root, 7, 7, attr, perm()).to_string();
 
     let budget = reported(&Attr::fifo(97));
@@ -114,13 +106,12 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
     let mask = reported(&Attr::deadline(1_000_000, 2_000_000));
     assert!(mask.contains("affinity 0 is narrower") && mask.contains("cpuset"), "{mask}");
 
-    put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "400000\n");
-    put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n");
+    root.put("/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "400000\n");
+    root.put("/proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n");
     let other = reported(&Attr::fifo(97));
     assert!(other.contains("the kernel does not allow it"), "{other}");
     let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17";
-    put(
-        &root,
+    root.put(
         "/proc/7/task/7/stat",
         &format!("7 (IO) S 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 7 {tail} 3 0 0 0\n"),
     );
@@ -129,7 +120,7 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
         asleep.contains("it has not run since its CPUs were changed") && asleep.contains("CPU 3"),
         "{asleep}"
     );
-    put(&root, "/proc/self/status", "CapEff:\t0000000000000000\n");
+    root.put("/proc/self/status", "CapEff:\t0000000000000000\n");
     for attr in [Attr::fifo(97), Attr::deadline(1_000_000, 2_000_000), Attr::other(-5)] {
         let text = reported(&attr);
         assert!(text.contains("CAP_SYS_NICE") && text.contains("run as root"), "{text}");
@@ -142,17 +133,16 @@ fn each_reason_of_eperm_is_reported_from_the_others() {
 /// A second server takes bandwidth while a sched_ext scheduler is loaded.
 #[test]
 fn a_loaded_sched_ext_scheduler_is_a_holder_of_bandwidth() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let root = TestRoot::new(&[]);
     let busy = || {
         let error = io::Error::from_raw_os_error(libc::EBUSY);
         explain(&root, 7, 7, &Attr::deadline(1, 2), error).why
     };
-    put(&root, "/sys/kernel/sched_ext/state", "disabled\n");
-    put(&root, "/sys/kernel/debug/sched/ext_server/cpu0/runtime", "50000000\n");
+    root.put("/sys/kernel/sched_ext/state", "disabled\n");
+    root.put("/sys/kernel/debug/sched/ext_server/cpu0/runtime", "50000000\n");
     assert!(busy().ends_with("and the fair server)"), "{}", busy());
-    put(&root, "/sys/kernel/sched_ext/state", "enabled\n");
-    put(&root, "/sys/kernel/sched_ext/root/ops", "simple\n");
+    root.put("/sys/kernel/sched_ext/state", "enabled\n");
+    root.put("/sys/kernel/sched_ext/root/ops", "simple\n");
     assert!(busy().contains("ext_server of the sched_ext scheduler simple"), "{}", busy());
     std::fs::remove_dir_all(root.at("/sys/kernel/debug")).unwrap();
     assert!(busy().contains("perhaps ext_server: a sched_ext scheduler is loaded"), "{}", busy());

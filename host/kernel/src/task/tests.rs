@@ -1,15 +1,8 @@
-use std::fs;
-
 use super::*;
+use crate::test_root::TestRoot;
 
 const STAT: &str = "4242 (CPU 0/) KVM) S 1 4242 4242 0 -1 4194368 99 0 0 0 150 50 0 0 -98 0 9 0 6868646 3133440 417 \
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 97 1 0 0 0 0 0 0 0 0 0 0 0\n";
-
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
-}
 
 #[test]
 fn a_stat_line_is_read_field_by_field() {
@@ -26,30 +19,28 @@ fn a_stat_line_is_read_field_by_field() {
 
 #[test]
 fn the_other_files_are_read() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/proc/5/task/6/status", "Name:\tx\nCpus_allowed_list:\t0-1,3\n");
-    put(&root, "/proc/5/task/6/cgroup", "3:cpu,cpuacct:/vm:0\n1:name=systemd:/a\n0::/b.scope\n");
-    put(&root, "/proc/5/task/6/stat", STAT);
+    let root = TestRoot::new(&[]);
+    root.put("/proc/5/task/6/status", "Name:\tx\nCpus_allowed_list:\t0-1,3\n");
+    root.put("/proc/5/task/6/cgroup", "3:cpu,cpuacct:/vm:0\n1:name=systemd:/a\n0::/b.scope\n");
+    root.put("/proc/5/task/6/stat", STAT);
     assert_eq!(affinity(&root, 5, 6).unwrap(), "0-1,3");
     let all = cgroups(&root, 5, 6).unwrap();
     assert!(all[0].has("cpu") && all[0].path.ends_with("vm:0") && all[2].controllers.is_empty(), "{all:?}");
     assert_eq!(cpu_time(&root, 5, 6).unwrap(), Duration::from_secs(2));
-    put(&root, "/proc/5/task/6/schedstat", "1234567 10 3\n");
+    root.put("/proc/5/task/6/schedstat", "1234567 10 3\n");
     assert_eq!(cpu_time(&root, 5, 6).unwrap(), Duration::from_nanos(1_234_567));
     assert_eq!(tids(&root, 5).unwrap(), [6]);
 }
 
 #[test]
 fn a_thread_that_ended_is_gone_and_another_form_is_reported() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let root = TestRoot::new(&[]);
     assert!(stat(&root, 5, 6).unwrap_err().is_gone());
     assert!(tids(&root, 5).unwrap_err().is_gone() && cgroups(&root, 5, 6).unwrap_err().is_gone());
-    put(&root, "/proc/5/task/6/stat", "not a stat\n");
+    root.put("/proc/5/task/6/stat", "not a stat\n");
     let error = stat(&root, 5, 6).unwrap_err();
     assert!(!error.is_gone() && error.to_string().contains("/proc/5/task/6/stat"), "{error}");
-    put(&root, "/proc/5/task/6/cgroup", "nonsense\n");
+    root.put("/proc/5/task/6/cgroup", "nonsense\n");
     assert!(cgroups(&root, 5, 6).is_err());
 }
 

@@ -1,12 +1,7 @@
 use rtvirtio_cores::{Host, Request, Use};
 
 use super::*;
-
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, text).unwrap();
-}
+use crate::test_root::TestRoot;
 
 /// CPUs of a machine, by its published layout and Linux's numbers.
 struct Machine {
@@ -82,39 +77,38 @@ const MACHINES: [Machine; 5] = [
 ];
 
 impl Machine {
-    fn root(&self) -> (tempfile::TempDir, Root) {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        put(&root, &format!("{CPUS}/online"), &format!("0-{}\n", self.cpus - 1));
+    fn root(&self) -> TestRoot {
+        let root = TestRoot::new(&[]);
+        root.put(&format!("{CPUS}/online"), &format!("0-{}\n", self.cpus - 1));
         let mut nodes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for cpu in 0..self.cpus {
             let at = format!("{CPUS}/cpu{cpu}");
-            put(&root, &format!("{at}/topology/core_cpus_list"), &(self.core)(cpu));
+            root.put(&format!("{at}/topology/core_cpus_list"), &(self.core)(cpu));
             let own = [("1", (self.core)(cpu)), ("2", (self.core)(cpu))];
             let last = self.cache.map(|cache| ("3", cache(cpu)));
             for (level, list) in own.into_iter().chain(last).filter(|_| self.cache.is_some()) {
-                put(&root, &format!("{at}/cache/index{level}/level"), level);
-                put(&root, &format!("{at}/cache/index{level}/shared_cpu_list"), &list);
+                root.put(&format!("{at}/cache/index{level}/level"), level);
+                root.put(&format!("{at}/cache/index{level}/shared_cpu_list"), &list);
             }
             if let Some(capacity) = self.capacity {
-                put(&root, &format!("{at}/cpu_capacity"), &capacity(cpu).to_string());
+                root.put(&format!("{at}/cpu_capacity"), &capacity(cpu).to_string());
             }
             if let Some(node) = self.node {
                 nodes.entry(node(cpu)).or_default().push(cpu.to_string());
             }
         }
         for (node, cpus) in nodes {
-            put(&root, &format!("{NODES}/node{node}/cpulist"), &cpus.join(","));
-            put(&root, &format!("{NODES}/online"), "0\n");
+            root.put(&format!("{NODES}/node{node}/cpulist"), &cpus.join(","));
+            root.put(&format!("{NODES}/online"), "0\n");
         }
-        (dir, root)
+        root
     }
 }
 
 #[test]
 fn machines_are_read_and_placed_on() {
     for machine in MACHINES {
-        let (_dir, root) = machine.root();
+        let root = machine.root();
         let cpus = topology(&root).unwrap();
         assert_eq!(cpus.len(), machine.cpus as usize, "{}", machine.name);
         let count = |of: fn(&Cpu) -> u32| cpus.iter().map(of).collect::<BTreeSet<u32>>().len();
@@ -136,10 +130,10 @@ fn machines_are_read_and_placed_on() {
 
 #[test]
 fn offline_isolated_and_tickless_cpus_are_told_apart() {
-    let (_dir, root) = MACHINES[1].root();
-    put(&root, &format!("{CPUS}/online"), "1-79\n");
-    put(&root, &format!("{CPUS}/isolated"), "60-79\n");
-    put(&root, &format!("{CPUS}/nohz_full"), "61\n");
+    let root = MACHINES[1].root();
+    root.put(&format!("{CPUS}/online"), "1-79\n");
+    root.put(&format!("{CPUS}/isolated"), "60-79\n");
+    root.put(&format!("{CPUS}/nohz_full"), "61\n");
     let cpus = topology(&root).unwrap();
     let of = |id: u32| *cpus.iter().find(|cpu| cpu.id == id).unwrap();
     assert!(cpus.len() == 79 && of(40).core == 40 && of(40).llc == 1, "{:?}", of(40));
@@ -147,7 +141,7 @@ fn offline_isolated_and_tickless_cpus_are_told_apart() {
         [59, 60, 61].map(|id| (of(id).isolated, of(id).tickless)),
         [(false, false), (true, false), (true, true)]
     );
-    put(&root, &format!("{CPUS}/nohz_full"), "(null)\n");
+    root.put(&format!("{CPUS}/nohz_full"), "(null)\n");
     assert!(topology(&root).unwrap().iter().all(|cpu| !cpu.tickless));
 }
 
@@ -165,13 +159,13 @@ fn an_error_is_never_read_as_absence() {
         ("../node/node1/cpulist", "20-38\n"),
     ];
     for (file, text) in broken {
-        let (_dir, root) = MACHINES[1].root();
+        let root = MACHINES[1].root();
         assert!(topology(&root).is_ok());
-        put(&root, &format!("{CPUS}/{file}"), text);
+        root.put(&format!("{CPUS}/{file}"), text);
         assert!(matches!(topology(&root), Err(HostError::Form { .. })), "{file}: {text}");
     }
     for file in ["online", "cpu3/topology/core_cpus_list", "cpu3/cache/index3/shared_cpu_list"] {
-        let (_dir, root) = MACHINES[1].root();
+        let root = MACHINES[1].root();
         std::fs::remove_file(root.at(format!("{CPUS}/{file}"))).unwrap();
         assert!(matches!(topology(&root), Err(HostError::Read { .. })), "{file}");
     }

@@ -23,7 +23,6 @@ pub enum UrlError {
     Form {
         /// Text that was given, shortened.
         url: String,
-        /// Reason why it is refused.
         why: &'static str,
     },
     /// The host name has no address.

@@ -44,17 +44,11 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
 }
 
 /// Writes a profile as JSON. After a crash the file is the old one or the new one, never half.
-///
-/// # Errors
-/// [`MeasureError::Io`] when it cannot be written.
 pub fn save(profile: &Profile, path: &Path) -> Result<(), MeasureError> {
     rtvirtio_kernel::atomic_write(path, &to_json(profile, path)?).map_err(io_error("write", path))
 }
 
 /// JSON of a profile as [`save`] writes it; `path` is for the error.
-///
-/// # Errors
-/// [`MeasureError::Profile`] when it has no JSON form.
 pub fn to_json(profile: &Profile, path: &Path) -> Result<Vec<u8>, MeasureError> {
     let mut json = serde_json::to_vec_pretty(profile)
         .map_err(|e| MeasureError::Profile { path: path.to_owned(), reason: e.to_string() })?;

@@ -25,9 +25,6 @@ pub(super) fn log_paths(dir: &Path, n: usize) -> Vec<Option<PathBuf>> {
 
 /// Latencies of a section less the stalls during them. The log's time is the completion rounded
 /// down to 1 ms; assuming the middle, the error is at most half of that.
-///
-/// # Errors
-/// [`MeasureError::Log`].
 pub(super) fn latencies(point: &str, log: &[u8], stalls: &Stalls) -> Result<Latencies, MeasureError> {
     let samples = parse_log(point, log, LogClock::Monotonic)?;
     let less = samples.iter().map(|s| {

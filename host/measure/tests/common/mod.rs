@@ -9,12 +9,14 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
+    WriteFlags,
 };
+use rtvirtio_measure::fio::{JobOptions, LogClock, Region};
 use rtvirtio_spec::{Arrival, LabKind, Op, Target, Task, Vm};
-use rtvirtio_units::{Iops, Nanos, Percentile};
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
-pub use rtvirtio_testkit::skip;
+pub use rtvirtio_testkit::{LoopDevice, skip};
 
 /// Reason why fio cannot be run here, if any.
 pub fn no_fio() -> Option<&'static str> {
@@ -45,6 +47,29 @@ pub fn filled_file(path: &Path, mib: usize) {
     std::fs::write(path, block.repeat(mib)).unwrap();
 }
 
+/// A directory with a file `disk` of 8 MiB.
+pub fn filled_disk() -> (tempfile::TempDir, PathBuf) {
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    (dir, file)
+}
+
+/// Options of a job on the first 8 MiB of a target.
+pub fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
+    JobOptions {
+        target: target.to_owned(),
+        region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
+        warmup: Duration::from_millis(200),
+        runtime,
+        seed: 9,
+        dir: dir.to_owned(),
+        io_class: None,
+        clock: LogClock::JobStart,
+        preload: true,
+    }
+}
+
 /// A 4 KiB random task.
 pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival) -> Task {
     Task { op, depth, arrival, ..Task::reads(name, rate.map(Iops)) }
@@ -60,12 +85,23 @@ pub fn vm(tasks: Vec<Task>) -> Vm {
     Vm::of_lab("vm0", LabKind::Process, tasks)
 }
 
+/// Least duration of each flush of a [`StallingFile`].
+pub const FLUSH: Duration = Duration::from_millis(12);
+
+/// Change that reached a [`StallingFile`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Seen {
+    Write { offset: u64, bytes: usize },
+    Flush,
+}
+
 /// FUSE file that serves reads in sequence and stalls in given periods after its first read. It
-/// records when each read was answered: the truth to compare with.
+/// records when each read was answered, the truth to compare with, and writes and flushes in their
+/// order.
 pub struct StallingFile {
     session: Option<fuser::BackgroundSession>,
     dir: tempfile::TempDir,
-    answered: Arc<Mutex<Server>>,
+    server: Arc<Mutex<Server>>,
 }
 
 #[derive(Default)]
@@ -73,6 +109,7 @@ struct Server {
     first: Option<Instant>,
     first_ns: u64,
     answered: Vec<Duration>,
+    seen: Vec<Seen>,
 }
 
 struct StallFs {
@@ -85,13 +122,13 @@ const SIZE: u64 = 16 << 20;
 impl StallingFile {
     pub fn new(stalls: &[(Duration, Duration)]) -> Self {
         let dir = disk_dir();
-        let answered = Arc::new(Mutex::new(Server::default()));
-        let fs = StallFs { stalls: stalls.to_vec(), server: Arc::clone(&answered) };
+        let server: Arc<Mutex<Server>> = Arc::default();
+        let fs = StallFs { stalls: stalls.to_vec(), server: Arc::clone(&server) };
         let mut config = Config::default();
         config.mount_options.push(MountOption::FSName("rtvirtio-stall".to_owned()));
         config.n_threads = Some(8);
         let session = fuser::spawn_mount(fs, dir.path(), &config).unwrap();
-        Self { session: Some(session), dir, answered }
+        Self { session: Some(session), dir, server }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -100,12 +137,17 @@ impl StallingFile {
 
     /// Arrival of the first read, in ns of CLOCK_MONOTONIC.
     pub fn first_ns(&self) -> u64 {
-        self.answered.lock().unwrap().first_ns
+        self.server.lock().unwrap().first_ns
     }
 
     /// Time at which each read was answered, in order, since the first read arrived.
     pub fn answered(&self) -> Vec<Duration> {
-        self.answered.lock().unwrap().answered.clone()
+        self.server.lock().unwrap().answered.clone()
+    }
+
+    /// Changes since the last call.
+    pub fn take(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.server.lock().unwrap().seen)
     }
 }
 
@@ -117,7 +159,7 @@ impl Drop for StallingFile {
 }
 
 /// Attributes of the directory and the single file of the tests' FUSE file system.
-pub fn attr(ino: u64) -> FileAttr {
+fn attr(ino: u64) -> FileAttr {
     let dir = ino == 1;
     FileAttr {
         ino: INodeNo(ino),
@@ -138,20 +180,15 @@ pub fn attr(ino: u64) -> FileAttr {
     }
 }
 
-pub const TTL: Duration = Duration::from_secs(60);
-
-/// Answers a look-up: the file is called `disk`.
-pub fn look_up(name: &OsStr, reply: ReplyEntry) {
-    if name == "disk" {
-        reply.entry(&TTL, &attr(2), Generation(0));
-    } else {
-        reply.error(Errno::ENOENT);
-    }
-}
+const TTL: Duration = Duration::from_secs(60);
 
 impl Filesystem for StallFs {
     fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        look_up(name, reply);
+        if name == "disk" {
+            reply.entry(&TTL, &attr(2), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -189,37 +226,41 @@ impl Filesystem for StallFs {
         reply.data(&vec![0; size as usize]);
         server.answered.push(first.elapsed());
     }
-}
 
-/// A loop device of our own; detached when dropped.
-pub struct LoopDevice(pub PathBuf);
-
-impl LoopDevice {
-    pub fn new(file: &Path) -> Self {
-        let out = Command::new("losetup")
-            .args(["--find", "--show", "--direct-io=on"])
-            .arg(file)
-            .output()
-            .expect("losetup");
-        assert!(out.status.success(), "losetup: {}", String::from_utf8_lossy(&out.stderr));
-        Self(PathBuf::from(String::from_utf8(out.stdout).unwrap().trim()))
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.server.lock().unwrap().seen.push(Seen::Write { offset, bytes: data.len() });
+        reply.written(data.len() as u32);
     }
 
-    pub fn name(&self) -> &str {
-        self.0.file_name().unwrap().to_str().unwrap()
-    }
-
-    pub fn sysfs(&self) -> PathBuf {
-        Path::new("/sys/block").join(self.name())
-    }
-
-    pub fn set_elevator(&self, elevator: &str) -> std::io::Result<()> {
-        std::fs::write(self.sysfs().join("queue/scheduler"), elevator)
+    fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.server.lock().unwrap().seen.push(Seen::Flush);
+        std::thread::sleep(FLUSH);
+        reply.ok();
     }
 }
 
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
+/// A loop device over a file, without the page cache.
+pub fn loop_device(file: &Path) -> LoopDevice {
+    LoopDevice::with_options(file, &["--direct-io=on"]).expect("losetup")
 }
+
+/// Directory of a loop device in sysfs.
+pub fn sysfs(device: &LoopDevice) -> PathBuf {
+    Path::new("/sys/block").join(device.0.file_name().unwrap())
+}
+
+pub fn set_elevator(device: &LoopDevice, elevator: &str) -> std::io::Result<()> {
+    std::fs::write(sysfs(device).join("queue/scheduler"), elevator)
+}
+

@@ -45,9 +45,6 @@ pub struct TimerLayout {
 impl TimerLayout {
     /// Reads them from the kernel's type information. The type of the timer's node decides: Linux 7
     /// has another one, with `expires` elsewhere.
-    ///
-    /// # Errors
-    /// [`BtfError::Missing`] for a kernel with other structures.
     pub fn from_btf(btf: &Btf<'_>) -> Result<Self, BtfError> {
         Ok(Self {
             expires: btf.offset_within("hrtimer", "node", "expires")?,
@@ -58,9 +55,6 @@ impl TimerLayout {
 
 impl Layout {
     /// Reads them from the kernel's type information.
-    ///
-    /// # Errors
-    /// [`BtfError::Missing`] for a kernel with other structures.
     pub fn from_btf(btf: &Btf<'_>) -> Result<Self, BtfError> {
         let offset = |structure, member| btf.offset(structure, member);
         Ok(Self {

@@ -51,9 +51,6 @@ pub(super) struct MonitorPoller {
 
 impl MonitorPoller {
     /// Starts the thread, without a question.
-    ///
-    /// # Errors
-    /// When no thread can be made.
     pub fn start(mut monitor: Monitor) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let of_thread = shared.clone();

@@ -138,9 +138,6 @@ impl GuestAgent {
 
     /// Asks a program in the guest to end (SIGTERM), and kills it when it has not ended within
     /// `patience`. A program that is killed cannot end its own children, so SIGTERM comes first.
-    ///
-    /// # Errors
-    /// As [`GuestAgent::spawn`] and [`GuestAgent::poll`].
     pub fn terminate(&mut self, process: Process, patience: Duration) -> Result<(), VmmError> {
         let pid = process.pid.to_string();
         self.spawn(&["kill", "-TERM", &pid])?;
@@ -156,9 +153,6 @@ impl GuestAgent {
 
     /// Kills a program in the guest (SIGKILL, through the guest's own `kill`: the agent has no
     /// command for it).
-    ///
-    /// # Errors
-    /// As [`GuestAgent::spawn`].
     pub fn kill(&mut self, process: Process) -> Result<(), VmmError> {
         let pid = process.pid.to_string();
         self.spawn(&["kill", "-KILL", &pid]).map(drop)

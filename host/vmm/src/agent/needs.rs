@@ -11,9 +11,6 @@ const LOOK: usize = 4;
 impl GuestAgent {
     /// Missing requirements of tasks that run in the guest, each with the remedy; empty for none.
     /// Starts nothing in the guest.
-    ///
-    /// # Errors
-    /// The agent does not answer, or an error of the connection.
     pub fn lacks_for_tasks(&mut self) -> Result<Vec<String>, VmmError> {
         let refused = self.not_enabled(&NEEDED)?;
         let mut lacks = Vec::new();

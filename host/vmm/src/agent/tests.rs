@@ -38,6 +38,12 @@ fn scripted(
     (GuestAgent::from_stream(ours, "scripted"), player)
 }
 
+/// Ends the connection; returns the requests that the agent received.
+fn end(agent: GuestAgent, player: JoinHandle<Vec<String>>) -> Vec<String> {
+    drop(agent);
+    player.join().unwrap()
+}
+
 #[test]
 fn stale_answers_of_a_dead_client_are_thrown_away() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -97,8 +103,7 @@ fn silent_agent_times_out_and_is_synchronised_again() {
     assert!(start.elapsed() < HANG);
     agent.set_timeout(HANG);
     agent.ping().unwrap();
-    drop(agent);
-    let seen = player.join().unwrap();
+    let seen = end(agent, player);
     assert_eq!(seen, ["guest-sync-delimited", "guest-ping", "guest-sync-delimited", "guest-ping"]);
 }
 
@@ -133,8 +138,7 @@ fn endless_file_stops_at_the_limit() {
     });
     let error = agent.read_file("/dev/zero", 100_000).unwrap_err();
     assert!(matches!(error, VmmError::TooLarge { limit: 100_000, .. }), "{error}");
-    drop(agent);
-    let seen = player.join().unwrap();
+    let seen = end(agent, player);
     assert_eq!(seen.iter().filter(|c| *c == "guest-file-read").count(), 3);
     assert_eq!(seen.last().unwrap(), "guest-file-close");
 }
@@ -151,8 +155,7 @@ fn file_that_comes_byte_by_byte_ends_with_the_first() {
         })
     });
     assert_eq!(agent.read_file("/dev/drip", 4096).unwrap(), [7]);
-    drop(agent);
-    assert_eq!(player.join().unwrap().iter().filter(|c| *c == "guest-file-read").count(), 1);
+    assert_eq!(end(agent, player).iter().filter(|c| *c == "guest-file-read").count(), 1);
 }
 
 #[test]
@@ -169,8 +172,7 @@ fn program_that_never_ends_is_killed() {
     });
     let error = agent.exec(&["sleep", "1000"], Duration::from_millis(100)).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("`sleep 1000`"), "{error}");
-    drop(agent);
-    assert_eq!(player.join().unwrap().last().unwrap(), "guest-exec");
+    assert_eq!(end(agent, player).last().unwrap(), "guest-exec");
 }
 
 #[test]
@@ -202,8 +204,7 @@ fn what_a_guest_lacks_for_tasks_is_named() {
     let lacks = |disabled, fio| {
         let (mut agent, player) = rhel(disabled, fio);
         let lacks = agent.lacks_for_tasks().unwrap();
-        drop(agent);
-        assert!(player.join().unwrap().iter().all(|c| c != "guest-exec"), "nothing is started");
+        assert!(end(agent, player).iter().all(|c| c != "guest-exec"), "nothing is started");
         lacks
     };
     assert_eq!(lacks("none", "/usr/local/bin/fio"), [""; 0]);
@@ -229,8 +230,7 @@ fn hostile_answers_are_errors() {
         let (mut agent, player) = scripted(move |_, _| Some(answer.to_owned()));
         let error = agent.spawn(&["true"]).unwrap_err();
         assert!(matches!(error, VmmError::Protocol { .. }), "{answer}: {error}");
-        drop(agent);
-        player.join().unwrap();
+        end(agent, player);
     }
     let (mut agent, player) = scripted(move |command, _| {
         Some(match command {
@@ -240,16 +240,14 @@ fn hostile_answers_are_errors() {
     });
     let error = agent.exec(&["true"], Duration::from_secs(1)).unwrap_err();
     assert!(matches!(error, VmmError::Protocol { .. }), "{error}");
-    drop(agent);
-    player.join().unwrap();
+    end(agent, player);
 }
 
 #[test]
 fn deeply_nested_answer_does_not_overflow_the_stack() {
     let (mut agent, player) = scripted(|_, _| Some("[".repeat(60_000)));
     assert!(matches!(agent.ping(), Err(VmmError::Protocol { .. })));
-    drop(agent);
-    player.join().unwrap();
+    end(agent, player);
 }
 
 #[test]

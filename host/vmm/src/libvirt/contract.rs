@@ -23,9 +23,7 @@ const BATCH: usize = 32;
 /// Contract in the metadata of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainContract {
-    /// UUID of the VM.
     pub uuid: String,
-    /// Name of the VM.
     pub name: String,
     /// Text of its contract, or the reason why it cannot be read.
     pub text: Result<String, String>,

@@ -24,9 +24,7 @@ const AGENT: &str = "org.qemu.guest_agent.0";
 pub struct DomainXml {
     /// Number of this start; `None` when it does not run.
     pub id: Option<u32>,
-    /// Name of the VM.
     pub name: String,
-    /// UUID of the VM.
     pub uuid: String,
     /// Disks in the order of the XML.
     pub disks: Vec<Disk>,

@@ -27,9 +27,7 @@ pub struct DomainStatus {
 /// Running VM with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainSeen {
-    /// UUID of the VM.
     pub uuid: String,
-    /// Name of the VM.
     pub name: String,
     /// Status in its live metadata, if any.
     pub status: Option<DomainStatus>,

@@ -115,9 +115,10 @@ fn a_name_of_digits_is_no_id_and_an_unknown_one_is_said() {
     }
 }
 
-/// VM that is being started: a look-up must not return its id before the start has ended.
-#[derive(Debug, Default)]
-struct Starts(std::sync::atomic::AtomicUsize);
+/// VM that is being started, with its states one after the other: a look-up must not return its id
+/// before the start has ended.
+#[derive(Debug)]
+struct Starts([&'static str; 4], std::sync::atomic::AtomicUsize);
 
 impl Daemon for Starts {
     fn uri(&self) -> &str {
@@ -126,45 +127,14 @@ impl Daemon for Starts {
 
     fn call(&self, args: &[&str], _: Access, _: usize, _: Duration) -> Result<Vec<u8>, VmmError> {
         use std::sync::atomic::Ordering;
-        let asked = self.0.load(Ordering::Relaxed);
+        let asked = self.1.load(Ordering::Relaxed);
         let answer = match args[0] {
             "list" => LIST,
             "domstate" => {
-                self.0.store(asked + 1, Ordering::Relaxed);
-                if asked < 3 { "paused (starting up)\n\n" } else { "paused (user)\n\n" }
+                self.1.store(asked + 1, Ordering::Relaxed);
+                self.0[asked.min(3)]
             }
-            "dumpxml" if asked < 4 => panic!("looked at while it starts"),
-            _ => "<domain><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid></domain>",
-        };
-        Ok(answer.as_bytes().to_vec())
-    }
-}
-
-#[test]
-fn the_end_of_a_start_is_waited_for() {
-    let found = RunningDomain::find(Arc::new(Starts::default()), &Root::new("/nonexistent"), "plc");
-    assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
-}
-
-/// VM whose start begins after it was seen shut off.
-#[derive(Debug, Default)]
-struct StartsBetween(std::sync::atomic::AtomicUsize);
-
-impl Daemon for StartsBetween {
-    fn uri(&self) -> &str {
-        "test:///starts-between"
-    }
-
-    fn call(&self, args: &[&str], _: Access, _: usize, _: Duration) -> Result<Vec<u8>, VmmError> {
-        use std::sync::atomic::Ordering;
-        let asked = self.0.load(Ordering::Relaxed);
-        let answer = match args[0] {
-            "list" => LIST,
-            "domstate" => {
-                self.0.store(asked + 1, Ordering::Relaxed);
-                ["shut off (destroyed)\n\n", "paused (starting up)\n\n"][usize::from((1..3).contains(&asked))]
-            }
-            "dumpxml" if asked == 1 => {
+            "dumpxml" if asked == 1 && self.0[0] == OFF => {
                 "<domain id='3'><name>plc</name><uuid>a9949d75-95e3-4747-82e3-c9fee1047688</uuid></domain>"
             }
             "dumpxml" if asked < 4 => panic!("looked at while it starts"),
@@ -174,10 +144,17 @@ impl Daemon for StartsBetween {
     }
 }
 
+const OFF: &str = "shut off (destroyed)\n\n";
+
 #[test]
-fn a_start_that_begins_during_the_look_is_waited_for_too() {
-    let found = RunningDomain::find(Arc::new(StartsBetween::default()), &Root::new("/nonexistent"), "plc");
-    assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }));
+fn the_end_of_a_start_is_waited_for() {
+    const STARTING: &str = "paused (starting up)\n\n";
+    // Under way, and begun after the VM was seen shut off.
+    for states in [[STARTING, STARTING, STARTING, "paused (user)\n\n"], [OFF, STARTING, STARTING, OFF]] {
+        let daemon = Arc::new(Starts(states, Default::default()));
+        let found = RunningDomain::find(daemon, &Root::new("/nonexistent"), "plc");
+        assert!(matches!(found.unwrap(), Lookup::ShutOff { .. }), "{states:?}");
+    }
 }
 
 /// Simulated `/proc` with processes.

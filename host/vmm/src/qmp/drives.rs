@@ -33,9 +33,6 @@ struct Inserted {
 
 impl Qmp {
     /// Drives with a medium, and their throttling.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
     pub fn query_drives(&mut self) -> Result<Vec<Drive>, VmmError> {
         let blocks: Vec<BlockInfo> = self.drives("query-block")?;
         let mut groups = BTreeMap::new();

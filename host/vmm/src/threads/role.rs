@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::{Named, Thread};
 
 /// Role of a thread in its VM.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "which")]
 pub enum Role {
     /// Runs these vCPUs: one under KVM and multi-threaded TCG, several under single-threaded TCG.
@@ -45,6 +45,7 @@ pub enum Role {
     /// Serves a screen or a character device to a client.
     Display,
     /// A thread of a helper process in the VM's cgroup, or one whose name shows nothing.
+    #[default]
     Other,
 }
 

@@ -86,9 +86,6 @@ impl Watcher {
     }
 
     /// Polls as [`Watcher::poll`], with kernel threads searched only among these processes.
-    ///
-    /// # Errors
-    /// As [`Watcher::poll`].
     pub fn poll_among(
         &mut self,
         root: &Root,

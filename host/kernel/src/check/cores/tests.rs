@@ -2,31 +2,25 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::super::Level;
 use super::*;
+use crate::test_root::TestRoot;
 
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, text).unwrap();
-}
-
-fn host(isolated: &str) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    put(&root, "/sys/devices/system/cpu/isolated", isolated);
-    put(&root, "/proc/irq/default_smp_affinity", "ff\n");
+fn host(isolated: &str) -> TestRoot {
+    let root = TestRoot::new(&[]);
+    root.put("/sys/devices/system/cpu/isolated", isolated);
+    root.put("/proc/irq/default_smp_affinity", "ff\n");
     for (irq, on) in [(9, "0"), (24, "2"), (25, "5")] {
-        put(&root, &format!("/proc/irq/{irq}/effective_affinity_list"), on);
+        root.put(&format!("/proc/irq/{irq}/effective_affinity_list"), on);
     }
-    (dir, root)
+    root
 }
 
 /// A VM's thread, by its name, the number of its policy, its CPUs, and the CPU where it last ran.
-fn thread(root: &Root, pid: u32, tid: u32, of: (&str, u32, &str, u32)) {
+fn thread(root: &TestRoot, pid: u32, tid: u32, of: (&str, u32, &str, u32)) {
     let (name, policy, cpus, on) = of;
     let zeros = |n| " 0".repeat(n);
     let stat = format!("{tid} ({name}) S 1{} {on} 0 {policy}{}\n", zeros(34), zeros(11));
-    put(root, &format!("/proc/{pid}/task/{tid}/stat"), &stat);
-    put(root, &format!("/proc/{pid}/task/{tid}/status"), &format!("Cpus_allowed_list:\t{cpus}\n"));
+    root.put(&format!("/proc/{pid}/task/{tid}/stat"), &stat);
+    root.put(&format!("/proc/{pid}/task/{tid}/status"), &format!("Cpus_allowed_list:\t{cpus}\n"));
 }
 
 #[test]
@@ -36,15 +30,15 @@ fn interrupts_on_isolated_cpus_are_counted() {
         check(root, &mut found);
         found
     };
-    assert_eq!(of(&host("\n").1), [], "no CPU is isolated");
-    let (_dir, root) = host("2-5\n");
+    assert_eq!(of(&host("\n")), [], "no CPU is isolated");
+    let root = host("2-5\n");
     let found = of(&root);
     assert!(found.len() == 1 && found[0].level == Level::Warn, "{found:?}");
     assert!(found[0].what.contains("may use 2-5, and 2 interrupts"), "{found:?}");
-    put(&root, "/proc/irq/default_smp_affinity", "00000000,00000003\n");
+    root.put("/proc/irq/default_smp_affinity", "00000000,00000003\n");
     assert!(of(&root)[0].what.contains("may use none, and 2 interrupts"));
     for irq in [24, 25] {
-        put(&root, &format!("/proc/irq/{irq}/effective_affinity_list"), "1\n");
+        root.put(&format!("/proc/irq/{irq}/effective_affinity_list"), "1\n");
     }
     assert_eq!(of(&root)[0].level, Level::Ok);
     for (file, text) in [
@@ -52,7 +46,7 @@ fn interrupts_on_isolated_cpus_are_counted() {
         ("/proc/irq/default_smp_affinity", "xyz"),
         ("/sys/devices/system/cpu/isolated", "2-"),
     ] {
-        put(&root, file, text);
+        root.put(file, text);
         assert!(of(&root)[0].what.starts_with("not known"), "{file}");
     }
 }
@@ -64,27 +58,27 @@ fn interrupts_that_only_the_kernel_moves_are_told_apart() {
         check(root, &mut found);
         found.remove(0)
     };
-    let (_dir, root) = host("2-5\n");
-    put(&root, "/proc/irq/default_smp_affinity", "3\n");
-    put(&root, "/proc/cmdline", "quiet isolcpus=domain,2-5\n");
+    let root = host("2-5\n");
+    root.put("/proc/irq/default_smp_affinity", "3\n");
+    root.put("/proc/cmdline", "quiet isolcpus=domain,2-5\n");
     let remedy = of(&root).remedy;
     assert!(remedy.starts_with("boot with irqaffinity=") && remedy.contains("before 6.11"), "{remedy}");
     // As kernels from 6.11 on show it, and as debugfs does.
     let list = "/proc/irq/24/smp_affinity_list";
-    put(&root, list, "2\n");
+    root.put(list, "2\n");
     std::fs::set_permissions(root.at(list), PermissionsExt::from_mode(0o444)).unwrap();
     let found = of(&root);
     assert!(found.what.contains("2 interrupts are set to some; 1 of these cannot be moved"), "{found:?}");
     assert!(found.remedy.contains("irqaffinity=") && found.remedy.contains("isolcpus=managed_irq,CPUS"));
-    put(&root, "/sys/kernel/debug/irq/irqs/25", "dstate: 0x1\n   IRQD_AFFINITY_MANAGED\n");
+    root.put("/sys/kernel/debug/irq/irqs/25", "dstate: 0x1\n   IRQD_AFFINITY_MANAGED\n");
     let found = of(&root);
     assert!(found.what.contains("; 2 of these") && !found.remedy.contains("irqaffinity"), "{found:?}");
     // The remedy was taken, for all isolated CPUs or for some.
-    put(&root, "/proc/cmdline", "isolcpus=managed_irq,domain,2-4 quiet\n");
+    root.put("/proc/cmdline", "isolcpus=managed_irq,domain,2-4 quiet\n");
     assert!(of(&root).what.contains("1 interrupts are set to some; 1 of these"), "{:?}", of(&root));
-    put(&root, "/sys/devices/system/cpu/possible", "0-5\n");
+    root.put("/sys/devices/system/cpu/possible", "0-5\n");
     for taken in ["isolcpus=managed_irq,domain,2-5", "isolcpus=managed_irq,2-N", "isolcpus=managed_irq,all"] {
-        put(&root, "/proc/cmdline", taken);
+        root.put("/proc/cmdline", taken);
         let found = of(&root);
         assert!(
             found.level == Level::Ok && found.what.contains("2 interrupts of device queues"),
@@ -92,7 +86,7 @@ fn interrupts_that_only_the_kernel_moves_are_told_apart() {
         );
     }
     for other in ["isolcpus=domain,2-5 foo=managed_irq,2-5\n", "isolcpus=managed_irq,5-N\n"] {
-        put(&root, "/proc/cmdline", other);
+        root.put("/proc/cmdline", other);
         assert_eq!(of(&root).level, Level::Warn, "{other}");
     }
     std::fs::remove_file(root.at("/proc/cmdline")).unwrap();
@@ -116,7 +110,7 @@ fn vcpus_that_cannot_leave_a_cpu_are_named() {
         ("2-5", [&[(other, "1-5", 2), (other, "1-5", 2)], &[]], &[]),
     ];
     for (isolated, of_vms, ids) in cases {
-        let (_dir, root) = host(isolated);
+        let root = host(isolated);
         for (pid, vcpus) in [7, 8].into_iter().zip(of_vms) {
             thread(&root, pid, pid, ("qemu-system-x86", other, "0", 0));
             for (n, &(policy, cpus, on)) in (0..).zip(vcpus.iter()) {
@@ -129,19 +123,19 @@ fn vcpus_that_cannot_leave_a_cpu_are_named() {
         assert_eq!(found_ids, *ids, "{of_vms:?}: {found:?}");
         assert!(found.iter().all(|finding| finding.level == Level::Warn));
     }
-    let (_dir, root) = host("");
-    put(&root, "/proc/7/task/7/stat", "garbage");
+    let root = host("");
+    root.put("/proc/7/task/7/stat", "garbage");
     assert!(vms(&root, &[7])[0].what.starts_with("not known"));
 }
 
 #[test]
 fn free_cpus_are_proposed_by_the_topology() {
-    let (_dir, root) = host("");
+    let root = host("");
     // Two cores of two threads; VM 8 has CPU 2, and so the core of 2 and 3.
-    put(&root, "/sys/devices/system/cpu/online", "0-3\n");
+    root.put("/sys/devices/system/cpu/online", "0-3\n");
     for cpu in 0..4 {
         let core = format!("{}-{}\n", cpu & !1, cpu | 1);
-        put(&root, &format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), &core);
+        root.put(&format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"), &core);
     }
     let run = |pid: u32, cpus: &[&str]| {
         thread(&root, pid, pid, ("qemu-system-x86", 0, "0", 0));
