@@ -110,7 +110,7 @@ impl DiskWatch {
             Device::Path(path) => Some(path.clone()),
             Device::File { .. } | Device::Twin { .. } => None,
         });
-        let mut slow = self.0.look_at_loaded(&paths.collect(), &Root::default(), dirs, Instant::now());
+        let mut slow = self.0.sample(&paths.collect(), true, &Root::default(), dirs, Instant::now());
         slow.retain(|_, times| *times >= SLOW);
         slow
     }

@@ -113,9 +113,6 @@ pub(crate) fn note(dirs: &Dirs) -> Result<()> {
 
 /// Like [`note`], for settings of one VM's threads and groups, which no other state directory has
 /// set: refused only where this directory's own journal is lost.
-///
-/// # Errors
-/// As [`note`].
 pub(crate) fn note_own(dirs: &Dirs) -> Result<()> {
     let own = note_name(&resolved(&dirs.state));
     let lost = match elsewhere(dirs) {
@@ -252,9 +249,8 @@ mod tests {
 
     #[test]
     fn what_lies_below_is_a_part_and_what_cannot_be_read_is_said() {
-        let temp = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
-        let below = Dirs { state: dirs.held_plan(), ..dirs.clone() };
+        let (_temp, dirs) = crate::fixtures::dirs();
+        let below = dirs.of_held_plan();
         note(&below).unwrap();
         write_state(&below.state, JOURNAL_FILE, b"{}").unwrap();
         assert_eq!(elsewhere(&dirs).unwrap(), []);

@@ -357,9 +357,6 @@ fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -
 
 impl Resolved {
     /// Every write as `path: old -> new`; nothing is changed.
-    ///
-    /// # Errors
-    /// When an old value cannot be read.
     pub fn preview(&self) -> Result<Vec<Line>> {
         let root = Root::default();
         Ok(dry_run(&self.writes, &Machine::new(&root, &GuestAgents))?)
@@ -418,9 +415,6 @@ impl Resolved {
 }
 
 /// Applies a plan's settings without CPU contracts and returns how many there are.
-///
-/// # Errors
-/// As [`Resolved::apply`].
 pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
     let (writes, covered) = of_disks(&[(traffic::with_limits(plan, &site.spec)?, site)])?;
     let vms = started(site.host_vms(), progress)?;
@@ -449,9 +443,6 @@ pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Resu
 }
 
 /// Like [`put_back`], on a machine whose guests are reached in another way.
-///
-/// # Errors
-/// As [`put_back`].
 pub fn put_back_on(
     machine: &Machine<'_>,
     session: &Session,

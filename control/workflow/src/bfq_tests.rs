@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use rtvirtio_kernel::BlockDevice;
 
 use super::*;
+use crate::fixtures::put;
 use crate::progress::Quiet;
 
 /// Records warnings.
@@ -21,13 +22,11 @@ impl Progress for Warned {
 
 #[test]
 fn a_device_without_bfq_is_named_with_the_remedy() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let (_dir, root) = crate::fixtures::root();
     let disk = BlockDevice { name: "sdz".to_owned(), dev: "8:16".to_owned(), partition: None };
     let stack = Stack { device: disk.clone(), disks: vec![disk.clone()], notes: Vec::new() };
-    std::fs::create_dir_all(root.at("/sys/block/sdz/queue")).unwrap();
     let warned = |offered: &str| {
-        std::fs::write(root.at(disk.queue("scheduler")), offered).unwrap();
+        put(&root, disk.queue("scheduler"), offered);
         let progress = Warned::default();
         load_or_warn(&stack, &root, &progress);
         progress.1.into_inner().unwrap()
@@ -42,13 +41,11 @@ fn a_device_without_bfq_is_named_with_the_remedy() {
 
 #[test]
 fn a_module_is_found_by_its_name_alone() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let (_dir, root) = crate::fixtures::root();
     assert!(!has_module(&root, "6.1.0", "bfq"));
-    std::fs::create_dir_all(root.at("/lib/modules/6.1.0")).unwrap();
     let list =
         "kernel/block/kyber-iosched.ko.xz:\nkernel/block/bfq.ko.xz: kernel/x/a.ko.xz\nkernel/x/a.ko:\n";
-    std::fs::write(root.at("/lib/modules/6.1.0/modules.dep"), list).unwrap();
+    put(&root, "/lib/modules/6.1.0/modules.dep", list);
     for (module, found) in
         [("bfq", true), ("a", true), ("kyber-iosched", true), ("kyber", false), ("x", false)]
     {

@@ -75,10 +75,8 @@ mod tests {
     use crate::error::Kind;
 
     fn spec(block: &str) -> Spec {
-        let text = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = {block}\n"
-        );
-        rtvirtio_spec::HostSpec::parse("x.toml", &text).unwrap().parts()[0].spec.clone()
+        let task = format!("op = \"read\"\nblock = {block}");
+        crate::fixtures::spec("name = \"plc\"\npid = 7", &task).parts()[0].spec.clone()
     }
 
     #[test]

@@ -68,16 +68,12 @@ pub struct VmCpu {
     pub partition: Option<Partition>,
 }
 
-/// A contract in force, as saved next to the journal.
+/// A contract in force, as saved next to the journal; most fields are those of [`VmCpu`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForce {
-    /// Name of the VM in the spec.
     pub vm: String,
-    /// Budget of CPU time and its period.
     pub contract: Contract,
-    /// Order of its threads.
     pub order: Order,
-    /// Priority relative to the other VMs with contracts.
     #[serde(default)]
     pub level: Level,
     /// Kernel mechanism that enforces it.
@@ -85,13 +81,10 @@ pub struct InForce {
     /// The cgroup with the budget, where it is the VM's own: [`Settings::group`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<PathBuf>,
-    /// The range in which its guest moves its vCPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
-    /// CPUs of its threads, where they were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
-    /// CPUs of its cgroup, where they were made a partition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<Partition>,
 }
@@ -158,23 +151,17 @@ pub(crate) fn replace_in_force(of: &InForce, state_dir: &Path) -> Result<()> {
     write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
 }
 
-/// Admitted contract of a VM, before its writes are known.
+/// Admitted contract of a VM, before its writes are known; most fields are those of [`VmCpu`].
 #[derive(Clone, Serialize)]
 pub struct Contracted {
-    /// Name of the VM in the spec.
     pub vm: String,
-    /// Budget of CPU time and its period.
     pub contract: Contract,
-    /// Order of its threads.
     pub order: Order,
-    /// Priority relative to the other VMs with contracts.
     pub level: Level,
     /// Kernel mechanism that will enforce it.
     pub backend: Backend,
-    /// Demand from which the contract was derived; `None` for a given contract.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
-    /// The range in which its guest moves its vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgency: Option<UrgencyRange>,
     /// CPUs that the spec wants for its threads.
@@ -380,9 +367,14 @@ pub fn of_vms(
     Ok(Some(Admitted { probe, contracts }))
 }
 
+/// Whether contracts are in force: without a journal what is saved of them means nothing.
+pub(crate) fn any_in_force(state_dir: &Path) -> Result<bool> {
+    Ok(is_there(&state_dir.join(JOURNAL_FILE))? && is_there(&state_dir.join(IN_FORCE_FILE))?)
+}
+
 /// The contracts in force of one journal, with the processes of their VMs.
 fn of_journal(state_dir: &Path) -> Result<ActiveContracts> {
-    if !is_there(&state_dir.join(JOURNAL_FILE))? || !is_there(&state_dir.join(IN_FORCE_FILE))? {
+    if !any_in_force(state_dir)? {
         return Ok(ActiveContracts::default());
     }
     let contracts = in_force(state_dir)?;
@@ -436,9 +428,6 @@ fn fitting(probe: &Probe, needs: &[&VmNeed<'_>]) -> Result<Vec<Contracted>> {
 }
 
 /// Share of each CPU that the kernel grants contracts, those of these VMs included.
-///
-/// # Errors
-/// When the kernel's grants cannot be read.
 pub fn free_share(vms: &[&str], ours: &ActiveContracts) -> Result<Ratio> {
     let mut probe = probe(&Root::default())?;
     forget_own(&mut probe, vms.iter().copied(), ours)?;

@@ -417,7 +417,8 @@ pub(crate) fn is_one_of(root: &Root, file: &Path, names: &[PathBuf]) -> bool {
     real(file).is_some_and(|file| names.iter().any(|name| real(name).is_some_and(|name| name == file)))
 }
 
-fn absolute(cgroup: &Path) -> PathBuf {
+/// Path from the root of the hierarchy: a spec may name a cgroup without its first slash.
+pub(crate) fn absolute(cgroup: &Path) -> PathBuf {
     Path::new("/").join(cgroup)
 }
 

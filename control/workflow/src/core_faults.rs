@@ -3,21 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rtvirtio_apply::JOURNAL_FILE;
 use rtvirtio_cores::{Cpu, Use};
 use rtvirtio_kernel::text::cpu_ranges;
 use rtvirtio_kernel::{Root, topology};
 use serde::Serialize;
 
-use crate::contracts::{IN_FORCE_FILE, InForce, partition_fault};
-use crate::dirs::{Dirs, is_there};
+use crate::contracts::{InForce, any_in_force, partition_fault};
+use crate::dirs::Dirs;
 use crate::error::{Context as _, Result};
 use crate::holders;
 
 /// CPUs of a VM that do not do what its contract says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct CoreFault {
-    /// Name of the VM.
     pub vm: String,
     /// CPUs of its vCPUs that are concerned.
     pub cpus: BTreeSet<u32>,
@@ -29,13 +27,8 @@ pub struct CoreFault {
 }
 
 /// The faults of all contracts in force that this host knows of.
-///
-/// # Errors
-/// When the contracts or the host's CPUs cannot be read.
 pub fn core_faults(root: &Root, dirs: &Dirs) -> Result<Vec<CoreFault>> {
-    // Without a journal the contracts mean nothing.
-    let there = |file: &str| is_there(&dirs.state.join(file));
-    let is_applied = there(JOURNAL_FILE)? && there(IN_FORCE_FILE)?;
+    let is_applied = any_in_force(&dirs.state)?;
     let mut all = if is_applied { holders::cpu_in(&dirs.state)? } else { Vec::new() };
     all.extend(holders::cpu_of_others(dirs)?);
     all.retain(|(of, _)| of.cores.is_some() || of.partition.is_some());
@@ -94,7 +87,10 @@ fn faults(online: &[Cpu], all: &[&InForce]) -> Vec<CoreFault> {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_apply::JOURNAL_FILE;
+
     use super::*;
+    use crate::contracts::IN_FORCE_FILE;
     use crate::contracts::cores_tests::{in_force, one, placed, whole};
     use crate::dirs::write_state;
 
@@ -115,8 +111,7 @@ mod tests {
 
     #[test]
     fn contracts_without_a_journal_have_no_faults() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         write_state(&dirs.state, IN_FORCE_FILE, b"damaged").unwrap();
         assert_eq!(core_faults(&Root::default(), &dirs).unwrap(), []);
         write_state(&dirs.state, JOURNAL_FILE, b"{}").unwrap();

@@ -62,9 +62,6 @@ pub(crate) fn save(all: &[CoveredVm], state_dir: &Path) -> Result<()> {
 }
 
 /// I/O on which no setting in force acts now, of the settings' VMs that still run.
-///
-/// # Errors
-/// When that is unknown.
 pub fn uncovered(state_dir: &Path) -> Result<Vec<InForce>> {
     let (root, mut found) = (Root::default(), Vec::new());
     for vm in started::list_of_journal::<CoveredVm>(state_dir, COVERED_FILE)? {

@@ -55,19 +55,11 @@ impl fmt::Display for CpuUse {
     }
 }
 
-/// CPUs of the host that some of these processes may use, all without one, and how many of them are
-/// free for a second from now on. What these processes use counts as free.
+/// CPU time that VMs with these processes take for a second from now on; of all CPUs without a
+/// process.
 ///
 /// # Errors
 /// When `/proc/stat` or the state of a process cannot be read, and cancellation.
-pub fn free(own: &[u32], progress: &dyn Progress) -> Result<(u32, f64)> {
-    cpu_use(own, progress).map(|of| (of.cpus, of.free))
-}
-
-/// CPU time that VMs with these processes take for a second from now on.
-///
-/// # Errors
-/// Errors of [`free`].
 pub fn cpu_use(own: &[u32], progress: &dyn Progress) -> Result<CpuUse> {
     let watch = CpuWatch::start(own)?;
     progress.pause(WINDOW)?;

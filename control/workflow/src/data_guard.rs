@@ -28,9 +28,6 @@ pub fn claim(path: &Path, except: &[u32], progress: &dyn Progress) -> Result<Cla
 }
 
 /// Warns of what is slowed while a device is measured by reads only.
-///
-/// # Errors
-/// When the device cannot be inspected.
 pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
     let holders = Holders::find(path, &[])?;
     if !holders.found.is_empty() {

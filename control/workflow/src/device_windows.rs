@@ -27,45 +27,26 @@ pub struct DeviceWindows(BTreeMap<PathBuf, VecDeque<(Instant, DeviceIo)>>);
 
 impl DeviceWindows {
     /// Samples some devices; returns how slow they are, where known: time of requests as a multiple
-    /// of what they took when each was alone.
+    /// of what they took when each was alone. With `also_loaded` also for devices with many
+    /// requests in flight: there the multiple is a lower bound, so the device is at least as slow.
     pub fn sample(
         &mut self,
         devices: &BTreeSet<PathBuf>,
+        also_loaded: bool,
         root: &Root,
         dirs: &Dirs,
         now: Instant,
     ) -> BTreeMap<String, f64> {
-        self.judged(devices, root, dirs, now, slowness)
-    }
-
-    /// Like [`DeviceWindows::sample`], also for devices with many requests in flight: there the
-    /// multiple is a lower bound, so the device is at least as slow.
-    pub fn look_at_loaded(
-        &mut self,
-        devices: &BTreeSet<PathBuf>,
-        root: &Root,
-        dirs: &Dirs,
-        now: Instant,
-    ) -> BTreeMap<String, f64> {
-        self.judged(devices, root, dirs, now, |done, service| {
-            slowness(done, service).or_else(|| least_slowness(done, service))
-        })
-    }
-
-    fn judged(
-        &mut self,
-        devices: &BTreeSet<PathBuf>,
-        root: &Root,
-        dirs: &Dirs,
-        now: Instant,
-        judge: fn(&DeviceIo, &Service) -> Option<f64>,
-    ) -> BTreeMap<String, f64> {
+        let judge = |(done, service): (DeviceIo, Service)| {
+            let least = || least_slowness(&done, &service).filter(|_| also_loaded);
+            slowness(&done, &service).or_else(least)
+        };
         self.0.retain(|path, _| devices.contains(path));
         let mut out = BTreeMap::new();
         for path in devices {
             let window = self.0.entry(path.clone()).or_default();
             // A device that is gone, or was never measured, says nothing.
-            if let Some(factor) = sample_device(path, window, (root, dirs), now, judge) {
+            if let Some(factor) = sample_device(path, window, (root, dirs), now).and_then(judge) {
                 out.insert(path.display().to_string(), factor);
             }
         }
@@ -73,13 +54,13 @@ impl DeviceWindows {
     }
 }
 
+/// Requests of a device's window, and its service times by its profile.
 fn sample_device(
     path: &Path,
     window: &mut VecDeque<(Instant, DeviceIo)>,
     (root, dirs): (&Root, &Dirs),
     now: Instant,
-    judge: fn(&DeviceIo, &Service) -> Option<f64>,
-) -> Option<f64> {
+) -> Option<(DeviceIo, Service)> {
     let device = BlockDevice::find(root, path).ok()?;
     let seen = DeviceIo::read(root, &device).ok()?;
     // Time under idling is in no later window either.
@@ -97,7 +78,7 @@ fn sample_device(
     let done = seen.since(&window.front()?.1)?;
     let spec = Spec { device: Device::Path(path.to_owned()), vms: Vec::new() };
     let profile = load_profile(&spec, None, dirs).ok()?;
-    judge(&done, &service(&profile).ok()?)
+    Some((done, service(&profile).ok()?))
 }
 
 /// Whether requests wait while the elevator idles: then their time is not the device's.

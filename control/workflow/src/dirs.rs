@@ -28,6 +28,11 @@ impl Dirs {
         self.state.join("contracts").join("plan")
     }
 
+    /// Directories of the plan that the service holds.
+    pub(crate) fn of_held_plan(&self) -> Self {
+        Self { state: self.held_plan(), run: self.run.clone() }
+    }
+
     /// Path of a device's profile; the key is from [`profile_key`].
     #[must_use]
     pub fn profile(&self, key: &str) -> PathBuf {

@@ -109,9 +109,6 @@ pub enum Source {
 
 /// Finds the virtual machines. Changes nothing, and asks no monitor. libvirt, at `uri` or its
 /// default, is asked for the disks of its domains.
-///
-/// # Errors
-/// When `/proc` or sysfs cannot be read.
 pub fn discover(root: &Root, uri: Option<&str>) -> Result<Discovery> {
     let (machines, unreadable) = machines::find(root)?;
     let cgroups = Cgroups::detect(root).ok();

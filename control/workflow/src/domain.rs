@@ -330,8 +330,7 @@ mod tests {
 
     #[test]
     fn with_a_wrong_file_too_what_answers_is_not_said_to_be_stopped() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (dir, dirs) = crate::fixtures::dirs();
         let this = ProcessId::find(std::process::id()).unwrap().unwrap();
         let socket = dir.path().join("iod.sock");
         let boot = Root::default().read("/proc/sys/kernel/random/boot_id").unwrap();

@@ -118,17 +118,15 @@ impl Drop for MeasuredElevator<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::put;
 
     #[test]
     fn a_disk_of_the_service_that_cannot_be_read_is_not_another_one() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (_dir, root) = crate::fixtures::root();
         for (name, dev) in [("sda", "8:0\n"), ("sdb", "8:16\n")] {
             std::fs::create_dir_all(root.at(format!("/sys/class/block/{name}"))).unwrap();
-            std::fs::create_dir_all(root.at(format!("/sys/block/{name}/queue"))).unwrap();
-            std::fs::write(root.at(format!("/sys/block/{name}/dev")), dev).unwrap();
-            let scheduler = root.at(format!("/sys/block/{name}/queue/scheduler"));
-            std::fs::write(scheduler, "[none] mq-deadline\n").unwrap();
+            put(&root, format!("/sys/block/{name}/dev"), dev);
+            put(&root, format!("/sys/block/{name}/queue/scheduler"), "[none] mq-deadline\n");
         }
         let ours = Stack::find(&root, "sdb").unwrap();
         let refused = |held: &str| refuse_held(&ours, &BTreeSet::from([held.to_owned()]), &root);

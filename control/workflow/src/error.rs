@@ -194,15 +194,9 @@ from! {
 /// Says where an error happened.
 pub trait Context<T> {
     /// Adds a message in front.
-    ///
-    /// # Errors
-    /// The same, with the message.
     fn context(self, message: impl Into<String>) -> Result<T>;
 
     /// Like [`Context::context`], with a message that is made only on an error.
-    ///
-    /// # Errors
-    /// The same, with the message.
     fn with_context<S: Into<String>>(self, message: impl FnOnce() -> S) -> Result<T>;
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_cpu::is_helper_process;
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
+use rtvirtio_spec::{HostHandle, LabKind, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
@@ -47,20 +47,14 @@ pub struct HostVm {
     disk: Option<VmDisk>,
     reach: HostReach,
     handle: OnceCell<VmHandle>,
+    /// Domain of libvirt, looked up at its first use.
+    running: OnceCell<RunningDomain>,
 }
 
 /// Handle by which a VM is found.
 enum HostReach {
-    /// The process of its VMM.
-    Process(u32),
-    /// A cgroup that holds its processes.
-    Cgroup(PathBuf),
-    /// Socket of QEMU's monitor.
-    Monitor(PathBuf),
-    /// A domain of libvirt, looked up at its first use.
-    Domain(LibvirtDomain, OnceCell<RunningDomain>),
-    /// A VM of Proxmox VE.
-    Proxmox(u32),
+    /// Handle that a spec or a user gives.
+    Named(HostHandle),
     /// Processes of the lab in this cgroup.
     LabProcesses(PathBuf),
     /// A guest of the lab.
@@ -69,27 +63,22 @@ enum HostReach {
 
 impl HostVm {
     fn new(name: &str, reach: HostReach) -> Self {
-        Self { name: name.to_owned(), agent: None, disk: None, reach, handle: OnceCell::new() }
+        let (handle, running) = (OnceCell::new(), OnceCell::new());
+        Self { name: name.to_owned(), agent: None, disk: None, reach, handle, running }
     }
 
     /// A process that is no VM of a spec.
     #[must_use]
     pub fn of_pid(pid: u32) -> Self {
-        Self::new(&format!("pid {pid}"), HostReach::Process(pid))
+        Self::new(&format!("pid {pid}"), HostReach::Named(HostHandle::Pid(pid)))
     }
 
     fn of_spec(vm: &Vm) -> Result<Self> {
         let Reach::Existing { host, agent, disk } = &vm.reach else {
             bail!(Argument, "vm {}: it is a lab's VM", vm.name)
         };
-        let reach = match host {
-            HostHandle::Pid(pid) => HostReach::Process(*pid),
-            HostHandle::Cgroup(path) => HostReach::Cgroup(path.clone()),
-            HostHandle::Qmp(socket) => HostReach::Monitor(socket.clone()),
-            HostHandle::Domain(domain) => HostReach::Domain(domain.clone(), OnceCell::new()),
-            HostHandle::Proxmox(id) => HostReach::Proxmox(*id),
-        };
-        Ok(Self { agent: agent.clone(), disk: disk.clone(), ..Self::new(&vm.name, reach) })
+        let new = Self::new(&vm.name, HostReach::Named(host.clone()));
+        Ok(Self { agent: agent.clone(), disk: disk.clone(), ..new })
     }
 
     fn of_lab(vm: &ListedVm) -> Self {
@@ -115,19 +104,16 @@ impl HostVm {
         let root = Root::default();
         match &self.reach {
             HostReach::LabProcesses(_) => Ok(Vec::new()),
-            HostReach::Process(pid) => Ok(vec![*pid]),
+            HostReach::Named(HostHandle::Pid(pid)) => Ok(vec![*pid]),
             HostReach::LabGuest { process, .. } => Ok(vec![process.pid]),
-            HostReach::Cgroup(path) => {
+            HostReach::Named(HostHandle::Cgroup(path)) => {
                 Ok(of_cgroup(&root, &Cgroups::detect(&root)?, path)?.pids.into_iter().collect())
             }
-            HostReach::Monitor(socket) => {
-                if self.handle.get().is_none() {
-                    let _ = self.handle.set(of_monitor(&root, socket).with_context(|| self.context())?);
-                }
-                Ok(self.handle.get().into_iter().flat_map(|handle| &handle.pids).copied().collect())
+            HostReach::Named(HostHandle::Qmp(_)) => {
+                Ok(self.handle_under(&root, &|_| {})?.pids.into_iter().collect())
             }
-            HostReach::Domain(..) => Ok(vec![self.domain(&root)?.process.pid]),
-            HostReach::Proxmox(id) => Ok(vec![managed::proxmox(&root, *id)?.pid]),
+            HostReach::Named(HostHandle::Domain(_)) => Ok(vec![self.domain(&root)?.process.pid]),
+            HostReach::Named(HostHandle::Proxmox(id)) => Ok(vec![managed::proxmox(&root, *id)?.pid]),
         }
     }
 
@@ -146,16 +132,18 @@ impl HostVm {
             return Ok(handle.clone());
         }
         let handle = match &self.reach {
-            HostReach::Process(pid) => VmHandle::of_pid(*pid),
-            HostReach::Cgroup(path) | HostReach::LabProcesses(path) => {
+            HostReach::Named(HostHandle::Pid(pid)) => VmHandle::of_pid(*pid),
+            HostReach::Named(HostHandle::Cgroup(path)) | HostReach::LabProcesses(path) => {
                 of_cgroup(root, &Cgroups::detect(root)?, path).with_context(|| self.context())?
             }
-            HostReach::Monitor(socket) => of_monitor(root, socket).with_context(|| self.context())?,
-            HostReach::Domain(..) => {
+            HostReach::Named(HostHandle::Qmp(socket)) => {
+                of_monitor(root, socket).with_context(|| self.context())?
+            }
+            HostReach::Named(HostHandle::Domain(_)) => {
                 let domain = self.domain(root)?;
                 VmHandle { named: self.named(root, &domain)?, ..VmHandle::of_pid(domain.process.pid) }
             }
-            HostReach::Proxmox(id) => {
+            HostReach::Named(HostHandle::Proxmox(id)) => {
                 let vm = managed::proxmox(root, *id).with_context(|| self.context())?;
                 let found = of_monitor(root, &vm.qmp).with_context(|| self.context())?;
                 if !found.pids.contains(&vm.pid) {
@@ -194,23 +182,21 @@ impl HostVm {
         };
         match &self.reach {
             HostReach::LabProcesses(cgroup) | HostReach::LabGuest { cgroup, .. } => Ok(cgroup.clone()),
-            HostReach::Process(pid) => of_pid(*pid),
-            HostReach::Domain(..) => of_pid(self.domain(root)?.process.pid),
-            HostReach::Proxmox(id) => managed::proxmox(root, *id).and_then(|vm| of_pid(vm.pid)),
-            HostReach::Cgroup(path) => {
+            HostReach::Named(HostHandle::Pid(pid)) => of_pid(*pid),
+            HostReach::Named(HostHandle::Domain(_)) => of_pid(self.domain(root)?.process.pid),
+            HostReach::Named(HostHandle::Proxmox(id)) => {
+                managed::proxmox(root, *id).and_then(|vm| of_pid(vm.pid))
+            }
+            HostReach::Named(HostHandle::Cgroup(path)) => {
                 if !root.exists(cgroups.dir(path)?)? {
                     let (name, path, why) = (&self.name, path.display(), missing_cgroup(path));
                     bail!(NotRunning, "vm {name}: cgroup {path} does not exist: {why}");
                 }
                 Ok(path.clone())
             }
-            HostReach::Monitor(socket) => {
-                if self.handle.get().is_none() {
-                    let _ = self.handle.set(of_monitor(root, socket).with_context(|| self.context())?);
-                }
-                let pids = self.handle.get().map(|handle| &handle.pids);
-                let pid = pids.and_then(|pids| pids.first()).context("QEMU has no process")?;
-                of_pid(*pid)
+            HostReach::Named(HostHandle::Qmp(_)) => {
+                let pids = self.handle_under(root, &|_| {})?.pids;
+                of_pid(*pids.first().context("QEMU has no process")?)
             }
         }
         .with_context(|| self.context())
@@ -222,8 +208,8 @@ impl HostVm {
     /// As [`HostVm::handle`].
     pub fn agent(&self, root: &Root) -> Result<Option<AgentAddress>> {
         match &self.reach {
-            HostReach::Domain(..) => Ok(self.domain(root)?.agent()),
-            HostReach::Proxmox(id) => {
+            HostReach::Named(HostHandle::Domain(_)) => Ok(self.domain(root)?.agent()),
+            HostReach::Named(HostHandle::Proxmox(id)) => {
                 let vm = managed::proxmox(root, *id).with_context(|| self.context())?;
                 Ok(vm.agent.map(AgentAddress::Socket))
             }
@@ -242,9 +228,6 @@ impl HostVm {
     }
 
     /// Path of a disk of this VM for its tasks, as [`HostVm::disk`].
-    ///
-    /// # Errors
-    /// As [`HostVm::disk`].
     pub fn disk_at(&self, root: &Root, disk: &VmDisk) -> Result<PathBuf> {
         let target = match disk {
             VmDisk::Path(path) => return Ok(path.clone()),
@@ -273,7 +256,7 @@ impl HostVm {
     /// Note for readers of results where the guest agent is disconnected or cannot run tasks.
     pub(crate) fn agent_note(&self, root: &Root) -> Option<String> {
         match &self.reach {
-            HostReach::Domain(..) => {
+            HostReach::Named(HostHandle::Domain(_)) => {
                 let domain = self.domain(root).ok()?;
                 if domain.xml.agent == AgentState::Disconnected {
                     return Some(format!(
@@ -302,14 +285,14 @@ impl HostVm {
 
     /// The libvirt domain of the current start of the VM.
     fn domain(&self, root: &Root) -> Result<RunningDomain> {
-        let HostReach::Domain(of, found) = &self.reach else {
+        let HostReach::Named(HostHandle::Domain(of)) = &self.reach else {
             bail!(Argument, "vm {} is no domain of libvirt", self.name)
         };
-        if let Some(domain) = found.get() {
+        if let Some(domain) = self.running.get() {
             return Ok(domain.clone());
         }
         let domain = managed::running(root, of).with_context(|| self.context())?;
-        Ok(found.get_or_init(|| domain).clone())
+        Ok(self.running.get_or_init(|| domain).clone())
     }
 
     /// Roles of a libvirt domain's threads. libvirt has QEMU name them (`debug-threads=on`), so
@@ -332,7 +315,7 @@ impl HostVm {
         Ok(match &self.reach {
             HostReach::LabProcesses(_) => None,
             // Without its monitor, which may be busy.
-            HostReach::Domain(..) | HostReach::Proxmox(_) => Some(self.pids()?),
+            HostReach::Named(HostHandle::Domain(_) | HostHandle::Proxmox(_)) => Some(self.pids()?),
             _ => Some(self.handle(progress)?.pids.into_iter().collect()),
         })
     }
@@ -350,13 +333,17 @@ impl HostVm {
     fn monitor_within(&self, root: &Root, total: Duration) -> Result<Option<Qmp>> {
         let (begin, timeout) = (Instant::now(), QMP_TIMEOUT.min(total));
         let qmp = match &self.reach {
-            HostReach::Domain(..) => Qmp::of_domain(&self.domain(root)?, timeout),
-            HostReach::Proxmox(id) => {
+            HostReach::Named(HostHandle::Domain(_)) => Qmp::of_domain(&self.domain(root)?, timeout),
+            HostReach::Named(HostHandle::Proxmox(id)) => {
                 let machine = managed::proxmox(root, *id).with_context(|| self.context())?;
                 Qmp::connect(&machine.qmp, timeout)
             }
-            HostReach::Monitor(qmp) | HostReach::LabGuest { qmp, .. } => Qmp::connect(qmp, timeout),
-            HostReach::Process(_) | HostReach::Cgroup(_) | HostReach::LabProcesses(_) => return Ok(None),
+            HostReach::Named(HostHandle::Qmp(qmp)) | HostReach::LabGuest { qmp, .. } => {
+                Qmp::connect(qmp, timeout)
+            }
+            HostReach::Named(HostHandle::Pid(_) | HostHandle::Cgroup(_)) | HostReach::LabProcesses(_) => {
+                return Ok(None);
+            }
         };
         let left = total.saturating_sub(begin.elapsed());
         Ok(Some(qmp.with_context(|| self.context())?.within(left)))

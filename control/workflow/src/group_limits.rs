@@ -8,6 +8,7 @@ use rtvirtio_blame::{Limit, Limiter, OtherUsers};
 use rtvirtio_kernel::Cgroups;
 use rtvirtio_spec::Task;
 
+use crate::controls::absolute;
 use crate::vm_counters::Dimension;
 
 /// Part of what a limit lets through up to which its use by unknown programs does not matter:
@@ -119,11 +120,6 @@ impl GroupLimit<'_> {
     }
 }
 
-/// Path from the root of the hierarchy: a spec may name a cgroup without its first slash.
-fn absolute(group: &Path) -> PathBuf {
-    Path::new("/").join(group)
-}
-
 /// Use of a limit by the other VMs below its cgroup.
 struct OfOthers {
     /// Amount per second that they ask for, at least.
@@ -135,17 +131,12 @@ struct OfOthers {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_spec::HostSpec;
-
     use super::*;
+    use crate::fixtures::{READS, spec};
 
     fn tasks(rate: &str) -> Vec<Task> {
         let rate = if rate.is_empty() { String::new() } else { format!("rate = \"{rate}\"\n") };
-        let text = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"a\"\npid = 7\n[[vm.task]]\nname = \"t\"\n\
-             op = \"read\"\nblock = \"4KiB\"\n{rate}"
-        );
-        HostSpec::parse("x.toml", &text).unwrap().vms()[0].tasks.clone()
+        spec("name = \"a\"\npid = 7", &format!("{READS}{rate}")).vms()[0].tasks.clone()
     }
 
     /// Fact about a VM that declares 100/s, of a limit of 150/s on `/s`.

@@ -9,7 +9,7 @@ use rtvirtio_kernel::{ProcessId, Root};
 
 use crate::contracts::{self, InForce};
 use crate::dirs::{Dirs, is_there};
-use crate::error::{Context as _, Result, bail};
+use crate::error::{Result, bail};
 use crate::guests::GuestAgents;
 use crate::scope_files;
 use crate::started::{self, StartedVm};
@@ -86,26 +86,16 @@ pub fn resource_dirs(dirs: &Dirs, resource: &str) -> Dirs {
 
 /// Directories of resources with a journal.
 fn journals(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
-    let dir = scope_files::dir(dirs);
     let mut all = Vec::new();
-    if !is_there(&dir)? {
-        return Ok(all);
-    }
-    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
-        let path = entry.with_context(|| dir.display().to_string())?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for (name, path) in scope_files::entries(dirs)? {
         if !scope_files::is_own(&name) && is_there(&path.join(JOURNAL_FILE))? {
             all.push((name, path));
         }
     }
-    all.sort();
     Ok(all)
 }
 
 /// Settings that agents have put in force since this host was booted.
-///
-/// # Errors
-/// When a journal, or a file next to it, cannot be read.
 pub fn resources(dirs: &Dirs) -> Result<Vec<OfResource>> {
     let root = Root::default();
     let mut all = Vec::new();
@@ -179,9 +169,6 @@ pub fn refuse(vms: &[StartedVm], own: &Holder, dirs: &Dirs) -> Result<()> {
 }
 
 /// Like [`refuse`], for the service itself, whose settings in force are known: `beside`.
-///
-/// # Errors
-/// As [`refuse`].
 pub(crate) fn refuse_known(vm: &StartedVm, own: &Holder, beside: &[StartedVm], dirs: &Dirs) -> Result<()> {
     let of_service = beside.iter().map(|of| (Holder::Service(of.vm.clone()), of.clone()));
     let held: Vec<_> = of_service.chain(held_elsewhere(dirs)?).collect();
@@ -231,9 +218,6 @@ fn refuse_held(vms: &[StartedVm], own: &Holder, held: &[(Holder, StartedVm)]) ->
 }
 
 /// Like [`refuse`], for VMs whose processes are not known yet.
-///
-/// # Errors
-/// As [`refuse`].
 pub fn refuse_names<'n>(names: impl Iterator<Item = &'n str>, own: &Holder, dirs: &Dirs) -> Result<()> {
     let vms: Vec<StartedVm> =
         names.map(|name| StartedVm { vm: name.to_owned(), processes: Vec::new() }).collect();
@@ -242,33 +226,28 @@ pub fn refuse_names<'n>(names: impl Iterator<Item = &'n str>, own: &Holder, dirs
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_kernel::ProcessId;
-
     use super::*;
+    use crate::contracts::cores_tests::{auto, in_force, one, placed};
     use crate::dirs::write_state;
     use crate::error::Kind;
+    use crate::fixtures::{alive_and_ended, put_in_force, start};
 
     #[test]
     fn what_one_program_holds_the_others_leave_alone() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let vm = |name: &str, processes: &[&ProcessId]| StartedVm {
-            vm: name.to_owned(),
-            processes: processes.iter().map(|p| (*p).clone()).collect(),
-        };
+        let (_dir, dirs) = crate::fixtures::dirs();
+        let (this, next) = alive_and_ended();
         let (service, agent) = (Holder::Service("plc".into()), Holder::Resource("rtvm".into()));
         let all = [Holder::Apply, service.clone(), agent];
         for own in &all {
-            refuse(&[vm("plc", &[&this])], own, &dirs).unwrap();
+            refuse(&[start("plc", &[&this])], own, &dirs).unwrap();
         }
         let places =
             [dirs.state.clone(), scope_files::dir(&dirs).join("vm-plc"), resource_dirs(&dirs, "rtvm").state];
         for (place, holder) in places.iter().zip(&all) {
             write_state(place, JOURNAL_FILE, b"{}").unwrap();
-            started::save(&[vm("plc", &[&this])], place).unwrap();
+            started::save(&[start("plc", &[&this])], place).unwrap();
             for own in &all {
-                let refused = refuse(&[vm("plc", &[])], own, &dirs);
+                let refused = refuse(&[start("plc", &[])], own, &dirs);
                 if own == holder {
                     refused.unwrap();
                     continue;
@@ -277,22 +256,20 @@ mod tests {
                 assert!(e.kind() == Kind::InForce && e.to_string().contains(&holder.to_string()), "{e}");
             }
             // The same process under another name is the same VM.
-            let renamed = refuse(&[vm("controller", &[&this])], &Holder::Resource("other".into()), &dirs);
+            let renamed = refuse(&[start("controller", &[&this])], &Holder::Resource("other".into()), &dirs);
             let is_known = *holder != service;
             assert_eq!(renamed.is_err(), is_known, "without contract.json the process is not known");
-            let next = ProcessId { start_time: this.start_time + 1, ..this.clone() };
-            refuse(&[vm("controller", &[&next])], &Holder::Resource("other".into()), &dirs).unwrap();
+            refuse(&[start("controller", &[&next])], &Holder::Resource("other".into()), &dirs).unwrap();
             std::fs::remove_file(place.join(JOURNAL_FILE)).unwrap();
         }
     }
 
     #[test]
     fn processes_that_cannot_be_read_are_not_taken_for_those_of_another_vm() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         let scope = scope_files::vm_dir(&dirs, "plc");
         write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
-        let other = [StartedVm { vm: "controller".to_owned(), processes: Vec::new() }];
+        let other = [start("controller", &[])];
         refuse(&other, &Holder::Apply, &dirs).unwrap();
         write_state(&scope, scope_files::IN_FORCE_FILE, b"{").unwrap();
         refuse(&other, &Holder::Apply, &dirs).unwrap();
@@ -305,48 +282,22 @@ mod tests {
 
     #[test]
     fn contracts_of_all_programs_are_found_with_the_processes_that_live() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         assert_eq!(cpu_of_others(&dirs).unwrap().len(), 0);
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let ended = ProcessId { start_time: this.start_time + 1, ..this };
-        let ms = rtvirtio_units::Nanos::from_millis;
-        let contract = rtvirtio_cpu::Contract::new(ms(4), ms(20)).unwrap();
-        let cpu = |vm: &str| InForce {
-            vm: vm.to_owned(),
-            contract,
-            order: rtvirtio_cpu::Order::Contract,
-            level: rtvirtio_cpu::Level::ALONE,
-            backend: rtvirtio_cpu::Backend::RtGroup,
-            group: None,
-            urgency: None,
-            cores: None,
-            partition: None,
-        };
+        let (this, ended) = alive_and_ended();
+        let cpu = |vm: &str| in_force(&one(vm, 4, auto()), placed(&[]));
         let agents = resource_dirs(&dirs, "rtvm").state;
         write_state(&agents, JOURNAL_FILE, b"{}").unwrap();
-        let start = |vm: &str, of: &ProcessId| StartedVm { vm: vm.to_owned(), processes: vec![of.clone()] };
-        started::save(&[start("a", &this), start("b", &ended)], &agents).unwrap();
+        started::save(&[start("a", &[&this]), start("b", &[&ended])], &agents).unwrap();
         let of_agent = serde_json::to_vec(&[cpu("a"), cpu("b")]).unwrap();
         write_state(&agents, contracts::IN_FORCE_FILE, &of_agent).unwrap();
-        for (vm, processes) in [("plc", vec![this.clone(), ended.clone()]), ("old", vec![ended])] {
-            let scope = scope_files::vm_dir(&dirs, vm);
-            write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
-            let saved = scope_files::VmInForce {
-                vm: vm.to_owned(),
-                contract: String::new(),
-                processes,
-                cpu: Some(cpu(vm)),
-                reason: String::new(),
-                since: String::new(),
-            };
-            write_state(&scope, scope_files::IN_FORCE_FILE, &serde_json::to_vec(&saved).unwrap()).unwrap();
-        }
+        let scope = put_in_force(&dirs, &[&this, &ended], &cpu("plc"));
+        put_in_force(&dirs, &[&ended], &cpu("old"));
         let found = cpu_of_others(&dirs).unwrap();
         let found: Vec<(&str, &[u32])> = found.iter().map(|(of, pids)| (of.vm.as_str(), &pids[..])).collect();
         assert_eq!(found, [("plc", &[this.pid][..]), ("a", &[this.pid][..])]);
         // A record that cannot be read is not the same as none.
-        std::fs::remove_file(scope_files::vm_dir(&dirs, "plc").join(scope_files::IN_FORCE_FILE)).unwrap();
+        std::fs::remove_file(scope.join(scope_files::IN_FORCE_FILE)).unwrap();
         assert!(cpu_of_others(&dirs).is_err());
     }
 }

@@ -138,13 +138,8 @@ mod tests {
 
     #[test]
     fn a_loop_device_is_its_file() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let (dir, root) = crate::fixtures::root();
+        let put = |path: &str, text: &str| crate::fixtures::put(&root, path, text);
         put("sys/block/loop0/dev", "7:0\n");
         put("sys/block/loop0/size", "2048\n");
         put("sys/block/loop0/loop/backing_file", "/srv/a.img\n");

@@ -23,9 +23,6 @@ pub(crate) fn save(plan: &HostPlan, state_dir: &Path) -> Result<()> {
 
 /// The plan whose journal is there; `None` without a journal, and for a journal without a plan, as
 /// that of CPU contracts alone.
-///
-/// # Errors
-/// When that is unknown.
 pub fn plan(state_dir: &Path) -> Result<Option<HostPlan>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
@@ -72,9 +69,6 @@ pub(crate) fn refuse_held(dirs: &Dirs) -> Result<()> {
 }
 
 /// The process that applied what is in force; `None` where nothing is.
-///
-/// # Errors
-/// When that is unknown.
 pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
     if !is_there(&dirs.state)? {
         return Ok(None);
@@ -100,8 +94,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_the_service_holds_is_refused_next_to() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         refuse_held(&dirs).unwrap();
         write_state(&dirs.held_plan(), JOURNAL_FILE, b"{}").unwrap();
         for refused in [refuse_held(&dirs), refuse(&dirs)] {
@@ -112,6 +105,6 @@ mod tests {
             );
         }
         // The plan's own directory is where the service sets it.
-        refuse_held(&Dirs { state: dirs.held_plan(), ..dirs }).unwrap();
+        refuse_held(&dirs.of_held_plan()).unwrap();
     }
 }

@@ -111,9 +111,6 @@ impl Inventory {
     }
 
     /// Writes the list so that a crash leaves the old or the new one.
-    ///
-    /// # Errors
-    /// When the directory is not writable or full.
     pub fn save(&self, run_dir: &Path) -> Result<()> {
         write_state(run_dir, FILE, &serde_json::to_vec_pretty(self)?)
     }

@@ -63,7 +63,6 @@ pub enum Ended {
 
 /// Changed settings of one VM's threads.
 pub struct Amendment<'a> {
-    /// Name of the VM.
     pub vm: &'a str,
     /// Settings that were written, belong to another program by now, or failed.
     pub amended: &'a Amended,
@@ -82,6 +81,16 @@ struct Keeper<'a> {
     /// The VMs of the spec file.
     vms: &'a [Vm],
     dirs: &'a Dirs,
+}
+
+impl Keeper<'_> {
+    /// The journal; `None` while another rtvirtio is at work, perhaps a revert: to be tried again.
+    fn session(&self) -> Result<Option<Session>> {
+        match Session::open(&self.dirs.state) {
+            Err(ApplyError::Locked { .. }) => Ok(None),
+            session => Ok(Some(session?)),
+        }
+    }
 }
 
 /// Keeps the contracts in force of a spec file's VMs until it is stopped, they are put back, or the
@@ -279,12 +288,7 @@ fn scan(
     let Some(mut new) = kept.scan(root, &keeper.probe, &processes, &mut look_up)? else {
         return Ok(Scan::Done);
     };
-    let session = match Session::open(&keeper.dirs.state) {
-        Ok(session) => session,
-        // Another rtvirtio is at work, perhaps a revert: again at the next scan.
-        Err(ApplyError::Locked { .. }) => return Ok(Scan::Busy),
-        Err(e) => return Err(e.into()),
-    };
+    let Some(session) = keeper.session()? else { return Ok(Scan::Busy) };
     match session.applied_by()? {
         Some(now) if now == keeper.by => {}
         // The loop notices that the journal is gone.

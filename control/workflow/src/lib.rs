@@ -28,6 +28,8 @@ mod error;
 mod fair_server;
 mod files;
 pub mod find;
+#[cfg(test)]
+mod fixtures;
 pub mod group_limits;
 pub mod guest_point;
 pub mod guests;

@@ -82,24 +82,34 @@ impl ManagedVm {
     /// Starts to keep a contract in force; CPU time counts from now.
     #[must_use]
     pub fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
+        // Where the group has the budget, nothing is split.
+        let is_split = of.backend == Backend::Deadline;
+        let split = if is_split { discover(root, &handle).unwrap_or_default() } else { Vec::new() };
+        let watcher = Watcher::new(handle.clone());
+        Self { split, ..Self::new(of, handle, watcher, Instant::now(), split_every) }
+    }
+
+    /// A VM of which no thread is known to lack settings.
+    fn new(
+        of: InForce,
+        handle: VmHandle,
+        watcher: Watcher,
+        split_at: Instant,
+        split_every: Duration,
+    ) -> Self {
         Self {
-            watcher: Watcher::new(handle.clone()),
+            of,
+            handle,
+            watcher,
             pending: BTreeMap::new(),
             piece: usize::MAX,
-            // Where the group has the budget, nothing is split.
-            split: if of.backend == Backend::Deadline {
-                discover(root, &handle).unwrap_or_default()
-            } else {
-                Vec::new()
-            },
-            of,
-            split_at: Instant::now(),
+            split: Vec::new(),
+            split_at,
             split_every,
             unreserved: 0,
             hotplugged: HotpluggedVcpus::default(),
             thread_ended: None,
             throttled: ThrottledThreads::default(),
-            handle,
         }
     }
 
@@ -113,28 +123,15 @@ impl ManagedVm {
         split_every: Duration,
     ) -> Self {
         let now = Instant::now();
-        let pending = |t: &Thread| match later.contains(&key(t)) {
-            true => Some((key(t), Pending { lookups: 0, from: now, is_known: true })),
-            // It has what no role asks for, and may get a role.
-            false if t.role == Role::Other => {
-                Some((key(t), Pending { lookups: 1, from: now, is_known: true }))
-            }
-            false => None,
+        let pending = |t: &Thread| {
+            let is_later = later.contains(&key(t));
+            // One without a role has what no role asks for, and may get a role.
+            let pending = Pending { lookups: u32::from(!is_later), from: now, is_known: true };
+            (is_later || t.role == Role::Other).then(|| (key(t), pending))
         };
-        Self {
-            watcher: Watcher::knowing(handle.clone(), threads, now),
-            pending: threads.iter().filter_map(pending).collect(),
-            piece: usize::MAX,
-            split: Vec::new(),
-            of,
-            split_at: now,
-            split_every,
-            unreserved: 0,
-            hotplugged: HotpluggedVcpus::default(),
-            thread_ended: None,
-            throttled: ThrottledThreads::default(),
-            handle,
-        }
+        let watcher = Watcher::knowing(handle.clone(), threads, now);
+        let pending = threads.iter().filter_map(pending).collect();
+        Self { pending, ..Self::new(of, handle, watcher, now, split_every) }
     }
 
     /// Takes at most so many threads in at once. A budget that is split over threads is split over
@@ -252,9 +249,6 @@ impl ManagedVm {
 
     /// Like [`ManagedVm::scan`], without looking for further threads: the writes for the next piece
     /// of those that the last scan has found.
-    ///
-    /// # Errors
-    /// As [`ManagedVm::scan`].
     pub fn take_next(
         &mut self,
         root: &Root,
@@ -366,9 +360,6 @@ impl ManagedVm {
 
     /// Looks for threads that are not in the contract, where nothing may be written: `journaled`
     /// are the threads of its journal.
-    ///
-    /// # Errors
-    /// As [`ManagedVm::scan`].
     pub fn find_new(
         &mut self,
         root: &Root,

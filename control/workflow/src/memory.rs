@@ -97,9 +97,6 @@ fn mounted(root: &Root) -> Result<Resctrl> {
 
 /// Writes that take threads of a VM into its group which came later and inherited none: threads of
 /// the kernel, and of processes that QEMU did not start. Empty without its group.
-///
-/// # Errors
-/// Files of resctrl that cannot be read.
 pub(crate) fn late(root: &Root, vm: &Vm, threads: &[Thread]) -> Result<Vec<Write>> {
     late_tasks(root, vm, &threads.iter().map(|t| (t.pid, t.tid, t.start)).collect::<Vec<_>>())
 }

@@ -77,9 +77,6 @@ impl ModelChoice {
 
 /// Keeps a model that learned from guests aside before one without takes its place: its runs in
 /// guests took an hour or more, and a sweep has none.
-///
-/// # Errors
-/// When it cannot be renamed.
 pub fn keep_aside(path: &Path, progress: &dyn Progress) -> Result<()> {
     if !read(path).is_ok_and(|model| model.guests.is_some()) {
         return Ok(());

@@ -16,17 +16,11 @@ pub fn load_host(path: &Path) -> Result<HostSpec> {
 }
 
 /// Reads a spec file, and returns its bytes too.
-///
-/// # Errors
-/// As [`load_host`].
 pub fn load_host_with_text(path: &Path) -> Result<(HostSpec, Vec<u8>)> {
     Ok(rtvirtio_files::load_spec_with_text(path)?)
 }
 
 /// Reads the spec that the user of a command names, which may be a pipe such as `/dev/stdin`.
-///
-/// # Errors
-/// As [`load_host`].
 pub fn named_host(path: &Path) -> Result<HostSpec> {
     if !trusted::is_stream(path) {
         return load_host(path);

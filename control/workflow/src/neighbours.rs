@@ -135,9 +135,6 @@ fn asked(text: &str) -> Result<AskedService> {
 }
 
 /// Reads a curve file.
-///
-/// # Errors
-/// When it cannot be read or used.
 pub fn load_curve(path: &Path) -> Result<VictimCurve> {
     let name = path.display();
     let text = rtvirtio_kernel::trusted::read_named_text(path, MOST_BYTES)

@@ -181,9 +181,6 @@ pub fn demands(
 }
 
 /// Warns of VMs that a plan all but stops.
-///
-/// # Errors
-/// When the model refuses the profile.
 pub fn warn_throttled(
     spec: &Spec,
     profile: &Profile,

@@ -53,6 +53,14 @@ pub struct DevicePlan {
     pub notes: Vec<String>,
 }
 
+impl DevicePlan {
+    /// Plan that rests on no saved measurement and has no notes.
+    #[must_use]
+    pub fn new(device: Option<String>, plan: Plan) -> Self {
+        Self { device, plan, profile: None, notes: Vec::new() }
+    }
+}
+
 /// The measurement of a device that a plan rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,9 +74,6 @@ pub struct ProfileUsed {
 
 impl ProfileUsed {
     /// Of a profile, and the file that was named.
-    ///
-    /// # Errors
-    /// When there is no current directory.
     pub fn from_profile(profile: &Profile, file: Option<&Path>) -> Result<Self> {
         let file = file.map(std::path::absolute).transpose()?;
         Ok(Self { file, digest: digest(&serde_json::to_vec(profile)?) })
@@ -86,22 +91,16 @@ impl HostPlan {
     /// The plan of a host of one device.
     #[must_use]
     pub fn of_one(plan: Plan) -> Self {
-        Self::new(vec![DevicePlan { device: None, plan, profile: None, notes: Vec::new() }])
+        Self::new(vec![DevicePlan::new(None, plan)])
     }
 
     /// Adds the path of its spec file. A path that is not UTF-8 cannot stand in JSON; `apply` then
     /// asks for it.
-    ///
-    /// # Errors
-    /// When there is no current directory.
     pub fn of_spec_file(self, path: &Path) -> Result<Self> {
         Ok(Self { spec_file: std::path::absolute(path)?.into_os_string().into_string().ok(), ..self })
     }
 
     /// Adds the digest of its spec's content.
-    ///
-    /// # Errors
-    /// When it cannot be written down.
     pub fn of_spec(self, host: &HostSpec) -> Result<Self> {
         Ok(Self { spec_digest: Some(digest(&serde_json::to_vec(host)?)), ..self })
     }

@@ -36,11 +36,8 @@ fn a_file_of_the_first_form_is_the_plan_of_one_device() {
 
 #[test]
 fn a_plan_for_other_devices_is_refused() {
-    let entry = |name: &str| DevicePlan {
-        device: Some(name.to_owned()),
-        plan: serde_json::from_value(plan()).unwrap(),
-        profile: None,
-        notes: Vec::new(),
+    let entry = |name: &str| {
+        DevicePlan::new(Some(name.to_owned()), serde_json::from_value(plan()).unwrap())
     };
     let plan = HostPlan::new(vec![entry("fast"), entry("big")]);
     plan.check_devices(&host(&["fast", "big"])).unwrap();
@@ -72,8 +69,7 @@ fn what_is_no_plan_is_refused() {
 /// Spec and measurement of a plan may have changed by the time it is applied.
 #[test]
 fn a_plan_knows_whether_its_spec_or_its_measurement_has_changed() {
-    let temp = rtvirtio_testkit::tempdir().unwrap();
-    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
+    let (temp, dirs) = crate::fixtures::dirs();
     let of = |rate: &str| {
         let text = format!(
             "# A comment.\n[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"plc\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\n\
@@ -104,11 +100,9 @@ fn a_plan_knows_whether_its_spec_or_its_measurement_has_changed() {
         std::fs::write(path, rtvirtio_measure::profile::to_json(profile, path).unwrap()).unwrap();
     };
     write(&file, &profile);
-    let entry = |used: Option<ProfileUsed>| DevicePlan {
-        device: None,
-        plan: serde_json::from_value(plan()).unwrap(),
-        profile: used,
-        notes: Vec::new(),
+    let entry = |profile: Option<ProfileUsed>| DevicePlan {
+        profile,
+        ..DevicePlan::new(None, serde_json::from_value(plan()).unwrap())
     };
     let used = ProfileUsed::from_profile(&profile, Some(&file)).unwrap();
     let made = HostPlan::new(vec![entry(Some(used))]).of_spec(&host).unwrap();

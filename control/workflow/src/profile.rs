@@ -71,9 +71,6 @@ const CONFIRMING: Duration = Duration::from_secs(6);
 
 /// Measures the device of a site, and I/O as its first VM sees it. `on_real` is the access to a
 /// device that was not made for the site.
-///
-/// # Errors
-/// As [`of_device`].
 pub fn of_site(
     site: &Site,
     on_real: Access,
@@ -134,9 +131,6 @@ pub fn of_made(
 
 /// Measures a few points of a device, to compare them with a profile of the same kind of device.
 /// `access` is that of a whole measurement.
-///
-/// # Errors
-/// As [`of_device`].
 pub fn few_points_of(stack: &Stack, access: Access, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
     let length = CONFIRMING.max(least_time(BLOCK, Extent::Confirming, access.writes()) * 2);
     // All of it: a profile of another device is compared with these points, and no plan is made.
@@ -353,11 +347,8 @@ mod tests {
 
     #[test]
     fn an_elevator_that_changed_meanwhile_is_named() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let file = dir.path().join("sys/block/sdz/queue/scheduler");
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        let set = |line: &str| std::fs::write(&file, line).unwrap();
+        let (_dir, root) = crate::fixtures::root();
+        let set = |line: &str| crate::fixtures::put(&root, "/sys/block/sdz/queue/scheduler", line);
         set("[none] mq-deadline bfq\n");
         let sdz = BlockDevice { name: "sdz".to_owned(), dev: "8:0".to_owned(), partition: None };
         let stack = Stack { device: sdz.clone(), disks: vec![sdz], notes: Vec::new() };

@@ -297,6 +297,12 @@ fn setup(
     })
 }
 
+/// Contract of a measured VM; `used` is the CPU time of its threads, for a split by use.
+fn contract_of(vm: &Vm, contract: Contract, used: Vec<(u32, Duration)>) -> VmContract<'_> {
+    let (handle, order) = (vm.handle.clone(), vm.order);
+    VmContract { vm: &vm.name, handle, vcpus_only: false, contract, order, used, urgency: None }
+}
+
 /// VMs, contracts and what is to be measured.
 struct Bench<'a> {
     vm: Vm,
@@ -375,29 +381,12 @@ impl Bench<'_> {
         let part = |percent: u64| {
             Contract::new(Nanos(period.0 * percent / 100), period).context("a budget above its period")
         };
-        let mut vm_contracts = vec![VmContract {
-            vm: &self.vm.name,
-            handle: self.vm.handle.clone(),
-            vcpus_only: false,
-            contract: part(step.budget)?,
-            order: self.vm.order,
-            used: self.split.clone(),
-            urgency: None,
-        }];
+        let mut vm_contracts = vec![contract_of(&self.vm, part(step.budget)?, self.split.clone())];
         let loaded = match (step.neighbour, &self.neighbour) {
             (Some(percent), Some(neighbour)) => {
                 // First: of two equal periods it stands above, and the VM is measured where it has
                 // more to lose.
-                let first = VmContract {
-                    vm: &neighbour.name,
-                    handle: neighbour.handle.clone(),
-                    vcpus_only: false,
-                    contract: part(percent)?,
-                    order: neighbour.order,
-                    used: Vec::new(),
-                    urgency: None,
-                };
-                vm_contracts.insert(0, first);
+                vm_contracts.insert(0, contract_of(neighbour, part(percent)?, Vec::new()));
                 Some(neighbour)
             }
             _ => None,

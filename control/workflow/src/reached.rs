@@ -226,13 +226,8 @@ mod tests {
     /// Reads that no counter of the group has are not reads that did not reach the device.
     #[test]
     fn a_group_without_the_io_controller_has_no_counter() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = root.at(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let (_dir, root) = crate::fixtures::root();
+        let put = |path: &str, text: &str| crate::fixtures::put(&root, path, text);
         put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
         put("/sys/fs/cgroup/vm.scope/cgroup.procs", "7\n");

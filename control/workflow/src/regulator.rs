@@ -113,7 +113,7 @@ fn of_vm(
         .into_iter()
         .filter(|a| options.actuators.is_empty() || options.actuators.contains(a))
         .collect();
-    let mut here = Here::new(vm, host, options, root, offer, dirs);
+    let mut here = Here { vm, host, options, root, offer, dirs, unknown: Vec::new() };
     let mut outcomes = Vec::new();
     let mut limits: Vec<(Direction, Tspec)> = Tspec::all(&vm.traffic).collect();
     for (_, tspec) in &mut limits {
@@ -157,26 +157,18 @@ struct Here<'a> {
     unknown: Vec<String>,
 }
 
-impl<'a> Here<'a> {
-    fn new(
-        vm: &'a Vm,
-        host: &'a HostSpec,
-        options: &'a RegulatorOptions,
-        root: &'a Root,
-        offer: &'a Offer,
-        dirs: &'a Dirs,
-    ) -> Self {
-        Self { vm, host, options, root, offer, dirs, unknown: Vec::new() }
-    }
-
+impl Here<'_> {
     fn or_variable(&mut self, variable: &str, found: std::result::Result<String, String>) -> String {
         found.unwrap_or_else(|why| {
-            let line = format!("${variable}: {why}");
-            if !self.unknown.contains(&line) {
-                self.unknown.push(line);
-            }
+            self.add_unknown(format!("${variable}: {why}"));
             format!("${variable}")
         })
+    }
+
+    fn add_unknown(&mut self, line: String) {
+        if !self.unknown.contains(&line) {
+            self.unknown.push(line);
+        }
     }
 
     fn place(&mut self, actuator: Actuator) -> std::result::Result<Place, CompileError> {
@@ -253,9 +245,14 @@ impl<'a> Here<'a> {
     }
 
     /// The devices on which the VM has tasks.
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        let parts = self.host.parts().iter().filter(|part| part.spec.vm(&self.vm.name).is_some());
+        parts.map(|part| &part.spec.device)
+    }
+
+    /// Paths of those that are no lab's.
     fn paths(&self) -> impl Iterator<Item = &Path> {
-        let parts = self.host.parts().iter().filter(|p| p.spec.vms.iter().any(|vm| vm.name == self.vm.name));
-        parts.filter_map(|part| match &part.spec.device {
+        self.devices().filter_map(|device| match device {
             Device::Path(path) => Some(path.as_path()),
             Device::Twin { .. } | Device::File { .. } => None,
         })
@@ -287,8 +284,7 @@ impl<'a> Here<'a> {
 
     /// `MAJ:MIN` of the VM's only device.
     fn dev(&self) -> std::result::Result<String, String> {
-        let parts = self.host.parts().iter().filter(|p| p.spec.vms.iter().any(|vm| vm.name == self.vm.name));
-        let mut devices = parts.map(|part| &part.spec.device);
+        let mut devices = self.devices();
         match (devices.next(), devices.next()) {
             (Some(Device::Path(path)), None) => {
                 let stack = Stack::find(self.root, path).map_err(|e: HostError| one_line(&e))?;
@@ -340,11 +336,8 @@ impl<'a> Here<'a> {
             }
             Offer::Mounted(found) => {
                 let tasks = self.tasks().unwrap_or_else(|why| {
-                    let line =
-                        format!("threads of {}, which go into the group's `tasks`: {why}", self.vm.name);
-                    if !self.unknown.contains(&line) {
-                        self.unknown.push(line);
-                    }
+                    let vm = &self.vm.name;
+                    self.add_unknown(format!("threads of {vm}, which go into the group's `tasks`: {why}"));
                     Vec::new()
                 });
                 Ok(ResctrlPlace { tasks, ..self.group(found) })

@@ -20,9 +20,6 @@ use crate::started::{self, StartedVm};
 use crate::traffic;
 
 /// The plan in force with its spec; `None` where no plan is in force, or it does not name its spec.
-///
-/// # Errors
-/// A plan or a spec that cannot be read.
 pub fn plan_in_force(dirs: &Dirs) -> Result<Option<(HostPlan, HostSpec)>> {
     let Some(plan) = in_force::plan(&dirs.state)? else { return Ok(None) };
     let Some(file) = plan.spec_file.clone() else { return Ok(None) };
@@ -186,11 +183,10 @@ mod tests {
         put_in_force("one");
         let found = |process: &ProcessId| {
             let (plan, host) = plan_in_force(&dirs).unwrap().unwrap();
-            let start = StartedVm { vm: "plc".to_owned(), processes: vec![process.clone()] };
+            let start = crate::fixtures::start("plc", &[process]);
             Renewal { plan, host, sites: Vec::new(), writes: vec![write(&weight, "700")], start }
         };
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
+        let (this, ended) = crate::fixtures::alive_and_ended();
         assert_eq!(renew(&session, &found(&ended), &dirs).unwrap(), None, "it was started again since");
         let earlier = found(&this);
         put_in_force("two");

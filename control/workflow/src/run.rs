@@ -35,9 +35,6 @@ pub fn measure(
 }
 
 /// Like [`measure`], with loads that are not the spec's, such as more than a task declares.
-///
-/// # Errors
-/// As [`measure`].
 pub fn measure_loads(
     site: &Site,
     loads: Vec<VmLoad>,
@@ -50,9 +47,6 @@ pub fn measure_loads(
 }
 
 /// Runs all tasks of a host at once, on all its devices, and judges them.
-///
-/// # Errors
-/// As [`measure`].
 pub fn measure_all(
     devices: &Devices,
     scheme: &str,

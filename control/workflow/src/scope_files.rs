@@ -24,7 +24,6 @@ pub(crate) const IN_FORCE_FILE: &str = "contract.json";
 /// Contract in force for one VM, as saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmInForce {
-    /// Name of the VM.
     pub vm: String,
     /// Identifies the contract that is carried out.
     pub contract: String,
@@ -59,23 +58,31 @@ pub(crate) fn cpusets_dir(dirs: &Dirs) -> PathBuf {
     dir(dirs).join(SHARED).join("cpusets")
 }
 
+/// Entries of the scopes' directory, by name; sorted.
+pub(crate) fn entries(dirs: &Dirs) -> Result<Vec<(String, PathBuf)>> {
+    let dir = dir(dirs);
+    let mut all = Vec::new();
+    if !is_there(&dir)? {
+        return Ok(all);
+    }
+    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let path = entry.with_context(|| dir.display().to_string())?.path();
+        all.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), path));
+    }
+    all.sort();
+    Ok(all)
+}
+
 /// The VMs for which a journal is there, sorted.
 pub fn vms(dirs: &Dirs) -> Result<Vec<String>> {
-    let dir = dir(dirs);
-    if !is_there(&dir)? {
-        return Ok(Vec::new());
-    }
     let mut vms = Vec::new();
-    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
-        let entry = entry.with_context(|| dir.display().to_string())?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for (name, path) in entries(dirs)? {
         if let Some(vm) = name.strip_prefix(VM) {
-            if is_there(&entry.path().join(JOURNAL_FILE))? {
+            if is_there(&path.join(JOURNAL_FILE))? {
                 vms.push(vm.to_owned());
             }
         }
     }
-    vms.sort();
     Ok(vms)
 }
 
@@ -106,25 +113,16 @@ pub fn is_lost(error: &Error) -> bool {
 }
 
 /// Whether there is a journal of the groups above those of VMs, which several contracts share.
-///
-/// # Errors
-/// When that is unknown.
 pub fn has_shared(dirs: &Dirs) -> Result<bool> {
     Ok(is_there(&dir(dirs).join(SHARED).join(JOURNAL_FILE))? || has_cpusets(dirs)?)
 }
 
 /// Whether there is a journal of the groups above partitions.
-///
-/// # Errors
-/// When that is unknown.
 pub(crate) fn has_cpusets(dirs: &Dirs) -> Result<bool> {
     is_there(&cpusets_dir(dirs).join(JOURNAL_FILE))
 }
 
 /// Whether a scope has a journal.
-///
-/// # Errors
-/// When that is unknown.
 pub fn any_in_force(dirs: &Dirs) -> Result<bool> {
     let shared = has_shared(dirs)?;
     Ok(!vms(dirs)?.is_empty() || shared || is_there(&dirs.held_plan().join(JOURNAL_FILE))?)
@@ -136,8 +134,7 @@ mod tests {
 
     #[test]
     fn without_a_directory_nothing_is_in_force() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         assert_eq!(vms(&dirs).unwrap(), Vec::<String>::new());
         assert_eq!(in_force(&dirs, "plc").unwrap(), None);
         assert!(!any_in_force(&dirs).unwrap());

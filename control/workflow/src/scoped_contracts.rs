@@ -17,7 +17,6 @@ use crate::progress::Progress;
 
 /// The contract of one VM.
 pub struct VmContract<'a> {
-    /// Name of the VM.
     pub vm: &'a str,
     /// Processes and thread roles. Threads are discovered while no contract is in force: under a
     /// previous contract its cgroups would be captured as the original ones.

@@ -15,14 +15,16 @@ use rtvirtio_cpu::{Partition, Probe};
 use rtvirtio_kernel::Root;
 
 use crate::acting;
-use crate::contracts::{InForce, partition_of_one, room_for};
+use crate::contracts::{self, InForce, partition_of_one, room_for};
 use crate::dirs::{Dirs, is_there, write_before_journal, write_state};
-use crate::error::{Context as _, Result, bail};
+use crate::error::{Result, bail};
 use crate::guests::GuestAgents;
 use crate::holders::{self, Holder};
 use crate::in_force::forget;
 use crate::renew::{Renewal, renew};
-use crate::scope_files::{IN_FORCE_FILE, SHARED, VM, VmInForce, cpusets_dir, dir, in_force, vm_dir, vms};
+use crate::scope_files::{
+    IN_FORCE_FILE, SHARED, VM, VmInForce, cpusets_dir, dir, entries, in_force, vm_dir, vms,
+};
 use crate::started::{self, StartedVm};
 pub(crate) use ancestors::refuse_next_to_service;
 use retry::{LAST_REFERENCES, put_back_with_retries};
@@ -39,22 +41,11 @@ pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
     for vm in vms(dirs)? {
         all.extend(in_force(dirs, &vm)?.and_then(|of| of.cpu));
     }
-    let dir = dir(dirs);
-    if !is_there(&dir)? {
-        return Ok(all);
-    }
-    for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
-        let path = entry.with_context(|| dir.display().to_string())?.path();
+    for (other, path) in entries(dirs)? {
         // A held plan makes room in its own journal.
-        let is_other = path.file_name().is_some_and(|n| n != name && !n.to_string_lossy().starts_with(VM))
-            && path != dirs.held_plan();
-        let file = path.join(crate::contracts::IN_FORCE_FILE);
-        if is_other
-            && is_there(&path.join(JOURNAL_FILE))?
-            && is_there(&file)?
-            && started::ended(&path)?.is_empty()
-        {
-            all.extend(crate::contracts::in_force(&path)?);
+        let is_other = other != name && !other.starts_with(VM) && path != dirs.held_plan();
+        if is_other && contracts::any_in_force(&path)? && started::ended(&path)?.is_empty() {
+            all.extend(contracts::in_force(&path)?);
         }
     }
     Ok(all)
@@ -62,9 +53,6 @@ pub fn in_force_beside(dirs: &Dirs, name: &str) -> Result<Vec<InForce>> {
 
 /// Compares a VM's journal with the machine, with what the groups above its partition have for it;
 /// `None` when nothing is in force for it.
-///
-/// # Errors
-/// When a journal cannot be read as one.
 pub fn status(dirs: &Dirs, vm: &str, machine: &Machine<'_>) -> Result<Option<Status>> {
     let Some(mut status) = rtvirtio_apply::status(&vm_dir(dirs, vm), machine)? else { return Ok(None) };
     ancestors::add_to(&mut status, dirs, machine)?;
@@ -134,9 +122,6 @@ impl<'a> Scopes<'a> {
 
     /// Adds to what is in force for a VM, or changes it. `saved` takes the place of what is saved
     /// with it; `known` as in [`Session::amend_known`].
-    ///
-    /// # Errors
-    /// As [`Session::amend`].
     pub fn amend(
         &self,
         vm: &str,
@@ -161,9 +146,6 @@ impl<'a> Scopes<'a> {
 
     /// Restores our values of a VM's settings that another program has changed, those of the groups
     /// above it first; `paths` are their files.
-    ///
-    /// # Errors
-    /// As [`Session::restore`].
     pub fn restore(&self, vm: &str, paths: &[String]) -> Result<Amended> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         let mut all = ancestors::restore(self.dirs, &chosen, &Machine::new(&root, &GuestAgents))?;
@@ -177,9 +159,6 @@ impl<'a> Scopes<'a> {
 
     /// Leaves settings of a VM, and of the groups above it, to another program that has changed
     /// them.
-    ///
-    /// # Errors
-    /// As [`Session::release`].
     pub fn release(&self, vm: &str, paths: &[String]) -> Result<Vec<String>> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         let mut all = ancestors::release(self.dirs, &chosen, &Machine::new(&root, &GuestAgents))?;
@@ -255,18 +234,12 @@ impl<'a> Scopes<'a> {
     }
 
     /// Like [`Scopes::restore`], for settings of `rtvirtio apply`.
-    ///
-    /// # Errors
-    /// As [`Session::restore`].
     pub fn restore_applied(&self, paths: &[String]) -> Result<Amended> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         Ok(self.session.restore(&chosen, &Machine::new(&root, &GuestAgents))?)
     }
 
     /// Like [`Scopes::release`], for settings of `rtvirtio apply`.
-    ///
-    /// # Errors
-    /// As [`Session::release`].
     pub fn release_applied(&self, paths: &[String]) -> Result<Vec<String>> {
         let (root, chosen) = (Root::default(), |knob: &str, path: &str| is_chosen(paths, knob, path));
         Ok(self.session.release(&chosen, &Machine::new(&root, &GuestAgents))?)
@@ -274,9 +247,6 @@ impl<'a> Scopes<'a> {
 
     /// Gives a VM that was started again the weights and limits of the plan in force; `None` where
     /// plan, spec or VM have changed since the look-up.
-    ///
-    /// # Errors
-    /// As [`renew()`](crate::renew::renew).
     pub fn renew(&self, renewal: &Renewal) -> Result<Option<Amended>> {
         renew(&self.session, renewal, self.dirs)
     }
@@ -300,8 +270,7 @@ impl<'a> Scopes<'a> {
             if plan.done {
                 forget(&self.dirs.held_plan())?;
             }
-            let at = Dirs { state: self.dirs.held_plan(), run: self.dirs.run.clone() };
-            let plan = settled(Some(plan), &at).unwrap_or_default();
+            let plan = settled(Some(plan), &self.dirs.of_held_plan()).unwrap_or_default();
             all.push((HELD.to_owned(), plan));
         }
         let above = put_back_with_retries(&cpusets_dir(self.dirs), on_conflict, &mut time_left)?;

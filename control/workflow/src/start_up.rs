@@ -57,7 +57,6 @@ pub struct StartUp {
 /// Result of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StartUps {
-    /// Name of the VM.
     pub vm: String,
     /// Command that was started.
     pub command: String,

@@ -71,26 +71,17 @@ pub(crate) fn replace(start: StartedVm, state_dir: &Path) -> Result<()> {
 }
 
 /// The VMs that settings in force were applied to, and that have ended since.
-///
-/// # Errors
-/// When that is unknown.
 pub fn ended(state_dir: &Path) -> Result<Vec<StartedVm>> {
     Ok(started(state_dir)?.into_iter().filter(StartedVm::has_ended).collect())
 }
 
 /// Processes, of those of these VMs that settings in force were applied to, that live.
-///
-/// # Errors
-/// When that is unknown.
 pub fn processes(state_dir: &Path, vms: &[&str]) -> Result<Vec<ProcessId>> {
     let of = started(state_dir)?.into_iter().filter(|vm| vms.contains(&vm.vm.as_str()));
     Ok(of.flat_map(|vm| vm.processes).filter(ProcessId::is_alive).collect())
 }
 
 /// Names of the VMs that settings in force were applied to.
-///
-/// # Errors
-/// When that is unknown.
 pub fn applied_vms(state_dir: &Path) -> Result<Vec<String>> {
     Ok(started(state_dir)?.into_iter().map(|vm| vm.vm).collect())
 }
@@ -117,18 +108,14 @@ pub(crate) fn list_of_journal<T: DeserializeOwned>(state_dir: &Path, file: &'sta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{READS, alive_and_ended, spec, start};
 
     #[test]
     fn a_start_has_ended_with_its_last_process() {
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let other = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
-        let vm = |processes: &[&ProcessId]| StartedVm {
-            vm: "plc".to_owned(),
-            processes: processes.iter().map(|p| (*p).clone()).collect(),
-        };
-        assert!(!vm(&[&other, &this]).has_ended());
+        let (this, other) = alive_and_ended();
+        assert!(!start("plc", &[&other, &this]).has_ended());
         // The process id is another process's by now.
-        let ended = vm(&[&other]);
+        let ended = start("plc", &[&other]);
         assert!(ended.has_ended());
         assert!(ended.message().contains("rtvirtio revert") && ended.message().starts_with("plc: "));
     }
@@ -136,12 +123,10 @@ mod tests {
     /// A VM without a start is one that no conflict is looked for.
     #[test]
     fn processes_that_are_not_known_are_not_none() {
-        let text = "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"plc\"\nproxmox = 100\n[[vm.task]]\nname = \"t\"\n\
-                    op = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\ntarget = { percentile = \"p99.99\", latency = \"60ms\" }\n";
-        let spec = rtvirtio_spec::parse("plc.toml", text).unwrap();
+        let host = spec("name = \"plc\"\nproxmox = 100", READS);
         let quiet = crate::progress::Quiet::default();
         // This machine is no node of Proxmox VE, or has no such VM.
-        let vm = crate::find::of_spec_in(&spec, None).unwrap().remove(0);
+        let vm = crate::find::of_spec_in(&host.parts()[0].spec, None).unwrap().remove(0);
         StartedVm::find(&vm, &quiet).unwrap_err();
         let this = StartedVm::find(&HostVm::of_pid(std::process::id()), &quiet).unwrap().unwrap();
         assert!(!this.has_ended());
@@ -151,8 +136,7 @@ mod tests {
     #[test]
     fn without_a_journal_no_vm_is_in_question() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
-        let gone = ProcessId { pid: 1, start_time: u64::MAX };
-        let all = [StartedVm { vm: "plc".to_owned(), processes: vec![gone] }];
+        let all = [start("plc", &[&ProcessId { pid: 1, start_time: u64::MAX }])];
         let state = dir.path().join("state");
         assert_eq!(ended(&state).unwrap(), []);
         save(&all, &state).unwrap();

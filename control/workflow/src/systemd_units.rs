@@ -55,8 +55,7 @@ mod tests {
 
     #[test]
     fn what_a_unit_loses_is_named() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (_dir, root) = crate::fixtures::root();
         let scope = "/sys/fs/cgroup/machine.slice/rtvirtio-test-none.scope";
         let writes = [
             write(&format!("{scope}/cpu.max")),

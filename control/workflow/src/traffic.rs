@@ -83,9 +83,6 @@ fn refuse_own_targets(vm: &Vm, direction: Direction, tspec: &Tspec) -> Result<()
 
 /// A plan with the limits of its spec. Where the plan has a limit of its own, the smaller one
 /// counts.
-///
-/// # Errors
-/// As [`settings`].
 pub fn with_limits(plan: &Plan, spec: &Spec) -> Result<Plan> {
     let mut plan = plan.clone();
     for limit in settings(spec)? {
@@ -103,9 +100,6 @@ pub fn with_limits(plan: &Plan, spec: &Spec) -> Result<Plan> {
 }
 
 /// A plan of the limits alone.
-///
-/// # Errors
-/// As [`settings`].
 pub fn limits_only(spec: &Spec) -> Result<Plan> {
     Ok(Plan {
         scheme: SCHEME.to_owned(),

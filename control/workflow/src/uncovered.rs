@@ -36,7 +36,6 @@ pub enum UncoveredKind {
 /// A part of a VM's I/O on which no setting acts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Uncovered {
-    /// Name of the VM.
     pub vm: String,
     /// Reason why no setting acts.
     pub kind: UncoveredKind,
@@ -56,7 +55,6 @@ impl fmt::Display for Uncovered {
 /// A VM whose I/O is inspected.
 #[derive(Clone, Copy, Debug)]
 pub struct Covered<'a> {
-    /// Name of the VM.
     pub vm: &'a str,
     /// Process ids of the VM; those that are no VMM have no disks.
     pub pids: &'a [u32],

@@ -58,9 +58,6 @@ pub struct ActiveSettings {
 
 impl ActiveSettings {
     /// Finds the settings in force now.
-    ///
-    /// # Errors
-    /// When that is unknown.
     pub fn find(dirs: &Dirs) -> Result<Self> {
         let own = in_force::plan(&dirs.state)?;
         let ended = started::ended(&dirs.state)?;
@@ -71,7 +68,7 @@ impl ActiveSettings {
         let applied = compared(dirs)?;
         let mut gaps: Vec<String> = applied.iter().flat_map(not_as_applied).collect();
         if held.is_some() {
-            match compared(&Dirs { state: dirs.held_plan(), run: dirs.run.clone() }) {
+            match compared(&dirs.of_held_plan()) {
                 Ok(status) => gaps.extend(status.iter().flat_map(not_as_applied)),
                 Err(e) => gaps.push(format!("whether the held plan is in force is not known: {e:#}")),
             }
@@ -280,8 +277,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_the_same_question_is_compared() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         assert_eq!(comparable(&result(10), &dirs).unwrap(), None, "nothing is kept");
         assert!(StateDir::open_or_create(&dirs.state).is_ok());
         keep(&result(10), &dirs).unwrap();
@@ -297,8 +293,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_plan_that_the_service_holds_is_ours_and_named() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         let none = ActiveSettings::find(&dirs).unwrap();
         assert_eq!((none.any, none.scheme().as_str()), (false, "as-found"));
         let at = dirs.held_plan();
@@ -322,15 +317,15 @@ pub(crate) mod tests {
     }
 
     /// Directories with a plan in force whose only setting is a file that has `2`, which was `1`.
-    pub(crate) fn applied(dir: &std::path::Path, plan: &HostPlan) -> (Dirs, PathBuf) {
-        let dirs = Dirs { state: dir.join("state"), run: dir.join("run") };
-        let knob = dir.join("knob");
+    pub(crate) fn applied(plan: &HostPlan) -> (tempfile::TempDir, Dirs, PathBuf) {
+        let (dir, dirs) = crate::fixtures::dirs();
+        let knob = dir.path().join("knob");
         std::fs::write(&knob, "1").unwrap();
         let (root, session) = (Root::default(), Session::open(&dirs.state).unwrap());
         in_force::save(plan, &dirs.state).unwrap();
         let write = Write::new("the knob", Target::host(&knob, Form::Plain), "2");
         session.apply(&[write], &Machine::new(&root, &GuestAgents), &mut Silent).unwrap();
-        (dirs, knob)
+        (dir, dirs, knob)
     }
 
     pub(crate) fn by_hand() -> HostPlan {
@@ -342,8 +337,7 @@ pub(crate) mod tests {
     /// A run is not one under a plan that another program has changed, or put back meanwhile.
     #[test]
     fn settings_that_are_not_as_applied_are_said_and_a_change_during_a_run_is_seen() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let (dirs, knob) = applied(dir.path(), &by_hand());
+        let (_dir, dirs, knob) = applied(&by_hand());
         let whole = ActiveSettings::find(&dirs).unwrap();
         assert_eq!((whole.scheme().as_str(), &whole.gaps[..]), ("by-hand", &[][..]));
         assert_eq!(whole.changed(&dirs), None);

@@ -145,8 +145,7 @@ mod tests {
 
     #[test]
     fn a_vm_whose_process_has_another_name_is_seen() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (dir, root) = crate::fixtures::root();
         let proc = dir.path().join("proc/7");
         fs::create_dir_all(&proc).unwrap();
         assert_eq!(serving(&root, 7).unwrap(), None, "one that has ended");

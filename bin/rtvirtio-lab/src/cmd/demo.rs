@@ -19,7 +19,7 @@ use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
-use rtvirtio_workflow::cpu_room::{self, CpuTime, CpuUse, CpuWatch};
+use rtvirtio_workflow::cpu_room::{CpuTime, CpuUse, CpuWatch, cpu_use};
 use rtvirtio_workflow::inventory::Inventory;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::plan::{old_values, outlook};
@@ -168,7 +168,7 @@ impl Stage<'_> {
         print(&text::profile(&profile, &style()), ui);
 
         // The guests are up and idle.
-        let free = cpu_room::free(&[], ui);
+        let free = cpu_use(&[], ui).map(|of| (of.cpus, of.free));
         let free = free.inspect_err(|e| ui.warn(&format!("free CPU time is not known: {e:#}"))).ok();
         let (spec, mut first) = adapt(spec, &profile, free, length, ui);
         let spec = &spec;

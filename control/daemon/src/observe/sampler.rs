@@ -173,7 +173,7 @@ impl Sampler {
         self.watch_stalls(vms);
         if let Some(windows) = &mut self.devices {
             let paths = vms.iter().flat_map(|vm| devices(vm)).collect();
-            host.slow = windows.sample(&paths, &self.root, &self.dirs, Instant::now());
+            host.slow = windows.sample(&paths, false, &self.root, &self.dirs, Instant::now());
         }
         let only_disk = |seen: &VmSample| match seen.disks.values().collect::<Vec<_>>()[..] {
             [one] => one.latest().cloned(),

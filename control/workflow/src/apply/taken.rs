@@ -1,11 +1,11 @@
 //! Budgets of cgroups and CPUs that new contracts share with those in force of other journals.
 
-use rtvirtio_apply::{JOURNAL_FILE, Write};
+use rtvirtio_apply::Write;
 use rtvirtio_cpu::Probe;
 
 use super::Room;
-use crate::contracts::{self, Admitted, IN_FORCE_FILE, InForce, VmCpu};
-use crate::dirs::{Dirs, is_there};
+use crate::contracts::{self, Admitted, InForce, VmCpu};
+use crate::dirs::Dirs;
 use crate::error::Result;
 use crate::holders;
 use crate::started::StartedVm;
@@ -34,8 +34,7 @@ impl Room<'_> {
             Self::Shared(scopes, ..) => {
                 let mut all = holders::cpu_of_others(scopes.dirs())?;
                 let state = &scopes.dirs().state;
-                // Without a journal the contracts mean nothing.
-                if is_there(&state.join(JOURNAL_FILE))? && is_there(&state.join(IN_FORCE_FILE))? {
+                if contracts::any_in_force(state)? {
                     all.extend(holders::cpu_in(state)?);
                 }
                 Ok(all)
@@ -46,32 +45,25 @@ impl Room<'_> {
 
 #[cfg(test)]
 mod tests {
+    use rtvirtio_apply::JOURNAL_FILE;
+
     use super::*;
+    use crate::contracts::IN_FORCE_FILE;
     use crate::contracts::cores_tests::{in_force, one, placed, probe, whole};
     use crate::dirs::write_state;
+    use crate::fixtures::put_in_force;
     use crate::holders::Holder;
-    use crate::scope_files::{self, VmInForce, vm_dir};
+    use crate::scope_files;
     use crate::scopes::Scopes;
 
     /// A core that a VM of the service has whole has idle siblings, which no pinned thread shows.
     #[test]
     fn cpus_of_the_services_contracts_are_taken_for_apply_too() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         let mut wanted = Admitted { probe: probe(), contracts: vec![one("a", 10, whole())] };
         assert_eq!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).unwrap(), []);
         let cpu = in_force(&one("plc", 10, whole()), placed(&[2, 4]));
-        let saved = VmInForce {
-            vm: "plc".to_owned(),
-            contract: String::new(),
-            processes: Vec::new(),
-            cpu: Some(cpu.clone()),
-            reason: String::new(),
-            since: String::new(),
-        };
-        let scope = vm_dir(&dirs, "plc");
-        write_state(&scope, JOURNAL_FILE, b"{}").unwrap();
-        write_state(&scope, scope_files::IN_FORCE_FILE, &serde_json::to_vec(&saved).unwrap()).unwrap();
+        let scope = put_in_force(&dirs, &[], &cpu);
         assert_eq!(Room::OwnAndHost.cpus_taken(&wanted, &dirs).unwrap(), [(cpu.clone(), Vec::new())]);
         // An agent's contract is next to that of `rtvirtio apply` too.
         let of_apply = in_force(&one("hist", 10, whole()), placed(&[6]));

@@ -47,9 +47,6 @@ pub struct AdmittedInTurn {
 /// CPUs are counted for VMs that run: free are those that no VM has, and no VM before it in turn
 /// gets. Nothing gives way for them. Where they cannot be counted the contract is admitted without,
 /// and applying it reports why; but one that replaces settings in force is not admitted.
-///
-/// # Errors
-/// When the kernel's mechanisms cannot be read.
 pub fn of_vms_in_turn<'v>(
     vms: impl Iterator<Item = &'v Vm> + Clone,
     ours: &'v ActiveContracts,

@@ -8,6 +8,8 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 
 use super::*;
+use crate::contracts::cores_tests::{auto, one};
+use crate::fixtures::{READS, dirs, spec};
 use crate::progress::Quiet;
 
 /// Else a contract that SCHED_DEADLINE holds is refused for its own reservation.
@@ -46,18 +48,8 @@ fn what_a_vms_threads_have_reserved_is_no_load_of_others() {
 }
 
 fn vm(name: &str, budget: &str) -> Vm {
-    let text = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\npid = 7\n\
-         cpu = {{ budget = \"{budget}\", period = \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
-    );
-    rtvirtio_spec::HostSpec::parse("x.toml", &text).unwrap().vms()[0].clone()
-}
-
-/// Directories without anything in force, as long as the first value lives.
-fn dirs() -> (tempfile::TempDir, Dirs) {
-    let temp = rtvirtio_testkit::tempdir().unwrap();
-    let dirs = Dirs { state: temp.path().join("state"), run: temp.path().join("run") };
-    (temp, dirs)
+    let cpu = format!("cpu = {{ budget = \"{budget}\", period = \"20ms\" }}");
+    spec(&format!("name = \"{name}\"\npid = 7\n{cpu}"), READS).vms()[0].clone()
 }
 
 #[test]
@@ -91,17 +83,7 @@ fn what_is_in_force_is_admitted_where_what_replaces_it_is_too_much() {
     }
     let (_temp, dirs) = dirs();
     let contract = |ms: u64| Contract::new(Nanos::from_millis(ms), Nanos::from_millis(20)).unwrap();
-    let of = |vm: &str, ms: u64| InForce {
-        vm: vm.to_owned(),
-        contract: contract(ms),
-        order: Order::Contract,
-        level: Level::ALONE,
-        backend: Backend::RtGroup,
-        group: None,
-        urgency: None,
-        cores: None,
-        partition: None,
-    };
+    let of = |vm: &str, ms: u64| InForce::planned(&one(vm, ms, auto()), None);
     let admitted = |vms: &[Vm], in_force: Vec<InForce>| {
         let ours = ActiveContracts { contracts: in_force, processes: Vec::new() };
         let now = VmsNow { running: &|_| None, replaces: &|_| false, in_force: &[] };

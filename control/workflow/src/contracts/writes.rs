@@ -100,9 +100,6 @@ fn of_other_vms(
 /// Checks that there are CPUs for the VMs with `cores`, next to those of other VMs, of which the
 /// contracts `others` are in force; nothing that these VMs have now counts, nor what the contracts
 /// in force in this state directory have.
-///
-/// # Errors
-/// As [`writes`].
 pub(crate) fn check_cpus(
     admitted: &Admitted,
     vms: &[HostVm],
@@ -134,9 +131,6 @@ pub(crate) fn check_cpus(
 /// split by their CPU time so far. Kernel threads that work for the VM are searched among
 /// `processes`; CPUs are chosen next to those of the contracts `others`, each with the processes of
 /// its VM. The fair server is left as it is.
-///
-/// # Errors
-/// The same as for the contracts of all VMs together.
 pub fn writes_of_one(
     probe: &Probe,
     one: Contracted,

@@ -2,8 +2,11 @@ use std::fs;
 
 use rtvirtio_model::{Bfq, Elevator, VmConfig};
 use rtvirtio_spec::Spec;
+use rtvirtio_testkit::{HANG, Machine, Need, has};
+use rtvirtio_vmm::Qmp;
 
 use super::*;
+use crate::fixtures::{READS, spec};
 
 struct Host {
     dir: tempfile::TempDir,
@@ -24,8 +27,7 @@ const DEV: &str = "8:16";
 impl Host {
     /// A host with cgroup v2, and VMs `plc`, of 100 reads of 4 KiB a second, and `db`, of 20.
     fn new() -> Self {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (dir, root) = crate::fixtures::root();
         let text = "[device]\npath = \"/dev/sdb\"\n\
              [[vm]]\nname = \"plc\"\npid = 100\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n\
              [[vm]]\nname = \"db\"\npid = 200\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"16KiB\"\nrate = \"20/s\"\n";
@@ -38,9 +40,7 @@ impl Host {
     }
 
     fn put(&self, path: &str, text: &str) {
-        let path = self.root.at(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        crate::fixtures::put(&self.root, path, text);
     }
 
     fn set(&self, cgroup: &str, file: &str, text: &str) {
@@ -226,21 +226,33 @@ fn what_is_not_counted_is_named_once() {
     assert!(list.iter().any(|l| l.starts_with("/machine.slice/other.scope has io.latency (target=10000)")));
 }
 
+/// Images for a VM's two disks.
+fn images(host: &Host) -> [String; 2] {
+    ["disk.img", "other.img"].map(|name| {
+        let path = host.dir.path().join(name);
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        path.display().to_string()
+    })
+}
+
+/// Controls on a device where `plc` has this monitor.
+fn survey_of_monitor(host: &Host, socket: &Path, device: &str) -> Controls {
+    let mut placed = host.placed(SLICE);
+    let drives = Qmp::connect(socket, HANG).and_then(|mut qmp| qmp.query_drives());
+    placed[0].drives = Some(drives.map_err(|e| e.to_string()));
+    let (io, names) = (&Cgroups::detect(&host.root).unwrap(), &[PathBuf::from(device)]);
+    let (root, stack) = (&Root::default(), &stack_of("none", "0:0", &[]));
+    super::survey(&Survey { root, io, cpu: None, names, stack }, &placed).unwrap()
+}
+
 /// A real QEMU with its own throttling.
 #[test]
 fn qemus_own_throttling_is_a_limit() {
-    use rtvirtio_testkit::{HANG, Machine, Need, has};
-    use rtvirtio_vmm::Qmp;
     if !has("qemus_own_throttling_is_a_limit", &[Need::QEMU]) {
         return;
     }
     let host = Host::new();
-    let image = |name: &str| {
-        let path = host.dir.path().join(name);
-        fs::write(&path, vec![0; 1 << 20]).unwrap();
-        path.display().to_string()
-    };
-    let (disk, other) = (image("disk.img"), image("other.img"));
+    let [disk, other] = images(&host);
     let drive = format!("file={disk},format=raw,if=none,id=d0,throttling.iops-total=50");
     let file = format!("driver=raw,node-name=r1,file.driver=file,file.filename={other}");
     let options = [
@@ -252,20 +264,13 @@ fn qemus_own_throttling_is_a_limit() {
         ["-device", "virtio-blk-pci,drive=t1,id=disk1"],
     ];
     let machine = Machine::start(host.dir.path(), "throttled", &options.concat());
-    let (socket, cgroups) = (machine.qmp().to_owned(), Cgroups::detect(&host.root).unwrap());
-    let survey = |device: &str| {
-        let mut placed = host.placed(SLICE);
-        let drives = Qmp::connect(&socket, HANG).and_then(|mut qmp| qmp.query_drives());
-        placed[0].drives = Some(drives.map_err(|e| e.to_string()));
-        let (root, names, stack) =
-            (&Root::default(), &[PathBuf::from(device)], &stack_of("none", "0:0", &[]));
-        super::survey(&Survey { root, io: &cgroups, cpu: None, names, stack }, &placed)
-    };
+    let socket = machine.qmp().to_owned();
+    let survey = |device: &str| survey_of_monitor(&host, &socket, device);
     for (device, ceiling, text) in [
         (&disk, 50.0, "limited to 50/s by QEMU's own throttling of drive d0 (iops-total=50)"),
         (&other, 10.0, "limited to 40KiB/s by QEMU's own throttling of drive disk1 (bps-read=40960)"),
     ] {
-        let found = survey(device).unwrap();
+        let found = survey(device);
         let of_qemu: Vec<&Control> =
             found.list.iter().filter(|c| c.kind == ControlKind::QemuThrottle).collect();
         assert_eq!(of_qemu.iter().map(|c| c.to_string()).collect::<Vec<_>>(), [format!("plc: {text}")]);
@@ -276,10 +281,10 @@ fn qemus_own_throttling_is_a_limit() {
         assert!(past.len() == 1 && past[0].text.contains("past QEMU"), "{past:?}");
     }
     // Of two disks neither of which lies on the device none is taken for the VM's.
-    assert!(survey("/dev/null").unwrap().placements.ceiling(0).is_none());
+    assert!(survey("/dev/null").placements.ceiling(0).is_none());
     drop(machine);
     // A monitor that does not answer is no absence of throttling.
-    let found = survey(&disk).unwrap();
+    let found = survey(&disk);
     assert!(
         found.list[0].text.starts_with("whether QEMU throttles its drives is not known"),
         "{:?}",
@@ -290,18 +295,11 @@ fn qemus_own_throttling_is_a_limit() {
 /// A throttle that lets bursts through, shared by two drives of which one joins requests.
 #[test]
 fn qemus_throttling_counts_as_what_it_lets_through() {
-    use rtvirtio_testkit::{HANG, Machine, Need, has};
-    use rtvirtio_vmm::Qmp;
     if !has("qemus_throttling_counts_as_what_it_lets_through", &[Need::QEMU]) {
         return;
     }
     let mut host = Host::new();
-    let image = |name: &str| {
-        let path = host.dir.path().join(name);
-        fs::write(&path, vec![0; 1 << 20]).unwrap();
-        path.display().to_string()
-    };
-    let (disk, other) = (image("disk.img"), image("other.img"));
+    let [disk, other] = images(&host);
     let throttle = "throttling.iops-read=50,throttling.iops-read-max=2000,throttling.iops-read-max-length=60,throttling.group=gg";
     let drives = [
         format!("file={disk},format=raw,if=none,id=d0,{throttle}"),
@@ -314,14 +312,8 @@ fn qemus_throttling_counts_as_what_it_lets_through() {
         ["-device", "virtio-blk-pci,drive=d1,id=disk1"],
     ];
     let machine = Machine::start(host.dir.path(), "bursts", &options.concat());
-    let cgroups = Cgroups::detect(&host.root).unwrap();
     let survey = |host: &Host, device: &str| {
-        let mut placed = host.placed(SLICE);
-        let drives = Qmp::connect(machine.qmp(), HANG).and_then(|mut qmp| qmp.query_drives());
-        placed[0].drives = Some(drives.map_err(|e| e.to_string()));
-        let (root, names, stack) =
-            (&Root::default(), &[PathBuf::from(device)], &stack_of("none", "0:0", &[]));
-        let found = super::survey(&Survey { root, io: &cgroups, cpu: None, names, stack }, &placed).unwrap();
+        let found = survey_of_monitor(host, machine.qmp(), device);
         let text = found.list.iter().find(|c| c.kind == ControlKind::QemuThrottle).unwrap().text.clone();
         (text, found.placements)
     };
@@ -343,12 +335,9 @@ fn qemus_throttling_counts_as_what_it_lets_through() {
     assert_eq!(placements.ceiling(0), None);
     assert!(text.contains("shares with drive d0") && text.contains("request-merging=off"), "{text}");
     // To a VM with a target it gives its average, and that is what to raise.
-    let target = rtvirtio_spec::parse(
-        "t.toml",
-        "[device]\npath = \"/dev/sdb\"\n[[vm]]\nname = \"a\"\npid = 1\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n\
-         rate = \"100/s\"\ntarget = { percentile = \"p99\", latency = \"1s\" }\n",
-    );
-    host.spec.vms[0].tasks = target.unwrap().vms[0].tasks.clone();
+    let task =
+        format!("{READS}rate = \"100/s\"\ntarget = {{ percentile = \"p99\", latency = \"1s\" }}");
+    host.spec.vms[0].tasks = spec("name = \"a\"\npid = 1", &task).vms()[0].tasks.clone();
     for file in [&disk, &other] {
         let (_, placements) = survey(&host, file);
         assert_eq!(placements.ceiling(0).map(|c| c.0), Some(50.0));
@@ -366,11 +355,8 @@ fn limits_on_writes_that_escape_are_not_counted() {
     let host = Host::new();
     host.set("/machine.slice/plc.scope", "io.max", "8:16 rbps=max wbps=max riops=max wiops=20\n");
     let mut placed = host.placed(SLICE);
-    let writes = rtvirtio_spec::parse(
-        "t.toml",
-        "[device]\npath = \"/dev/sdb\"\n[[vm]]\nname = \"plc\"\npid = 100\n[[vm.task]]\nname = \"t\"\nop = \"write\"\nblock = \"4KiB\"\n",
-    );
-    let vm = writes.unwrap().vms[0].clone();
+    let writes = spec("name = \"plc\"\npid = 100", "op = \"write\"\nblock = \"4KiB\"");
+    let vm = writes.vms()[0].clone();
     placed[0].vm = &vm;
     let (list, placements) = host.survey_of(&placed);
     assert!(list[0].starts_with("plc: limited to 20/s") && placements.limits_act(0), "{list:?}");

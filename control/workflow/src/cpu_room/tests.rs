@@ -3,6 +3,7 @@
 use rtvirtio_testkit::{Machine, Need, has, tempdir};
 
 use super::*;
+use crate::fixtures::{put, put_thread};
 use crate::progress::Quiet;
 
 #[test]
@@ -15,7 +16,7 @@ fn what_its_own_processes_use_counts_as_free() {
     // One that ended before uses nothing, and is no error.
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
-    super::free(&[child.id()], &Quiet::default()).unwrap();
+    cpu_use(&[child.id()], &Quiet::default()).unwrap();
 }
 
 #[test]
@@ -32,19 +33,13 @@ fn what_a_process_used_that_has_ended_is_not_known() {
 
 /// A host with two VMs, 7 and 8, each of one thread that may use these CPUs.
 fn host(cpus: [&str; 2]) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    let put = |path: String, text: String| {
-        let path = root.at(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    };
-    put("/proc/self/mountinfo".to_owned(), "30 1 0:26 / /cg rw - cgroup2 cgroup2 rw\n".to_owned());
-    put("/cg/cgroup.controllers".to_owned(), "cpu io\n".to_owned());
+    let (dir, root) = crate::fixtures::root();
+    put(&root, "/proc/self/mountinfo", "30 1 0:26 / /cg rw - cgroup2 cgroup2 rw\n");
+    put(&root, "/cg/cgroup.controllers", "cpu io\n");
     for (pid, cpus) in [7, 8].into_iter().zip(cpus) {
-        put(format!("/proc/{pid}/task/{pid}/status"), format!("Name:\tq\nCpus_allowed_list:\t{cpus}\n"));
-        put(format!("/proc/{pid}/cgroup"), format!("0::/s/vm{pid}\n"));
-        put(format!("/cg/s/vm{pid}/cpu.max"), "max 100000\n".to_owned());
+        put_thread(&root, (pid, pid), "q", cpus);
+        put(&root, format!("/proc/{pid}/cgroup"), &format!("0::/s/vm{pid}\n"));
+        put(&root, format!("/cg/s/vm{pid}/cpu.max"), "max 100000\n");
     }
     (dir, root)
 }

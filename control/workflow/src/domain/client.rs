@@ -54,9 +54,6 @@ pub fn connect(control: &Path) -> Result<UnixStream> {
 }
 
 /// Status of an I/O domain.
-///
-/// # Errors
-/// When none answers.
 pub fn ask(control: &Path) -> Result<Status> {
     send_command(control, &Command::Status)
 }
@@ -79,9 +76,6 @@ pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Status> {
 }
 
 /// The process that listens at a control socket; `None` where none does.
-///
-/// # Errors
-/// When that is unknown.
 pub fn listener(control: &Path) -> Result<Option<String>> {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     match UnixStream::connect(control) {
@@ -103,9 +97,6 @@ pub fn send_command<T: DeserializeOwned>(control: &Path, command: &Command) -> R
 }
 
 /// Sends a command after any descriptors sent ahead of it; returns its reply within `patience`.
-///
-/// # Errors
-/// As [`answer`].
 pub fn request<T: DeserializeOwned>(
     stream: &UnixStream,
     control: &Path,

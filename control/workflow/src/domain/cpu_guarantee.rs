@@ -91,6 +91,8 @@ mod tests {
 
     use super::*;
     use crate::contracts::Contracted;
+    use crate::contracts::cores_tests::{auto, one};
+    use crate::fixtures::{READS, spec};
 
     /// Contracts of budget and period in ms, all held by one mechanism, next to other loads.
     fn admitted(backend: Backend, contracts: &[(&str, u64, u64)], taken: &[(&str, f64)]) -> Admitted {
@@ -108,15 +110,11 @@ mod tests {
         let ranked: Vec<_> =
             contracts.iter().map(|(_, q, p)| (backend, Order::Contract, of(*q, *p))).collect();
         let contracts = contracts.iter().zip(levels(&ranked)).map(|((vm, q, p), level)| Contracted {
-            vm: (*vm).to_owned(),
             contract: of(*q, *p),
-            order: Order::Contract,
             level,
             backend,
-            found: None,
-            urgency: None,
             cores: None,
-            notes: Vec::new(),
+            ..one(vm, *q, auto())
         });
         Admitted { probe, contracts: contracts.collect() }
     }
@@ -176,9 +174,8 @@ mod tests {
 
     #[test]
     fn a_host_that_is_not_known_guarantees_nothing() {
-        let text = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n\
-                    cpu = { budget = \"4ms\", period = \"20ms\" }\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n";
-        let host = HostSpec::parse("x.toml", text).unwrap();
+        let cpu = "cpu = { budget = \"4ms\", period = \"20ms\" }";
+        let host = spec(&format!("name = \"plc\"\npid = 7\n{cpu}"), READS);
         let unknown = CpuGuarantees(Err("no cpu controller".to_owned()));
         assert!(unknown.check(&host.vms()[0]).unwrap_err().ends_with("is not known: no cpu controller"));
         assert!(CpuGuarantees(Ok(None)).check(&host.vms()[0]).is_err());

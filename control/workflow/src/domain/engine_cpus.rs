@@ -146,12 +146,7 @@ fn thread(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn put(root: &Root, path: &str, text: &str) {
-        let path = root.at(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
+    use crate::fixtures::{put, put_thread};
 
     fn status(disks: &[(&str, Option<u32>, bool)]) -> Status {
         let disk = |(device, peer, connected): &(&str, Option<u32>, bool)| {
@@ -179,8 +174,7 @@ mod tests {
 
     #[test]
     fn only_roots_program_with_our_process_ids_is_the_domain() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (_dir, root) = crate::fixtures::root();
         let put = |path: &str, text: &str| put(&root, path, text);
         let says = || format!("{:#}", ensure_domain(&root, 7).unwrap_err());
         put("/proc/7/comm", "rtvirtio-iod\n");
@@ -203,8 +197,7 @@ mod tests {
 
     #[test]
     fn a_domain_that_does_not_listen_is_none() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         let found = || running(&Root::default(), &dirs).map(|found| found.map(|(pid, _)| pid));
         assert_eq!(found().unwrap(), None);
         std::fs::create_dir(&dirs.run).unwrap();
@@ -217,13 +210,10 @@ mod tests {
 
     #[test]
     fn the_thread_of_a_device_is_found_by_its_name() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (_dir, root) = crate::fixtures::root();
         let thread_of = |tid: u32, name: &str, cpus: &str| {
-            let of = |file: &str, text: &str| put(&root, &format!("/proc/7/task/{tid}/{file}"), text);
-            of("stat", &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
-            of("status", &format!("Cpus_allowed_list:\t{cpus}\n"));
-            of("cgroup", "0::/system.slice/iod.service\n");
+            put_thread(&root, (7, tid), name, cpus);
+            put(&root, format!("/proc/7/task/{tid}/cgroup"), "0::/system.slice/iod.service\n");
         };
         let file = |path: &str, text: &str| put(&root, path, text);
         file("/sys/devices/system/cpu/online", "0-7\n");

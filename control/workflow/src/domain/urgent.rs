@@ -34,9 +34,6 @@ pub struct UrgentSignals {
 
 impl UrgentSignals {
     /// For the VM of this process; the second descriptor is read by what follows its urgency.
-    ///
-    /// # Errors
-    /// When the kernel has no descriptor left.
     pub fn new(pid: u32, dirs: &Dirs) -> Result<(Self, OwnedFd)> {
         let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("an eventfd")?;
         let to_read = eventfd.try_clone().context("an eventfd")?;

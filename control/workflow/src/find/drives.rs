@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rtvirtio_kernel::Root;
+use rtvirtio_spec::HostHandle;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::throttle::Drive;
 
@@ -57,21 +58,18 @@ impl HostVm {
     pub(crate) fn drives(&self, time: &MonitorTime) -> Result<Option<Vec<Drive>>> {
         let (root, left) = (Root::default(), time.of_next(self)?);
         match &self.reach {
-            HostReach::Domain(..) => Ok(Some(self.domain(&root)?.drives(left)?)),
+            HostReach::Named(HostHandle::Domain(_)) => Ok(Some(self.domain(&root)?.drives(left)?)),
             _ => self.monitor_within(&root, left)?.map(|mut qmp| Ok(qmp.query_drives()?)).transpose(),
         }
     }
 
     /// Drives as of [`HostVm::drives`], with their counters by the same connection. Those of a
     /// domain of libvirt have no counters: asking its monitor taints it.
-    ///
-    /// # Errors
-    /// As [`HostVm::drives`].
     pub(crate) fn drives_and_stats(
         &self,
         time: &MonitorTime,
     ) -> Result<(Option<Vec<Drive>>, Vec<DiskStats>)> {
-        if let HostReach::Domain(..) = &self.reach {
+        if let HostReach::Named(HostHandle::Domain(_)) = &self.reach {
             return Ok((self.drives(time)?, Vec::new()));
         }
         let monitor = self.monitor_within(&Root::default(), time.of_next(self)?)?;
@@ -96,7 +94,7 @@ mod tests {
             .map(|n| {
                 let socket = dir.path().join(format!("{n}.qmp"));
                 let listener = UnixListener::bind(&socket).unwrap();
-                (listener, HostVm::new(&format!("vm{n}"), HostReach::Monitor(socket)))
+                (listener, HostVm::new(&format!("vm{n}"), HostReach::Named(HostHandle::Qmp(socket))))
             })
             .collect();
         let limit = Duration::from_millis(300);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{ApplyError, Line, Machine, NoGuests, Session};
+use rtvirtio_apply::{Line, Machine, NoGuests};
 use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_kernel::{HostError, Root, cpuset, task, unless_gone};
 
@@ -217,12 +217,7 @@ fn give_back(
     if paths.is_empty() {
         return Ok((lines, false));
     }
-    let session = match Session::open(&keeper.dirs.state) {
-        Ok(session) => session,
-        // Another rtvirtio is at work: again at the next look.
-        Err(ApplyError::Locked { .. }) => return Ok((lines, true)),
-        Err(e) => return Err(e.into()),
-    };
+    let Some(session) = keeper.session()? else { return Ok((lines, true)) };
     if session.applied_by()? != Some(keeper.by) {
         return Ok((lines, false));
     }
@@ -287,8 +282,7 @@ mod tests {
 
     #[test]
     fn a_cpu_that_came_back_is_another_one() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (dir, root) = crate::fixtures::root();
         assert!(online(&root).is_err());
         for cpu in [0, 1] {
             std::fs::create_dir_all(root.at(format!("{CPUS}/cpu{cpu}/topology"))).unwrap();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{ApplyError, Machine, NoGuests, Session, Silent};
+use rtvirtio_apply::{Machine, NoGuests, Silent};
 use rtvirtio_spec::Vm;
 use rtvirtio_vmm::Thread;
 
@@ -67,11 +67,7 @@ fn take_in(keeper: &Keeper<'_>, vm: &Vm, threads: &[Thread]) -> Result<Option<Ve
     if writes.is_empty() {
         return Ok(Some(Vec::new()));
     }
-    let session = match Session::open(&keeper.dirs.state) {
-        Ok(session) => session,
-        Err(ApplyError::Locked { .. }) => return Ok(None),
-        Err(e) => return Err(e.into()),
-    };
+    let Some(session) = keeper.session()? else { return Ok(None) };
     if session.applied_by()? != Some(keeper.by) {
         return Ok(None);
     }

@@ -33,9 +33,6 @@ impl Search {
     }
 
     /// Begins to look for a VM, unless an earlier search has not ended or its answer was not taken.
-    ///
-    /// # Errors
-    /// When there is no thread.
     pub fn start(&mut self, vm: &Vm) -> Result<()> {
         if self.threads.contains_key(&vm.name) {
             return Ok(());

@@ -27,9 +27,6 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Starts a thread that repeats the requests for all VMs that are added.
-    ///
-    /// # Errors
-    /// When there is no thread.
     pub fn start() -> Result<Self> {
         let (more, newcomers) = channel();
         let (failed, failures) = channel();

@@ -94,9 +94,6 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Starts a thread that follows the pages of no VM yet.
-    ///
-    /// # Errors
-    /// When the journal cannot be read, or there is no thread.
     pub fn start(dirs: &Dirs, progress: &dyn Progress) -> Result<Self> {
         let mut levels = Levels::open(&dirs.state)?;
         let (stop, latest) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -135,9 +132,6 @@ impl Follower {
 
     /// Offers a VM its page, in a thread of its own that waits for its monitor, and follows it from
     /// then on. A VM whose page cannot be found has its contract's priority, and a warning.
-    ///
-    /// # Errors
-    /// When there is no thread.
     pub fn follow(&mut self, one: Wanted, dirs: &Dirs) -> Result<()> {
         let Some(range) = one.of.urgency else { return Ok(()) };
         let (dirs, newcomers, offering) = (dirs.clone(), self.newcomers.clone(), self.offering.clone());

@@ -16,9 +16,7 @@ impl Node {
     }
 
     fn write(&self, path: &str, text: &str) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        crate::fixtures::put(&self.root(), path, text);
     }
 
     fn root(&self) -> Root {

@@ -61,13 +61,8 @@ mod tests {
 
     #[test]
     fn only_a_thread_that_is_never_refilled_is_stuck() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
-        let put = |file: &str, text: &str| {
-            let path = root.at(format!("/proc/7/{file}"));
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
+        let (_dir, root) = crate::fixtures::root();
+        let put = |file: &str, text: &str| crate::fixtures::put(&root, format!("/proc/7/{file}"), text);
         let sched = |runtime: i64, deadline: u64, ran: u64| {
             put("task/7/sched", &format!("dl.runtime  :  {runtime}\ndl.deadline :  {deadline}\n"));
             put("task/7/schedstat", &format!("{ran} 0 1\n"));

@@ -3,6 +3,7 @@ use rtvirtio_units::Ratio;
 
 use super::*;
 use crate::contracts::cores_tests::{auto, host, in_force, one, placed, put};
+use crate::fixtures::put_thread;
 
 const SCOPE: &str = "/sys/fs/cgroup/machine.slice/plc.scope";
 
@@ -11,10 +12,8 @@ const SCOPE: &str = "/sys/fs/cgroup/machine.slice/plc.scope";
 fn partitioned() -> (tempfile::TempDir, Root, InForce) {
     let (dir, root) = host();
     for (tid, name) in [(100, "qemu-system-x86"), (101, "CPU 0/KVM")] {
-        let task = format!("/proc/100/task/{tid}");
-        put(&root, &format!("{task}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
-        put(&root, &format!("{task}/status"), "Cpus_allowed_list:\t4-5\n");
-        put(&root, &format!("{task}/cgroup"), "0::/machine.slice/plc.scope\n");
+        put_thread(&root, (100, tid), name, "4-5");
+        put(&root, format!("/proc/100/task/{tid}/cgroup"), "0::/machine.slice/plc.scope\n");
     }
     put(&root, &format!("{SCOPE}/cpuset.cpus.partition"), "root\n");
     put(&root, &format!("{SCOPE}/cpuset.cpus.effective"), "4-5\n");

@@ -2,11 +2,11 @@ use std::fs;
 
 use super::*;
 use crate::error::Kind;
+use crate::fixtures::put;
 
 /// Host below a root, with the threads 7 and 8 of a VM in the default group.
 fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let (dir, root) = crate::fixtures::root();
     put(&root, "/proc/self/mountinfo", "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n");
     put(&root, SHOWS_GROUP, "res:/\nmon:\n");
     for tid in [7, 8] {
@@ -14,12 +14,6 @@ fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
     }
     files.iter().for_each(|(path, text)| put(&root, path, text));
     (dir, root)
-}
-
-fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
 }
 
 /// Xeon with two sockets: eleven ways without gaps, of which devices fill two, percent in tens.

@@ -1,7 +1,5 @@
 use std::time::Duration;
 
-use rtvirtio_kernel::Root;
-
 use super::*;
 
 #[test]
@@ -74,11 +72,9 @@ fn stalls_count_only_where_load_does_not_delay_the_probes() {
 
 #[test]
 fn steal_is_that_of_the_measured_part_and_needs_no_probe() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
-    std::fs::create_dir_all(root.at("/proc")).unwrap();
+    let (_dir, root) = crate::fixtures::root();
     let at = |steal: u64, busy: u64| {
-        std::fs::write(root.at("/proc/stat"), format!("cpu  {busy} 0 0 0 0 0 0 {steal}\n")).unwrap();
+        crate::fixtures::put(&root, "/proc/stat", &format!("cpu  {busy} 0 0 0 0 0 0 {steal}\n"));
         Counters { cpus: Some(StealWatch::start(&root).unwrap()), ..Counters::default() }
     };
     let (first, begin, end) = (at(0, 0), at(500, 500), at(600, 800));

@@ -125,18 +125,12 @@ fn error(error: MeasureError) -> Error {
 
 impl Flows {
     /// Runs all at once and judges them, in the spec's order.
-    ///
-    /// # Errors
-    /// As [`prepare`], where an echo has gone since.
     fn run(&self, length: Duration, stop: &(dyn Fn() -> bool + Sync)) -> Result<Vec<TaskResult>> {
         let measured = flow::run(&self.loads, WARM_UP, length, stop).map_err(error)?;
         Ok(measured.iter().zip(&self.loads).map(|(m, load)| m.result(load)).collect())
     }
 
     /// Runs them while `tasks` runs those of the disks; one run holds both.
-    ///
-    /// # Errors
-    /// Of either.
     pub fn run_with(
         &self,
         length: Duration,
@@ -157,9 +151,6 @@ impl Flows {
     }
 
     /// Runs them alone.
-    ///
-    /// # Errors
-    /// As [`Flows::run_with`].
     pub fn run_alone(&self, scheme: &str, length: Duration, progress: &dyn Progress) -> Result<Run> {
         let total = length + WARM_UP;
         let mut bar = progress.bar(&format!("running {} flows", self.loads.len()), total.as_secs());

@@ -1,9 +1,8 @@
-use std::fs;
-
 use rtvirtio_traffic::Enforcement;
 
 use super::*;
 use crate::error::Kind;
+use crate::fixtures::put;
 
 fn host_spec(traffic: &str) -> HostSpec {
     let text = format!(
@@ -15,12 +14,9 @@ fn host_spec(traffic: &str) -> HostSpec {
 }
 
 fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let (dir, root) = crate::fixtures::root();
     for (path, text) in files {
-        let path = root.at(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        put(&root, path, text);
     }
     (dir, root)
 }
@@ -145,11 +141,7 @@ fn a_group_of_resctrl_takes_every_thread_that_works_for_the_vm() {
         ("/sys/fs/resctrl/info/MB/bandwidth_gran", "1\n"),
     ];
     let (_dir, root) = host(&amd);
-    let put = |path: String, text: &str| {
-        let path = root.at(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    };
+    let put = |path: String, text: &str| put(&root, path, text);
     let task = |pid: u32, tid: u32, name: &str, flags: u64| {
         let dir = format!("/proc/{pid}/task/{tid}");
         let stat = format!("{tid} ({name}) S 1 1 1 0 -1 {flags} {}1 50 1 0 0 0\n", "0 ".repeat(29));

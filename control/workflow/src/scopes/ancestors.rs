@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{
-    Amended, Form, JOURNAL_FILE, KnobState, KnobStatus, Machine, OnConflict, Session, Silent, Status, Write,
+    Amended, Form, KnobState, KnobStatus, Machine, OnConflict, Session, Silent, Status, Write,
 };
 use rtvirtio_cpu::{Partition, ancestor_writes};
 use rtvirtio_kernel::text::cpu_list;
@@ -13,7 +13,7 @@ use rtvirtio_kernel::{PartitionError, Root};
 
 use super::{back_whole, put_back_on};
 use crate::contracts;
-use crate::dirs::{Dirs, is_there};
+use crate::dirs::Dirs;
 use crate::error::{Error, Kind, Result, bail};
 use crate::scope_files::{cpusets_dir, has_cpusets};
 
@@ -64,8 +64,8 @@ fn error(error: &PartitionError) -> Error {
 /// need in the groups above, neither journal has the value from before.
 fn refuse_next_to_applied(dirs: &Dirs) -> Result<()> {
     let state = &dirs.state;
-    let is_applied = is_there(&state.join(JOURNAL_FILE))? && is_there(&state.join(contracts::IN_FORCE_FILE))?;
-    if is_applied && contracts::in_force(state)?.iter().any(|of| of.partition.is_some()) {
+    let in_force = if contracts::any_in_force(state)? { contracts::in_force(state)? } else { Vec::new() };
+    if in_force.iter().any(|of| of.partition.is_some()) {
         bail!(
             InForce,
             "`rtvirtio apply` has made partitions: `rtvirtio revert` before rtvirtiod makes others"
@@ -132,9 +132,6 @@ pub(super) fn add_to(status: &mut Status, dirs: &Dirs, machine: &Machine<'_>) ->
 }
 
 /// Sets what another program has changed of the chosen settings of groups above.
-///
-/// # Errors
-/// As [`Session::restore`].
 pub(super) fn restore(
     dirs: &Dirs,
     chosen: &dyn Fn(&str, &str) -> bool,
@@ -147,9 +144,6 @@ pub(super) fn restore(
 }
 
 /// Leaves the chosen settings of groups above to another program that has changed them.
-///
-/// # Errors
-/// As [`Session::release`].
 pub(super) fn release(
     dirs: &Dirs,
     chosen: &dyn Fn(&str, &str) -> bool,

@@ -98,12 +98,7 @@ pub fn make(
         let start = held.as_ref().and_then(|held| held.start(&device));
         if without.contains(&device) {
             let Some(kept) = ours(&device) else { continue };
-            plans.push(DevicePlan {
-                device: Some(device),
-                plan: kept.clone(),
-                profile: None,
-                notes: Vec::new(),
-            });
+            plans.push(DevicePlan::new(Some(device), kept.clone()));
             made.changes.push(Vec::new());
             made.starts.extend(start.cloned());
             let before = held.as_ref().map(|held| &held.given_up);
@@ -118,12 +113,7 @@ pub fn make(
                 made.outline.effects.extend(one.effects);
                 made.outline.given_up.extend(one.given_up);
                 // The path names a device in whichever spec.
-                plans.push(DevicePlan {
-                    device: Some(device),
-                    plan: one.plan,
-                    profile: None,
-                    notes: Vec::new(),
-                });
+                plans.push(DevicePlan::new(Some(device), one.plan));
             }
             Err(e) => {
                 failed.insert(device, unplanned(&part.spec.device, &e));

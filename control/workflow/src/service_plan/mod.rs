@@ -97,11 +97,6 @@ impl Start {
     }
 }
 
-/// Directories with its own state directory.
-fn place(dirs: &Dirs) -> Dirs {
-    Dirs { state: dirs.held_plan(), run: dirs.run.clone() }
-}
-
 /// The plan that is held; `None` without a journal.
 ///
 /// # Errors
@@ -119,42 +114,27 @@ pub fn find(dirs: &Dirs) -> Result<Option<ServicePlan>> {
 }
 
 /// Whether one is in force.
-///
-/// # Errors
-/// When that is unknown.
 pub fn is_in_force(dirs: &Dirs) -> Result<bool> {
     is_there(&dirs.held_plan().join(JOURNAL_FILE))
 }
 
 /// Settings of the plan; `None` where no plan is in force.
-///
-/// # Errors
-/// When the plan's file cannot be read.
 pub fn plan(dirs: &Dirs) -> Result<Option<HostPlan>> {
     in_force::plan(&dirs.held_plan())
 }
 
 /// The devices on which it acts, by [`device_key`]; none where no plan is in force.
-///
-/// # Errors
-/// As [`plan`].
 pub fn devices(dirs: &Dirs) -> Result<BTreeSet<String>> {
     let plan = plan(dirs)?;
     Ok(plan.into_iter().flat_map(|plan| plan.devices).filter_map(|of| of.device).collect())
 }
 
 /// Compares its journal with the machine; `None` when no plan is in force.
-///
-/// # Errors
-/// When the journal cannot be read as one.
 pub fn status(dirs: &Dirs, machine: &Machine<'_>) -> Result<Option<Status>> {
     Ok(rtvirtio_apply::status(&dirs.held_plan(), machine)?)
 }
 
 /// Names of its VMs that have ended since.
-///
-/// # Errors
-/// When that is unknown.
 pub fn ended(dirs: &Dirs) -> Result<Vec<String>> {
     Ok(started::ended(&dirs.held_plan())?.into_iter().map(|vm| vm.vm).collect())
 }
@@ -173,15 +153,11 @@ pub fn put_back(_lock: &Scopes<'_>, dirs: &Dirs, on_conflict: OnConflict) -> Res
         // Without a journal the plan's files have no meaning.
         in_force::forget(&dirs.held_plan())?;
     }
-    let at = Dirs { state: dirs.held_plan(), run: dirs.run.clone() };
-    Ok(crate::scopes::settled(reverted, &at))
+    Ok(crate::scopes::settled(reverted, &dirs.of_held_plan()))
 }
 
 /// Leaves settings that another program has changed to it, as long as the contracts stay. Returns
 /// their names.
-///
-/// # Errors
-/// As [`rtvirtio_apply::Session::release`].
 pub fn release(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String], knobs: &[String]) -> Result<Vec<String>> {
     if let Some(mut held) = find(dirs)? {
         // Before the journal: after a crash here, it is released again.
@@ -192,9 +168,6 @@ pub fn release(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String], knobs: &[String
 }
 
 /// Restores our values of settings that another program has changed.
-///
-/// # Errors
-/// As [`rtvirtio_apply::Session::restore`].
 pub fn restore(lock: &Scopes<'_>, dirs: &Dirs, paths: &[String]) -> Result<rtvirtio_apply::Amended> {
     lock.restore_in(&dirs.held_plan(), paths)
 }
@@ -259,8 +232,7 @@ mod tests {
 
     #[test]
     fn without_a_journal_nothing_is_held_and_a_damaged_file_is_not_the_same_as_none() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
+        let (_dir, dirs) = crate::fixtures::dirs();
         assert_eq!(find(&dirs).unwrap(), None);
         let held = ServicePlan {
             contract: "c".to_owned(),

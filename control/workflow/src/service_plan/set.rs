@@ -6,7 +6,7 @@ use rtvirtio_apply::{Amended, ApplyError, Line, Machine, NoGuests, OnConflict, S
 use rtvirtio_kernel::Root;
 
 use super::make::{HeldCandidate, without, writes_of, yielded};
-use super::{ServicePlan, find, place, put_back, save};
+use super::{ServicePlan, find, put_back, save};
 use crate::apply::{Resolved, Room, Wanted, resolve};
 use crate::covered;
 use crate::devices::Devices;
@@ -108,7 +108,7 @@ pub fn set(
         return Err(error);
     }
     let mut out = Set { changed: made.lines.clone(), notes: Vec::new() };
-    let at = place(dirs);
+    let at = dirs.of_held_plan();
     let wanted = Wanted::All { plan: made.plan.clone(), devices };
     if before.is_some() {
         // What cannot be resolved changes nothing. A setting that cannot act yet may be one of the
@@ -185,7 +185,7 @@ fn amend(
     }
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
-    let at = place(dirs);
+    let at = dirs.of_held_plan();
     let writes = match writes_of(&made.plan, &made.changes, devices, &held.yielded, &machine) {
         Ok(writes) => writes,
         // A setting without effect under the elevator in force may have one under the plan's.
@@ -232,36 +232,31 @@ fn of_amended(amended: Amended) -> Set {
 mod tests {
     use rtvirtio_apply::JOURNAL_FILE;
     use rtvirtio_kernel::ProcessId;
-    use rtvirtio_spec::HostSpec;
 
     use super::*;
+    use crate::fixtures::{READS, alive_and_ended, spec, start};
 
     #[test]
     fn what_was_found_is_stale_once_a_vm_has_ended() {
-        let spec = "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc\"\npid = 7\n[[vm.task]]\n\
-                    name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n";
-        let found = |process: ProcessId| FoundDevices {
-            devices: Devices { host: HostSpec::parse("x.toml", spec).unwrap(), sites: Vec::new() },
+        let found = |process: &ProcessId| FoundDevices {
+            devices: Devices { host: spec("name = \"plc\"\npid = 7", READS), sites: Vec::new() },
             lost: Vec::new(),
-            starts: vec![StartedVm { vm: "plc".to_owned(), processes: vec![process] }],
+            starts: vec![start("plc", &[process])],
             unknown: Vec::new(),
         };
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
-        assert!(!found(this).is_stale() && found(ended).is_stale());
+        let (this, ended) = alive_and_ended();
+        assert!(!found(&this).is_stale() && found(&ended).is_stale());
     }
 
     #[test]
     fn a_vm_that_was_started_again_is_still_to_get_its_settings() {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let state = dir.path().join("state");
-        let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-        let ended = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
-        let start = |vm: &str, of: &ProcessId| StartedVm { vm: vm.to_owned(), processes: vec![of.clone()] };
-        started::save(&[start("plc", &ended), start("hist", &this)], &state).unwrap();
+        let (this, ended) = alive_and_ended();
+        started::save(&[start("plc", &[&ended]), start("hist", &[&this])], &state).unwrap();
         std::fs::write(state.join(JOURNAL_FILE), "{}").unwrap();
-        note_starts(["plc", "hist", "new"].map(|vm| start(vm, &this)).to_vec(), &state).unwrap();
-        assert_eq!(started::ended(&state).unwrap(), [start("plc", &ended)]);
+        note_starts(["plc", "hist", "new"].map(|vm| start(vm, &[&this])).to_vec(), &state).unwrap();
+        assert_eq!(started::ended(&state).unwrap(), [start("plc", &[&ended])]);
         assert_eq!(started::applied_vms(&state).unwrap(), ["plc", "hist", "new"]);
     }
 }

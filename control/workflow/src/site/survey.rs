@@ -198,11 +198,9 @@ mod tests {
 
     #[test]
     fn a_cpu_controller_that_cannot_be_read_is_not_taken_for_none() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (_dir, root) = crate::fixtures::root();
         let mounts = root.at("/proc/self/mountinfo");
-        std::fs::create_dir_all(mounts.parent().unwrap()).unwrap();
-        std::fs::write(&mounts, "30 1 0:30 / /proc rw - proc proc rw\n").unwrap();
+        crate::fixtures::put(&root, "/proc/self/mountinfo", "30 1 0:30 / /proc rw - proc proc rw\n");
         assert!(cpu_hierarchy(&root).unwrap().is_none());
         std::fs::write(&mounts, "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n").unwrap();
         let controllers = root.at("/sys/fs/cgroup/cgroup.controllers");

@@ -77,7 +77,6 @@ impl Default for StartsOptions {
 /// Something that happened to a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StartEvent {
-    /// Name of the VM.
     pub vm: String,
     /// Kind of the event.
     #[serde(flatten)]

@@ -239,12 +239,9 @@ mod tests {
 
     #[test]
     fn a_plan_that_was_rolled_back_is_not_in_force_by_the_journal_of_raised_weights() {
-        let dir = rtvirtio_testkit::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let (dir, root) = crate::fixtures::root();
         for (path, text) in [("dev", "8:0\n"), ("queue/scheduler", "[none] mq-deadline\n")] {
-            let path = root.at(format!("/sys/block/sda/{path}"));
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            crate::fixtures::put(&root, format!("/sys/block/sda/{path}"), text);
         }
         std::fs::create_dir_all(root.at("/sys/class/block/sda")).unwrap();
         let stack = Stack::find(&root, "sda").unwrap();

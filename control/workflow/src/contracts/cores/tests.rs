@@ -7,11 +7,12 @@ use rtvirtio_units::{Nanos, Ratio};
 
 use super::*;
 use crate::error::Kind;
+pub use crate::fixtures::put;
+use crate::fixtures::put_thread;
 
 /// Two nodes with a cache each, two cores of two CPUs on each.
 pub fn host() -> (tempfile::TempDir, Root) {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
-    let root = Root::new(dir.path());
+    let (dir, root) = crate::fixtures::root();
     let cpus = "/sys/devices/system/cpu";
     put(&root, &format!("{cpus}/online"), "0-7\n");
     for (node, list) in [("node0", "0-3\n"), ("node1", "4-7\n")] {
@@ -27,12 +28,6 @@ pub fn host() -> (tempfile::TempDir, Root) {
     }
     put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     (dir, root)
-}
-
-pub fn put(root: &Root, path: &str, text: &str) {
-    let path = root.at(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, text).unwrap();
 }
 
 pub fn probe() -> Probe {
@@ -141,9 +136,7 @@ fn cpus_in_force_and_pinned_ones_are_not_given_again() {
     assert!(cpus(&first).is_disjoint(&cpus(&second)), "{first} {second}");
     // A VM without a contract has CPU 5.
     for (tid, name, list) in [(900, "qemu", "0-7"), (901, "CPU 0/KVM", "5")] {
-        let dir = format!("/proc/900/task/{tid}");
-        put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
-        put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
+        put_thread(&root, (900, tid), name, list);
     }
     put(&root, "/proc/900/status", "Name:\tqemu\nUid:\t0\t0\t0\t0\n");
     // No program of that name has it.
@@ -241,9 +234,7 @@ fn cpus_that_a_user_of_the_host_pins_to_are_not_taken() {
     let a = one("a", 15, whole());
     let pin = |pid: u32, user: u32| {
         for (tid, name, list) in [(pid, "qemu", "0-7"), (pid + 1, "CPU 0/KVM", "5")] {
-            let dir = format!("/proc/{pid}/task/{tid}");
-            put(&root, &format!("{dir}/stat"), &format!("{tid} ({name}) S 1 {}\n", "0 ".repeat(60)));
-            put(&root, &format!("{dir}/status"), &format!("Cpus_allowed_list:\t{list}\n"));
+            put_thread(&root, (pid, tid), name, list);
         }
         put(
             &root,

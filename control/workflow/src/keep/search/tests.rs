@@ -2,7 +2,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use rtvirtio_spec::HostSpec;
 use rtvirtio_testkit::HANG;
 use serde_json::{Value, json};
 
@@ -32,22 +31,17 @@ pub(in crate::keep) fn serve(socket: &Path) {
 }
 
 pub(in crate::keep) fn vm(name: &str, socket: &Path) -> Vm {
-    let text = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{name}\"\nqmp = \"{}\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\n\
-         block = \"4KiB\"\n",
-        socket.display()
-    );
-    HostSpec::parse("x.toml", &text).unwrap().vms()[0].clone()
+    let vm = format!("name = \"{name}\"\nqmp = \"{}\"", socket.display());
+    crate::fixtures::spec(&vm, crate::fixtures::READS).vms()[0].clone()
 }
 
 #[test]
 fn a_vm_whose_monitor_is_silent_keeps_no_other_from_being_found() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (dir, dirs) = crate::fixtures::dirs();
     let (good, silent) = (dir.path().join("good"), dir.path().join("silent"));
     serve(&good);
     // Connects, and says nothing.
     let _listener = UnixListener::bind(&silent).unwrap();
-    let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
     let mut search = Search::new(&dirs);
     search.start(&vm("silent", &silent)).unwrap();
     for _ in 0..2 {
@@ -65,10 +59,9 @@ fn a_vm_whose_monitor_is_silent_keeps_no_other_from_being_found() {
 
 #[test]
 fn a_search_that_panics_is_an_error_and_is_made_anew() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (dir, dirs) = crate::fixtures::dirs();
     let good = dir.path().join("good");
     serve(&good);
-    let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
     let mut search = Search::new(&dirs);
     let panics = Detached::call("test", || -> SearchResult { panic!("as a search might") });
     search.threads.insert("good".to_owned(), panics.unwrap());

@@ -7,13 +7,11 @@ use rtvirtio_testkit::site::wait_for;
 use super::super::search::tests::{serve, vm};
 use super::*;
 use crate::contracts::cores_tests::{auto, in_force, one, placed};
-use crate::dirs::Dirs;
 
 #[test]
 fn a_vm_whose_first_look_up_fails_is_looked_for_again_and_said_not_to_be_kept() {
-    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let (dir, dirs) = crate::fixtures::dirs();
     let socket = dir.path().join("qmp");
-    let dirs = Dirs { state: dir.path().join("state"), run: dir.path().join("run") };
     let spec = vm("plc", &socket);
     let (mut search, mut sought) = (Search::new(&dirs), Sought::default());
     sought.add(in_force(&one("plc", 10, auto()), placed(&[4])), &spec);

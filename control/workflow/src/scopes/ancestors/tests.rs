@@ -1,7 +1,7 @@
 use std::fs;
 use std::io;
 
-use rtvirtio_apply::{HostFiles, NoGuests};
+use rtvirtio_apply::{HostFiles, JOURNAL_FILE, NoGuests};
 use rtvirtio_kernel::sched::Attr;
 
 use super::*;
