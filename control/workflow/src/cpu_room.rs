@@ -10,7 +10,7 @@ use rtvirtio_kernel::text::cpu_list;
 use rtvirtio_kernel::{Cgroups, HostError, ProcessId, Root, process, task, unless_gone};
 use rtvirtio_model::{GuestPoint, Profile, is_guest};
 use rtvirtio_planner::{
-    CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_unknown, add_cpu_waits, contracts,
+    CpuRoom, CpuWaits, RunDelay, TaskOutlook, add_cpu_room, add_cpu_unknown, add_cpu_waits,
 };
 use rtvirtio_spec::{Device, HostSpec, Spec};
 use rtvirtio_units::Nanos;
@@ -222,7 +222,7 @@ impl CpuTime {
     /// CPU time without an observation of the VMs' own threads.
     #[must_use]
     pub fn of_room(room: Option<CpuRoom>) -> Self {
-        let waits = waits(room.is_some(), 0, BTreeMap::new());
+        let waits = waits(room.is_some(), BTreeMap::new());
         Self {
             waits,
             rooms: room.map(|room| SharedRoom { vms: None, room }).into_iter().collect(),
@@ -335,7 +335,7 @@ pub fn measure<'a>(
         let names = unseen.join(", ");
         progress.step(&format!("{names}: not seen to run; CPU time of such a VM counts as other programs'"));
     }
-    Ok(CpuTime { waits: waits(!rooms.is_empty(), contracts(host), delays), rooms, unknown })
+    Ok(CpuTime { waits: waits(!rooms.is_empty(), delays), rooms, unknown })
 }
 
 /// Whether a device was measured in a VM.
@@ -363,12 +363,12 @@ fn why_unknown(
     })
 }
 
-fn waits(is_used: bool, contracts: u32, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
+fn waits(is_used: bool, delays: BTreeMap<String, RunDelay>) -> CpuWaits {
     let root = Root::default();
     // Turns are as long as all CPUs of the host make them.
     let cpus = if is_used { cpus_online(&root).ok() } else { None };
     let turn = cpus.map(|cpus| turn(&root, cpus)).unwrap_or_default();
-    CpuWaits { tick: rtvirtio_cpu::tick(), turn, contracts, delays }
+    CpuWaits { turn, delays }
 }
 
 /// Processes of the VMs without a contract, and the names of those not seen to run. Of VMs with one

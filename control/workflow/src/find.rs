@@ -33,7 +33,7 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// As [`crate::named::load_host`], and for a file of several devices.
 pub fn load_spec(path: &Path) -> Result<Spec> {
-    Ok(crate::named::named_host(path)?.into_single()?)
+    Ok(crate::named::named_host(path)?.single()?.clone())
 }
 
 /// A VM on this host. Its processes are looked up at their first use, so that a step which needs

@@ -41,9 +41,6 @@ pub struct Unpromised {
 impl Contract {
     /// The contracts of all VMs of a spec. `budget` finds the share of each CPU for a VM that
     /// declares requests and a deadline instead of a budget, which takes a CPU profile.
-    ///
-    /// # Errors
-    /// Those of `budget`.
     pub fn all_of<E>(
         host: &HostSpec,
         mut budget: impl FnMut(&Vm) -> Result<Ratio, E>,

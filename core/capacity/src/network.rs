@@ -153,9 +153,6 @@ impl Network {
 
     /// Reservations for a VM's targets, as a plan of the I/O domain makes them: of marked frames,
     /// and of the others.
-    ///
-    /// # Errors
-    /// When nothing can be promised.
     pub fn reserves(&self, of: &OnNetwork) -> Result<[Option<Reserve>; 2], NoPromise> {
         let (link, largest) = (&self.link, Bytes(self.link.largest_frame));
         if let Some(frame) = of.flows.iter().map(|f| f.frame).find(|frame| *frame > largest) {

@@ -284,9 +284,6 @@ impl Node {
     }
 
     /// The position of the disk that a spec means: by its name, and the only one by any.
-    ///
-    /// # Errors
-    /// [`Refused::NoDisk`].
     pub fn disk(&self, device: Option<&str>) -> Result<usize, Refused> {
         if let ([_], None) = (self.disks.as_slice(), device) {
             return Ok(0);
@@ -306,9 +303,6 @@ impl Node {
     }
 
     /// The position of the network that a spec means, as [`Node::disk`].
-    ///
-    /// # Errors
-    /// [`Refused::NoNetwork`].
     pub fn network(&self, name: Option<&str>) -> Result<usize, Refused> {
         if let ([_], None) = (self.networks.as_slice(), name) {
             return Ok(0);

@@ -113,9 +113,6 @@ pub struct Host {
 impl Host {
     /// Host of which nothing is taken. `granted` is what the kernel grants real-time threads of
     /// each CPU, in thousandths: 950 by default.
-    ///
-    /// # Errors
-    /// When the CPUs are no topology.
     pub fn new(cpus: Vec<Cpu>, granted: u32) -> Result<Self, BadTopology> {
         let cpus = checked(cpus)?;
         let place_of = cpus.iter().enumerate().map(|(i, cpu)| (cpu.id, i)).collect();

@@ -16,9 +16,6 @@ use crate::{Config, ModelError};
 ///
 /// A planner derives caps for floods from it. At least 1 % of the device is left, so that a cap
 /// never stops a VM.
-///
-/// # Errors
-/// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Option<Iops>>, ModelError> {
     const LEAST: f64 = 0.01;
     check_syncs(profile, spec)?;
@@ -41,9 +38,6 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
 /// Share of the device's time that the declared rates of each VM take under this configuration's
 /// host elevator; above 1 in sum some VM loses rate under every setting. Tasks without a rate count
 /// nothing.
-///
-/// # Errors
-/// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<f64>, ModelError> {
     check_syncs(profile, spec)?;
     Ok(Device::new(profile, config.elevator == Elevator::Bfq)?.taken(spec))
@@ -108,9 +102,6 @@ impl Service {
 }
 
 /// The device of a profile as one server.
-///
-/// # Errors
-/// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn service(profile: &Profile) -> Result<Service, ModelError> {
     const NEARLY_ALL: f64 = 0.95;
     let device = Device::new(profile, false)?;

@@ -25,9 +25,6 @@ pub struct MeasuredCost {
 /// The kernel takes rates and computes times: `1 / bps` for a byte, and `1 / iops` for a request of
 /// one page, that page included (`calc_lcoefs()`). Both are the [`ServiceLine`] of the profile,
 /// which begins at its block size: `occupancy` less or plus the bytes between that and a page.
-///
-/// # Errors
-/// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn io_cost(profile: &Profile) -> Result<MeasuredCost, ModelError> {
     let Service { read, write, block, .. } = service(profile)?;
     let rates = |line: &ServiceLine| {

@@ -39,9 +39,6 @@ pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 
 /// The model of a kind: the slice model, or the one that was learned on this host.
-///
-/// # Errors
-/// [`ModelError::NotLearned`] for a learned kind without a learned model.
 pub fn model(kind: ModelKind, learned: Option<&Arc<HostModel>>) -> Result<Box<dyn TailModel>, ModelError> {
     Ok(match kind {
         ModelKind::Slice => Box::new(Slice),

@@ -82,8 +82,6 @@ pub struct SliceSearch<'a> {
 }
 
 impl<'a> SliceSearch<'a> {
-    /// # Errors
-    /// [`ModelError::BadProfile`] without a usable read measurement, [`ModelError::NoSyncs`].
     pub fn new(profile: &'a Profile, spec: &'a Spec) -> Result<Self, ModelError> {
         check_syncs(profile, spec)?;
         Ok(Self {
@@ -96,9 +94,6 @@ impl<'a> SliceSearch<'a> {
     }
 
     /// The forecasts of [`Slice`], in the order of [`Spec::goals`], without their terms.
-    ///
-    /// # Errors
-    /// [`ModelError::BadConfig`] for a configuration that does not fit the spec.
     pub fn briefs(&self, config: &Config) -> Result<Vec<Brief>, ModelError> {
         check_config(self.spec, config)?;
         let device = if config.elevator == Elevator::Bfq { &self.with_bfq } else { &self.without };

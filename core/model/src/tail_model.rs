@@ -48,9 +48,6 @@ pub enum ModelError {
 /// A model of tail latency.
 pub trait TailModel {
     /// Forecasts for each task at the percentile of its first target, in spec order.
-    ///
-    /// # Errors
-    /// Those of [`TailModel::forecast`].
     fn forecast_tasks(
         &self,
         profile: &Profile,

@@ -1,6 +1,8 @@
 //! Conversion between a configuration (input of the models) and settings (written to the host), in
 //! the kernel's units.
 
+use std::ops::RangeInclusive;
+
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
 use rtvirtio_units::io_cost::CostQos;
@@ -94,11 +96,7 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
             Knob::HostBfq(tunable) => set(&mut config.bfq, *tunable, s)?,
             Knob::VmWeight { vm } => {
                 let i = index(vm)?;
-                let weight = number(s, "a whole number from 1 to 1000")?;
-                config.vms[i].weight = u32::try_from(weight)
-                    .ok()
-                    .filter(|w| (1..=1000).contains(w))
-                    .ok_or_else(|| bad_value(s, "a whole number from 1 to 1000"))?;
+                config.vms[i].weight = number(s, 1..=1_000, "a whole number from 1 to 1000")? as u32;
             }
             Knob::HostIoCost(file) => {
                 file.canonical(&s.value).map_err(|e| PlanError::BadValue {
@@ -109,16 +107,12 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
             }
             Knob::VmIoWeight { vm } => {
                 index(vm)?;
-                let expected = "a whole number from 1 to 10000";
-                if !(1..=10_000).contains(&number(s, expected)?) {
-                    return Err(bad_value(s, expected));
-                }
+                number(s, 1..=10_000, "a whole number from 1 to 10000")?;
             }
             Knob::VmIoLatency { vm } => {
                 index(vm)?;
-                let expected = "a whole number of us above 0, or max";
-                if s.value != "max" && number(s, expected)? == 0 {
-                    return Err(bad_value(s, expected));
+                if s.value != "max" {
+                    number(s, 1..=u64::MAX, "a whole number of us above 0, or max")?;
                 }
             }
             Knob::VmLimit { vm, limit: LimitKind::ReadIops | LimitKind::WriteIops } => {
@@ -128,7 +122,7 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
                 config.vms[i].cap = match s.value.as_str() {
                     "max" => before,
                     _ => {
-                        let more = number(s, "a whole number per second, or max")? as f64;
+                        let more = number(s, 0..=u64::MAX, "a whole number per second, or max")? as f64;
                         Some(Iops(before.map_or(0.0, |c| c.0) + more))
                     }
                 };
@@ -171,40 +165,35 @@ pub fn check_actable(
         s.knob == Knob::HostIoCost(IoCostFile::Qos) && s.value.parse::<CostQos>().is_ok_and(|qos| qos.enable)
     };
     for s in settings {
+        // The VM whose cgroup the setting is of.
+        let of_cgroup = match &s.knob {
+            Knob::VmWeight { vm }
+            | Knob::VmIoWeight { vm }
+            | Knob::VmIoLatency { vm }
+            | Knob::VmLimit { vm, .. } => index(vm),
+            _ => None,
+        };
+        // The weight of a spec's only VM counts against cgroups that the spec does not name.
+        let is_alone = spec.vms.len() > 1 && of_cgroup.is_some_and(|i| !placements.weights_compare(i));
         let why = match &s.knob {
             Knob::VmIoLatency { .. }
                 if placements.is_under_io_cost() || settings.iter().any(enables_io_cost) =>
             {
                 "io.cost is on for the device and holds the same requests back; choose one of the two"
             }
-            Knob::VmWeight { vm }
-            | Knob::VmIoWeight { vm }
-            | Knob::VmIoLatency { vm }
-            | Knob::VmLimit { vm, .. }
-                if index(vm).is_some_and(|i| placements.writes_escape(i)) =>
-            {
+            _ if of_cgroup.is_some_and(|i| placements.writes_escape(i)) => {
                 "what the VM writes goes through the host's page cache and reaches the device outside of its cgroup, \
                  where no weight or limit acts; set cache=none for its disk"
             }
-            Knob::VmWeight { vm }
-            | Knob::VmIoWeight { vm }
-            | Knob::VmIoLatency { vm }
-            | Knob::VmLimit { vm, .. }
-                if index(vm).is_some_and(|i| !placements.limits_act(i)) =>
-            {
+            _ if of_cgroup.is_some_and(|i| !placements.limits_act(i)) => {
                 "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \
                  give each VM its own, or use I/O classes"
             }
-            // The weight of a spec's only VM counts against cgroups that the spec does not name.
-            Knob::VmWeight { vm } | Knob::VmIoWeight { vm }
-                if spec.vms.len() > 1 && index(vm).is_some_and(|i| !placements.weights_compare(i)) =>
-            {
+            Knob::VmWeight { .. } | Knob::VmIoWeight { .. } if is_alone => {
                 "weights compare only cgroups with one parent, and no other VM's has the same; \
                  move the VMs below one parent cgroup, such as machine.slice"
             }
-            Knob::VmIoLatency { vm }
-                if spec.vms.len() > 1 && index(vm).is_some_and(|i| !placements.weights_compare(i)) =>
-            {
+            Knob::VmIoLatency { .. } if is_alone => {
                 "io.latency holds back only cgroups with the same parent, and no other VM's has it; \
                  move the VMs below one parent cgroup, such as machine.slice"
             }
@@ -228,11 +217,7 @@ pub fn check_actable(
                  socket by `agent` where the spec has no `domain` or `proxmox`"
             }
             Knob::GuestBfq { vm, .. }
-                if spec
-                    .vms
-                    .iter()
-                    .position(|v| v.name == *vm)
-                    .is_some_and(|i| end.vms[i].guest_elevator != Elevator::Bfq) =>
+                if index(vm).is_some_and(|i| end.vms[i].guest_elevator != Elevator::Bfq) =>
             {
                 "it is a tunable of BFQ and the guest's elevator is another; choose bfq in the guest"
             }
@@ -245,9 +230,6 @@ pub fn check_actable(
 
 impl crate::Plan {
     /// The configuration that this plan leads to from `start`.
-    ///
-    /// # Errors
-    /// Those of [`config_of`].
     pub fn config(&self, spec: &Spec, start: &Config) -> Result<Config, PlanError> {
         config_of(spec, start, &self.settings)
     }
@@ -345,9 +327,7 @@ fn set(bfq: &mut Bfq, tunable: BfqTunable, s: &Setting) -> Result<(), PlanError>
     };
     // The kernel holds these in 32 bits; the bound also keeps the conversions below from
     // overflowing.
-    let whole = |what| {
-        number(s, what).and_then(|v| if v <= i32::MAX as u64 { Ok(v) } else { Err(bad_value(s, what)) })
-    };
+    let whole = |what| number(s, 0..=i32::MAX as u64, what);
     match tunable {
         BfqTunable::SliceIdle => bfq.slice_idle = Nanos::from_millis(whole("whole milliseconds")?),
         BfqTunable::TimeoutSync => bfq.timeout_sync = Nanos::from_millis(whole("whole milliseconds")?),
@@ -368,8 +348,9 @@ fn elevator(s: &Setting) -> Result<Elevator, PlanError> {
         .ok_or_else(|| bad_value(s, "one of none, mq-deadline, kyber, bfq"))
 }
 
-fn number(s: &Setting, what: &str) -> Result<u64, PlanError> {
-    s.value.parse().map_err(|_| bad_value(s, what))
+fn number(s: &Setting, range: RangeInclusive<u64>, what: &str) -> Result<u64, PlanError> {
+    let number = s.value.parse::<u64>().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| bad_value(s, what))
 }
 
 fn bad_value(s: &Setting, remedy: &str) -> PlanError {

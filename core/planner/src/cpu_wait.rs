@@ -45,23 +45,13 @@ pub struct RunDelay {
 /// Facts that the waits of a host's VMs follow from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuWaits {
-    /// Length of the kernel's tick, at which it detects that a budget is used up.
-    pub tick: Nanos,
     /// Longest turn of a program while others wait for its CPU.
     pub turn: Nanos,
-    /// VMs of the host with a CPU contract.
-    pub contracts: u32,
     /// Run delay by VM, of those that were observed.
     pub delays: BTreeMap<String, RunDelay>,
 }
 
 impl CpuWaits {
-    /// Debt of budgets on this host: a tick of the VM itself, and one of each other contract.
-    #[must_use]
-    pub fn debt(&self) -> Nanos {
-        debt(self.tick, self.contracts)
-    }
-
     /// Wait of the requests of a VM's task; `None` of a VM with a contract, whose budget decides,
     /// and where neither was observed.
     #[must_use]
@@ -128,7 +118,7 @@ mod tests {
         let forecast =
             rtvirtio_model::Forecast { latency_ns: ms(20), rate_kept: 1.0, terms: Vec::new(), upper: None };
         let mut tasks = crate::outlook(&spec, vec![forecast]);
-        add_cpu_waits(&mut tasks, &spec, &CpuWaits { tick: ms(1), turn: ms(1), contracts: 1, delays });
+        add_cpu_waits(&mut tasks, &spec, &CpuWaits { turn: ms(1), delays });
         tasks.remove(0)
     }
 

@@ -218,14 +218,9 @@ pub(crate) struct Judged {
 }
 
 impl Judged {
-    fn from_tails(tasks: impl ExactSizeIterator<Item = (Nanos, f64)>) -> Self {
-        let mut new =
-            Self { latency: Vec::with_capacity(tasks.len()), kept: Vec::with_capacity(tasks.len()) };
-        for (latency, kept) in tasks {
-            new.latency.push(latency.0 as f64);
-            new.kept.push(kept);
-        }
-        new
+    fn from_tails(tasks: impl Iterator<Item = (Nanos, f64)>) -> Self {
+        let (latency, kept) = tasks.map(|(latency, kept)| (latency.0 as f64, kept)).unzip();
+        Self { latency, kept }
     }
 }
 

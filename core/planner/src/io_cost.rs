@@ -39,6 +39,26 @@ pub(crate) fn not_predicted(spec: &Spec, why: &str) -> Option<Infeasible> {
     })
 }
 
+/// A plan of this scheme for which nothing was searched, and `why` nothing is predicted.
+pub(crate) fn unpredicted_plan(
+    (scheme, why): (&str, &str),
+    spec: &Spec,
+    options: &PlanOptions,
+    settings: Vec<Setting>,
+) -> Result<Plan, PlanError> {
+    check_actable(spec, &options.placements, &options.start, &settings)?;
+    let infeasible = not_predicted(spec, why);
+    Ok(Plan {
+        scheme: scheme.to_owned(),
+        model: options.model,
+        settings,
+        tasks: Vec::new(),
+        feasible: infeasible.is_none(),
+        infeasible,
+        evaluated: 0,
+    })
+}
+
 impl Plan {
     /// Whether a model covers the device under the plan: none does where the plan uses io.cost or
     /// io.latency, or io.cost divides the device already.
@@ -56,8 +76,7 @@ impl Plan {
 ///
 /// io.cost counts a request from its allocation to its end, less what its size costs
 /// (`ioc_rqos_done()`): neither what it held the request back before, nor guest and VMM.
-#[must_use]
-pub fn io_cost_targets(spec: &Spec) -> QosTargets {
+fn io_cost_targets(spec: &Spec) -> QosTargets {
     let of = |writes: bool| {
         let has = |share: f64| if writes { share > 0.0 } else { share < 1.0 };
         let goals = spec.goals().filter(|(_, task, _)| has(task.op.write_share()));
@@ -85,10 +104,7 @@ pub fn io_cost_targets(spec: &Spec) -> QosTargets {
 /// Weight of each VM for io.cost, in the spec's order: in proportion to the device time that its
 /// declared rates take. What these leave is divided equally among the VMs that have a task without
 /// a rate.
-///
-/// # Errors
-/// [`PlanError::Model`] without a usable measurement.
-pub fn io_cost_weights(spec: &Spec, profile: &Profile, start: &Config) -> Result<Vec<u32>, PlanError> {
+fn io_cost_weights(spec: &Spec, profile: &Profile, start: &Config) -> Result<Vec<u32>, PlanError> {
     // As measured without BFQ, which does not act next to io.cost.
     let config = Config { elevator: Elevator::None, ..start.clone() };
     let mut shares = declared_shares(profile, spec, &config)?;
@@ -135,17 +151,7 @@ pub fn io_cost_plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Re
             push(Knob::VmIoWeight { vm: vm.name.clone() }, weight.to_string(), reason);
         }
     }
-    check_actable(spec, &options.placements, &options.start, &settings)?;
-    let infeasible = not_predicted(spec, NO_MODEL);
-    Ok(Plan {
-        scheme: SCHEME.to_owned(),
-        model: options.model,
-        settings,
-        tasks: Vec::new(),
-        feasible: infeasible.is_none(),
-        infeasible,
-        evaluated: 0,
-    })
+    unpredicted_plan((SCHEME, NO_MODEL), spec, options, settings)
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@ use rtvirtio_model::{Elevator, Profile};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::Enforcement;
 
-use crate::convert::check_actable;
-use crate::io_cost::not_predicted;
+use crate::io_cost::unpredicted_plan;
 use crate::{Knob, Plan, PlanError, PlanOptions, Setting};
 
 /// Id of the scheme.
@@ -33,7 +32,6 @@ pub fn io_latency_plan(spec: &Spec, _: &Profile, options: &PlanOptions) -> Resul
         let reason = "BFQ holds requests back for its own shares, and io.latency counts that time too";
         push(Knob::HostElevator, Elevator::None.name().to_owned(), reason.to_owned());
     }
-    let mut any = false;
     for vm in &spec.vms {
         let Some(target) = vm.tightest_target() else { continue };
         let us = target.0.div_ceil(1_000).max(1);
@@ -43,25 +41,14 @@ pub fn io_latency_plan(spec: &Spec, _: &Profile, options: &PlanOptions) -> Resul
             vm.name
         );
         push(Knob::VmIoLatency { vm: vm.name.clone() }, us.to_string(), reason);
-        any = true;
     }
-    if !any {
+    if spec.vms.iter().all(|vm| vm.tightest_target().is_none()) {
         return Err(PlanError::CannotAct {
             setting: "io.latency".to_owned(),
             why: "no task has a target, and it protects only VMs that have one".to_owned(),
         });
     }
-    check_actable(spec, &options.placements, &options.start, &settings)?;
-    let infeasible = not_predicted(spec, NO_MODEL);
-    Ok(Plan {
-        scheme: SCHEME.to_owned(),
-        model: options.model,
-        settings,
-        tasks: Vec::new(),
-        feasible: infeasible.is_none(),
-        infeasible,
-        evaluated: 0,
-    })
+    unpredicted_plan((SCHEME, NO_MODEL), spec, options, settings)
 }
 
 #[cfg(test)]
@@ -69,8 +56,8 @@ mod tests {
     use rtvirtio_spec::LabKind;
 
     use super::*;
-    use crate::tests::{flood, profile, spec, start, task};
-    use crate::{IoCostFile, Placements, config_of};
+    use crate::tests::{flood, profile, setting, spec, start, task};
+    use crate::{IoCostFile, Placements, check_actable, config_of};
 
     #[test]
     fn vms_with_targets_get_them_and_nothing_is_predicted() {
@@ -102,15 +89,9 @@ mod tests {
         assert!(shared.contains("io.latency of vm0") && shared.contains("cgroup of its own"), "{shared}");
         let under = error(Placements::default().under_io_cost(true));
         assert!(under.contains("io.cost is on"), "{under}");
-        let set = |knob, value: &str| Setting {
-            knob,
-            value: value.to_owned(),
-            reason: String::new(),
-            strength: Enforcement::Hint,
-        };
-        let of = |vm: &str, value| set(Knob::VmIoLatency { vm: vm.to_owned() }, value);
-        let none = set(Knob::HostElevator, "none");
-        let cost = set(Knob::HostIoCost(IoCostFile::Qos), "enable=1 ctrl=auto");
+        let of = |vm: &str, value| setting(Knob::VmIoLatency { vm: vm.to_owned() }, value);
+        let none = setting(Knob::HostElevator, "none");
+        let cost = setting(Knob::HostIoCost(IoCostFile::Qos), "enable=1 ctrl=auto");
         let both = [none, cost, of("vm0", "5")];
         let both = check_actable(&spec, &Placements::default(), &options.start, &both).unwrap_err();
         assert!(both.to_string().contains("choose one of the two"), "{both}");

@@ -30,7 +30,7 @@ pub use convert::{check_actable, config_of, settings_of};
 pub use cpu_room::CpuRoom;
 pub use cpu_wait::{CpuWait, CpuWaits, RunDelay, add_cpu_waits, contracts, debt};
 pub use error::PlanError;
-pub use io_cost::{io_cost_plan, io_cost_targets, io_cost_weights};
+pub use io_cost::io_cost_plan;
 pub use io_latency::io_latency_plan;
 pub use options::{PlanOptions, Space};
 pub use placement::{CgroupNode, Placement, Placements};

@@ -65,9 +65,6 @@ pub struct Quality {
 }
 
 /// Judges a configuration as [`plan`] does.
-///
-/// # Errors
-/// Those of [`plan`].
 pub fn quality(
     spec: &Spec,
     profile: &Profile,

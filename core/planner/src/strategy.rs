@@ -58,9 +58,6 @@ impl Steps<'_, '_> {
     }
 
     /// Forecasts of one configuration with their terms.
-    ///
-    /// # Errors
-    /// The errors of the model.
     pub fn forecast(&self, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         self.evaluator.forecast(config)
     }
@@ -84,9 +81,6 @@ impl Steps<'_, '_> {
 
 /// Configuration that a strategy finds for `spec` on the host that `profile` describes, without the
 /// settings that gain nothing; of `options` the model is not used.
-///
-/// # Errors
-/// The errors of [`crate::plan`].
 pub fn configure(
     spec: &Spec,
     profile: &Profile,

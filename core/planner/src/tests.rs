@@ -73,6 +73,10 @@ pub(crate) fn start(spec: &Spec) -> Config {
     Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; spec.vms.len()] }
 }
 
+pub(crate) fn setting(knob: Knob, value: &str) -> Setting {
+    Setting { knob, value: value.to_owned(), reason: String::new(), strength: Enforcement::Hint }
+}
+
 pub(crate) fn knobs(p: &Plan) -> Vec<&Knob> {
     p.settings.iter().map(|s| &s.knob).collect()
 }

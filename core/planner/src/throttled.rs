@@ -44,9 +44,6 @@ impl fmt::Display for Throttled {
 
 /// VMs that settings limit to a rate below [`Throttled::of`], in spec order. `start` is the
 /// configuration before the settings.
-///
-/// # Errors
-/// [`PlanError::Model`] without a usable read measurement.
 pub fn throttled(
     spec: &Spec,
     profile: &Profile,

@@ -90,9 +90,6 @@ impl Tuner {
     /// all declared rates, the plan by formulas decides which VMs are given up, and is the first
     /// candidate: those that it caps or, where weights alone decide, those that miss a target in
     /// it. The targets of the others count.
-    ///
-    /// # Errors
-    /// The errors of [`crate::plan`].
     pub fn new(
         spec: &Spec,
         profile: &Profile,

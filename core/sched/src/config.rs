@@ -203,9 +203,6 @@ impl Config {
     }
 
     /// Checks one VM's part.
-    ///
-    /// # Errors
-    /// Those of [`Config::check`].
     fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
         range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
         range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;

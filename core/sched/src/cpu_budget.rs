@@ -59,9 +59,6 @@ pub enum CpuLimitError {
 
 impl CpuLimit {
     /// Checks that each of `members` gets a turn in each period.
-    ///
-    /// # Errors
-    /// [`CpuLimitError`].
     pub fn check(&self, members: usize) -> Result<(), CpuLimitError> {
         let Self { budget, period, turn } = *self;
         if budget.0 == 0 || budget > period {

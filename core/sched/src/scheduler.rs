@@ -114,9 +114,6 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Allocates all memory of the scheduler.
-    ///
-    /// # Errors
-    /// An invalid configuration.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         config.check()?;
         let splitter = Splitter { cost: config.cost, quantum: config.quantum };

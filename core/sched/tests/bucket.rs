@@ -4,6 +4,8 @@
 //! first nanosecond at which that holds for all intervals that end with it. The test tries one
 //! nanosecond after another against all intervals, in exact integers.
 
+use std::ops::RangeInclusive;
+
 use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
@@ -34,7 +36,7 @@ fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: u
     }
     let mut judged = 0;
     for gap in of.gaps {
-        for tokens in 0..=of.burst + 1 {
+        for tokens in of.tokens.clone() {
             let from = now + gap;
             let ready = bucket.ready_at(Nanos(from), tokens).0;
             let right = first_admitted(taken, from, tokens, of.rate, of.burst);
@@ -47,8 +49,7 @@ fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: u
             if ready == u64::MAX {
                 continue;
             }
-            // At the first admitted moment, and some time later.
-            for at in [ready, ready + 2] {
+            for at in of.later.iter().map(|later| ready + later) {
                 let mut next = bucket.clone();
                 next.take(Nanos(at), tokens);
                 taken.push((at, tokens));
@@ -63,7 +64,12 @@ fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: u
 struct Case {
     rate: u64,
     burst: u64,
+    /// Times between two requests.
     gaps: &'static [u64],
+    /// Tokens of a request.
+    tokens: RangeInclusive<u64>,
+    /// Times from the first admitted moment on at which tokens are taken.
+    later: &'static [u64],
 }
 
 /// A tenth of a token to two tokens per nanosecond, and rates with remainders.
@@ -74,7 +80,7 @@ fn all_short_sequences() {
     let mut judged = 0;
     for rate in RATES {
         for burst in 0..=3 {
-            let case = Case { rate, burst, gaps: &[0, 1, 2, 5] };
+            let case = Case { rate, burst, gaps: &[0, 1, 2, 5], tokens: 0..=burst + 1, later: &[0, 2] };
             judged += all_sequences(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
         }
     }
@@ -84,41 +90,11 @@ fn all_short_sequences() {
 /// Single tokens: longer sequences, in which the remainders of nanoseconds add up.
 #[test]
 fn all_longer_sequences_of_single_tokens() {
-    fn all_single_tokens(
-        bucket: &Bucket,
-        taken: &mut Vec<(u64, u64)>,
-        now: u64,
-        more: usize,
-        rate: u64,
-        burst: u64,
-    ) -> u64 {
-        if more == 0 {
-            return 0;
-        }
-        let mut judged = 0;
-        for gap in [0, 1, 7] {
-            let from = now + gap;
-            let ready = bucket.ready_at(Nanos(from), 1).0;
-            assert_eq!(
-                ready,
-                first_admitted(taken, from, 1, rate, burst),
-                "rate {rate} burst {burst} at {from}: {taken:?}"
-            );
-            judged += 1;
-            if ready < u64::MAX {
-                let mut next = bucket.clone();
-                next.take(Nanos(ready), 1);
-                taken.push((ready, 1));
-                judged += all_single_tokens(&next, taken, ready, more - 1, rate, burst);
-                taken.pop();
-            }
-        }
-        judged
-    }
     let mut judged = 0;
     for rate in RATES {
         for burst in 1..=2 {
-            judged += all_single_tokens(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
+            let case = Case { rate, burst, gaps: &[0, 1, 7], tokens: 1..=1, later: &[0] };
+            judged += all_sequences(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, &case);
         }
     }
     assert!(judged > 50_000, "{judged}");

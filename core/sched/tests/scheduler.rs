@@ -17,11 +17,17 @@ fn request(tag: u64, op: Op, len: u64, now: Nanos) -> Request {
     Request { tag, op, len, priority: Priority::NORMAL, arrival: now }
 }
 
-/// A scheduler of two VMs without caps.
-fn two_vms(window: u32) -> Scheduler {
-    let vms = vec![VmConfig::default(), VmConfig::default()];
-    let window = WindowConfig::fixed(window);
-    Scheduler::new(&Config { cost: COST, window, vms, ..Config::default() }).unwrap()
+fn config(policy: Policy, window: u32, vms: Vec<VmConfig>) -> Config {
+    Config { policy, cost: COST, window: WindowConfig::fixed(window), vms, ..Config::default() }
+}
+
+fn edf(window: u32, vms: Vec<VmConfig>) -> Scheduler {
+    Scheduler::new(&config(Policy::Edf, window, vms)).unwrap()
+}
+
+/// VMs without caps.
+fn plain(vms: usize) -> Vec<VmConfig> {
+    vec![VmConfig::default(); vms]
 }
 
 /// Serves the backlog one piece at a time; returns the number of pieces and the end.
@@ -62,9 +68,7 @@ fn zeroes_count_as_written_where_bytes_are_limited() {
         for write in [Cap::default(), cap, time] {
             let vm = VmConfig { caps: [Cap::default(), write], ..VmConfig::default() };
             let vms = vec![vm, VmConfig { weight: 7, ..VmConfig::default() }];
-            let config =
-                Config { policy, cost: COST, window: WindowConfig::fixed(2), vms, ..Config::default() };
-            let mut s = Scheduler::new(&config).unwrap();
+            let mut s = Scheduler::new(&config(policy, 2, vms)).unwrap();
             s.submit(VmId(0), request(1, Op::WriteZeroes, 64 << 20, Nanos(0))).unwrap();
             let (pieces, end) = drain(&mut s, Nanos(0));
             assert_eq!(pieces, 1_024);
@@ -85,9 +89,7 @@ fn discards_use_requests_only() {
         bytes: Some(Tspec { rate: 65_536, burst: 65_536, peak: None }),
         ..Cap::default()
     };
-    let vms = vec![VmConfig { caps: [Cap::default(), cap], ..VmConfig::default() }];
-    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = edf(1, vec![VmConfig { caps: [Cap::default(), cap], ..VmConfig::default() }]);
     for tag in 0..3 {
         s.submit(VmId(0), request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
     }
@@ -101,12 +103,8 @@ fn discards_use_requests_only() {
 /// 1 keeps one read outstanding; VM 0 discards `mib` MiB. Returns the longest read, and the share
 /// of the time that discards took.
 fn reads_alongside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
-    let config = Config {
-        cost: Cost { discard_ns: 400_000, ..COST },
-        window: WindowConfig::fixed(1),
-        vms: vec![VmConfig::default(), VmConfig::default()],
-        ..Config::default()
-    };
+    let cost = Cost { discard_ns: 400_000, ..COST };
+    let config = Config { cost, ..config(Policy::Edf, 1, plain(2)) };
     let mut s = Scheduler::new(&config).unwrap();
     let mut now = Nanos(0);
     s.submit(VmId(1), request(7, Op::Read, 4_096, now)).unwrap();
@@ -165,7 +163,7 @@ fn discards_delay_a_neighbour_by_one_piece() {
 /// Discards of a VM alone are not paced, and hold no place in the window.
 #[test]
 fn discards_of_a_vm_alone_are_not_paced() {
-    let mut s = two_vms(1);
+    let mut s = edf(1, plain(2));
     s.submit(VmId(0), request(1, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
     s.submit(VmId(0), request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
@@ -187,9 +185,7 @@ fn discards_of_a_vm_alone_are_not_paced() {
 #[test]
 fn discards_are_charged_what_they_take() {
     let time = Cap { time: Some(Tspec { rate: 10_000_000, burst: 100_000, peak: None }), ..Cap::default() };
-    let vms = vec![VmConfig { caps: [Cap::default(), time], ..VmConfig::default() }];
-    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = edf(1, vec![VmConfig { caps: [Cap::default(), time], ..VmConfig::default() }]);
     s.submit(VmId(0), request(1, Op::Discard, 64 << 20, Nanos(0))).unwrap();
     let (mut now, mut used) = (Nanos(0), 0);
     while now < Nanos(5_000_000_000) {
@@ -211,9 +207,7 @@ fn discards_are_charged_what_they_take() {
 /// A cancelled backlog is gone, pieces in flight complete, and other VMs are not affected.
 #[test]
 fn a_cancelled_backlog_leaves_pieces_in_flight() {
-    let vms = vec![VmConfig::default(), VmConfig::default()];
-    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = edf(1, plain(2));
     for tag in 0..5 {
         s.submit(VmId(0), request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
         s.submit(VmId(1), request(100 + tag, Op::Read, 4_096, Nanos(0))).unwrap();
@@ -237,9 +231,7 @@ fn a_cancelled_backlog_leaves_pieces_in_flight() {
 #[test]
 fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
     for policy in Policy::ALL {
-        let vms = vec![VmConfig::default(), VmConfig::default()];
-        let config = Config { policy, cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
-        let mut s = Scheduler::new(&config).unwrap();
+        let mut s = Scheduler::new(&config(policy, 1, plain(2))).unwrap();
         let now = Nanos(1_000);
         for tag in 0..3 {
             s.submit(VmId(0), request(tag, Op::Flush, 0, now)).unwrap();
@@ -277,9 +269,7 @@ fn a_backlog_behind_its_own_vm_gets_no_past_deadlines() {
         normal: Some(Reservation { rate: 400_000_000, burst: read, deadline: Nanos::from_micros(deadline) }),
         ..VmConfig::default()
     };
-    let vms = vec![reserved(1_000), reserved(2_000)];
-    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = edf(1, vec![reserved(1_000), reserved(2_000)]);
     // The device is busy for 10 ms, while a large read of the first VM is queued, and 20 small ones
     // behind it.
     s.submit(VmId(1), request(0, Op::Read, 4_096, Nanos(0))).unwrap();
@@ -314,9 +304,7 @@ fn reconfigured_with_requests_in_flight() {
     for (from, to) in
         [(Policy::Fifo, Policy::Edf), (Policy::Edf, Policy::RoundRobin), (Policy::RoundRobin, Policy::Drr)]
     {
-        let vms = vec![VmConfig::default(); 2];
-        let config =
-            Config { policy: from, cost: COST, window: WindowConfig::fixed(4), vms, ..Config::default() };
+        let config = config(from, 4, plain(2));
         let mut s = Scheduler::new(&config).unwrap();
         for tag in 0..100 {
             s.submit(VmId((tag % 2) as u16), request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
@@ -361,47 +349,33 @@ fn urgent_requests_use_their_own_quantum() {
         ..VmConfig::default()
     };
     // 62 us and 250 us for 256 KiB: enough for one piece of it.
-    for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10])] {
-        let vms = vec![urgent(burst), VmConfig::default()];
-        let config = Config {
-            cost: COST,
-            window: WindowConfig::fixed(1),
-            quantum: 64 << 10,
-            vms,
-            ..Config::default()
-        };
-        let mut s = Scheduler::new(&config).unwrap();
-        s.submit(
-            VmId(0),
-            Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) },
-        )
-        .unwrap();
-        let mut seen = Vec::new();
-        let mut now = Nanos(0);
-        while let Next::Piece(piece) = s.next(now) {
-            seen.push(piece.len);
-            now = Nanos(now.0 + piece.cost);
-            s.complete(now, &piece).unwrap();
-        }
-        assert_eq!(seen, lens);
+    let mut s = edf(1, vec![urgent(312_000), VmConfig::default()]);
+    let read = request(1, Op::Read, 320 << 10, Nanos(0));
+    s.submit(VmId(0), Request { priority: Priority::URGENT, ..read }).unwrap();
+    let (mut seen, mut now) = (Vec::new(), Nanos(0));
+    while let Next::Piece(piece) = s.next(now) {
+        seen.push(piece.len);
+        now = Nanos(now.0 + piece.cost);
+        s.complete(now, &piece).unwrap();
     }
+    assert_eq!(seen, [256 << 10, 64 << 10]);
     let wrong = |quantum| {
         let vm = VmConfig { urgent_quantum: Some(quantum), ..urgent(1_000_000) };
-        Config { cost: COST, vms: vec![vm], ..Config::default() }.check()
+        config(Policy::Edf, 4, vec![vm]).check()
     };
     assert!(wrong(32 << 10).is_err(), "smaller than the device's");
     assert!(wrong((64 << 10) + 512).is_err());
     assert!(wrong(32 << 20).is_err());
     assert_eq!(wrong(64 << 10), Ok(()));
     // A burst smaller than one such piece.
-    let small = Config { cost: COST, vms: vec![urgent(311_999)], ..Config::default() };
+    let small = config(Policy::Edf, 4, vec![urgent(311_999)]);
     assert!(matches!(small.check(), Err(ConfigError::Burst { burst: 311_999, piece: 312_000, .. })));
 }
 
 /// A VM that discards and reads gets no more deallocation time than one that only discards.
 #[test]
 fn discards_of_two_vms_take_turns() {
-    let mut s = two_vms(4);
+    let mut s = edf(4, plain(2));
     let mut now = Nanos(0);
     for vm in [VmId(0), VmId(1)] {
         s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();
@@ -432,13 +406,7 @@ fn discards_of_two_vms_take_turns() {
 #[test]
 fn the_rest_of_a_failed_request_is_cancelled() {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
-        let config = Config {
-            cost: COST,
-            window: WindowConfig::fixed(2),
-            vms: vec![VmConfig::default()],
-            ..Config::default()
-        };
-        let mut s = Scheduler::new(&config).unwrap();
+        let mut s = edf(2, plain(1));
         s.submit(VmId(0), request(1, op, 1 << 30, Nanos(0))).unwrap();
         s.submit(VmId(0), request(2, op, 4_096, Nanos(0))).unwrap();
         let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
@@ -456,13 +424,7 @@ fn the_rest_of_a_failed_request_is_cancelled() {
 /// Queued discards can be cancelled; zeroing and transfers stay, in order.
 #[test]
 fn only_discards_can_be_cancelled() {
-    let config = Config {
-        cost: COST,
-        window: WindowConfig::fixed(2),
-        vms: vec![VmConfig::default()],
-        ..Config::default()
-    };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = edf(2, plain(1));
     let ops = [Op::Discard, Op::WriteZeroes, Op::Discard, Op::Read, Op::WriteZeroes, Op::Discard];
     for (tag, op) in ops.into_iter().enumerate() {
         s.submit(VmId(0), request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();

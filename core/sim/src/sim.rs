@@ -133,9 +133,6 @@ pub struct Sim<O = NoObserver> {
 
 impl Sim {
     /// A simulation without an observer.
-    ///
-    /// # Errors
-    /// [`SimError::Config`], [`SimError::NoVm`].
     pub fn new(
         config: &Config,
         device: TwinProfile,
@@ -149,9 +146,6 @@ impl Sim {
 
 impl<O: Observer> Sim<O> {
     /// A simulation with an observer.
-    ///
-    /// # Errors
-    /// As [`Sim::new`].
     pub fn with_observer(
         config: &Config,
         device: TwinProfile,
@@ -195,9 +189,6 @@ impl<O: Observer> Sim<O> {
     }
 
     /// Lets virtual time pass until `end`.
-    ///
-    /// # Errors
-    /// [`SimError::Scheduler`].
     pub fn run(&mut self, end: Nanos) -> Result<(), SimError> {
         while let Some(Reverse((at, _, _))) = self.events.peek() {
             if *at > end.0 {

@@ -69,9 +69,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         },
         DeValue::Table(table) => {
             let section = Section::open(report, "cores", table, place.value.clone(), KEYS, ALIASES);
-            let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-            let cores = of_table(report, &section);
-            cores.filter(|_| known).map(Some)
+            of_table(report, &section).filter(|_| section.known).map(Some)
         }
         other => {
             report.add(place.value, format!("`cores` cannot be {}", kind(other)), EXAMPLE);

@@ -2,11 +2,10 @@
 //! priorities. Also reads `urgency`, `cores` and `memory`.
 
 use rtvirtio_units::{Iops, Nanos};
-use toml::de::DeValue;
+use toml::de::DeTable;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind};
-use crate::source::printable;
+use crate::field::{Field, Place, Section};
 use crate::types::{CpuNeed, Priorities, VmCpu};
 use crate::{cores, memory, urgency};
 
@@ -33,7 +32,8 @@ const WORD_ALIASES: &[(&str, &str)] = &[
 
 /// Reads `cpu`, `priorities`, `urgency`, `cores` and `memory`; `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCpu> {
-    let need = need(report, vm);
+    let help = "write cpu = { budget = \"4ms\", period = \"20ms\" }";
+    let need = vm.table(report, "cpu", help).and_then(|(place, table)| need(report, table, place, help));
     let priorities = vm.word(report, "priorities", WORDS, WORD_ALIASES);
     if let (Field::Given(_), Field::Absent, Some(place)) = (&priorities, &need, vm.place("priorities")) {
         report.add(
@@ -49,16 +49,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<VmCp
     Some(VmCpu { need, priorities, urgency: urgency?, cores: cores?, memory: memory? })
 }
 
-fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {
-    let (place, value) = match vm.get("cpu") {
-        None => return vm.absent("cpu"),
-        Some(found) => found,
-    };
-    let DeValue::Table(table) = value else {
-        let help = "write cpu = { budget = \"4ms\", period = \"20ms\" }";
-        report.add(place.value, format!("`cpu` must be a table, not {}", kind(value)), help);
-        return Field::Bad;
-    };
+fn need(report: &mut Report<'_>, table: &DeTable<'_>, place: Place, help: &str) -> Field<CpuNeed> {
     let section = Section::open(report, "cpu", table, place.value.clone(), KEYS, ALIASES);
     let has = |keys: [&str; 2]| keys.iter().any(|k| section.place(k).is_some() || section.meant(k));
     match (has(["budget", "period"]), has(["requests", "deadline"])) {
@@ -72,7 +63,6 @@ fn need(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Field<CpuNeed> {
         // Unknown keys were reported already.
         (false, false) if !table.is_empty() => Field::Bad,
         (false, false) => {
-            let help = "write cpu = { budget = \"4ms\", period = \"20ms\" }";
             report.add(place.value, "`cpu` is empty", help);
             Field::Bad
         }
@@ -97,14 +87,7 @@ fn contract(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<CpuNeed
 }
 
 fn demand(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<CpuNeed> {
-    let rate = section.quantity::<Iops>(report, "requests").and_then(|(rate, text)| {
-        if rate >= RATES[0] && rate <= RATES[1] {
-            return Field::Given(rate);
-        }
-        let message = format!("`requests` is {}, out of its range", printable(text, 60));
-        report.add(section.value_span("requests"), message, "write a rate from 1/min to 1000000/s");
-        Field::Bad
-    });
+    let rate = section.ranged(report, "requests", RATES, "write a rate from 1/min to 1000000/s");
     let rate = section.required(report, "requests", "\"50/s\"", rate).into_value();
     let deadline = time(report, section, "deadline", DEADLINES);
     let deadline = section.required(report, "deadline", "\"20ms\"", deadline).into_value();
@@ -112,16 +95,5 @@ fn demand(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<CpuNeed> 
 }
 
 fn time(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str, range: [Nanos; 2]) -> Field<Nanos> {
-    section.quantity::<Nanos>(report, key).and_then(|(time, text)| {
-        if (range[0]..=range[1]).contains(&time) {
-            return Field::Given(time);
-        }
-        let message = format!("`{key}` is {}, out of its range", printable(text, 60));
-        report.add(
-            section.value_span(key),
-            message,
-            format!("write a time from {} to {}", range[0], range[1]),
-        );
-        Field::Bad
-    })
+    section.ranged(report, key, range, format!("write a time from {} to {}", range[0], range[1]))
 }

@@ -8,7 +8,7 @@ use rtvirtio_units::Bytes;
 use toml::de::DeValue;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind, listing, quoted, tables};
+use crate::field::{Field, Section, any_of, kind, listing, quoted, tables};
 use crate::limits::MAX_DEVICES;
 use crate::source::{Span, printable};
 use crate::suggest::closest;
@@ -61,9 +61,7 @@ impl Devices {
 
     /// Names in quotes, for a remedy.
     pub(crate) fn names(&self) -> String {
-        let names: Vec<String> =
-            self.entries.iter().filter_map(|e| e.name.as_ref()).map(|n| format!("\"{n}\"")).collect();
-        listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or")
+        any_of(self.entries.iter().filter_map(|e| e.name.as_deref()))
     }
 }
 
@@ -129,14 +127,9 @@ fn distinct(
     };
     for (key, value) in [("name", entry.name.clone()), ("path", path)] {
         let Some(value) = value else { continue };
-        let at = section.value_span(key);
-        let line = report.line(at.start);
+        let message = format!("there is already a device with {key} {}", quoted(&value));
         // A path starts with a slash, a name never does.
-        if let Some(first) = lines.insert(value.clone(), line) {
-            let message = format!("there is already a device with {key} {}", quoted(&value));
-            report.add(at, message, format!("the first is on line {first}; name each disk once"));
-            good = false;
-        }
+        good &= section.first_use(report, key, (&mut *lines, value), message, "; name each disk once");
     }
     good
 }

@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 use crate::device::Devices;
 use crate::error::Report;
-use crate::field::{Field, Section, quoted, tables};
+use crate::field::{Field, Section, any_of, quoted, tables};
 use crate::libvirt;
 use crate::limits::MAX_DISKS_PER_VM;
 use crate::types::{TaskDisk, VmDisk};
@@ -103,8 +103,7 @@ fn read_disk(
     let disk = if in_domain {
         libvirt::target(report, section, "target")
     } else {
-        let path = section.path(report, "path", "\"/dev/vdb\"");
-        path.and_then(|path| Field::Given(VmDisk::Path(path)))
+        section.path(report, "path", "\"/dev/vdb\"").map(VmDisk::Path)
     };
     let device = match (device_of(report, section, devices), of_vm) {
         (Field::Given(own), _) if section.place("device").is_some() => Some(own),
@@ -127,15 +126,10 @@ fn read_disk(
     });
     for (key, value) in [("name", Some(name.clone())), (key, given)] {
         let Some(value) = value else { continue };
-        let at = section.value_span(key);
-        let line = report.line(at.start);
+        let shown = quoted(value.strip_prefix("target ").unwrap_or(&value));
+        let message = format!("this VM already has a disk with {key} {shown}");
         // Unambiguous: names have neither a slash nor a space.
-        if let Some(first) = lines.insert(value.clone(), line) {
-            let value = value.strip_prefix("target ").unwrap_or(&value);
-            let message = format!("this VM already has a disk with {key} {}", quoted(value));
-            report.add(at, message, format!("the first is on line {first}; name each disk once"));
-            distinct = false;
-        }
+        distinct &= section.first_use(report, key, (&mut *lines, value), message, "; name each disk once");
     }
     let disk = disk.optional()?;
     device.filter(|_| distinct).map(|device| Named { name, device, disk })
@@ -200,8 +194,7 @@ fn of_task(report: &mut Report<'_>, task: &Section<'_, '_>, disks: &Disks) -> Op
             }
         },
         Disks::Named(all) => {
-            let names: Vec<String> = all.iter().map(|d| format!("\"{}\"", d.name)).collect();
-            let names = crate::field::listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or");
+            let names = any_of(all.iter().map(|d| d.name.as_str()));
             match task.string(report, "disk", &names) {
                 Field::Bad => None,
                 Field::Absent => match all.as_slice() {

@@ -1,12 +1,15 @@
 //! Reads the keys of one table: presence, type, words, names and paths.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::path::{Component, Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Report;
-use crate::name::{MAX_NAME, dashed, is_name_char};
-use crate::source::{Span, printable};
+use crate::name::{MAX_NAME, name_problem, repaired};
+use crate::source::{Span, decoded_escape, printable};
 use crate::suggest::closest;
 
 /// Longest path of a Unix socket in bytes: `sun_path` of unix(7) less its NUL.
@@ -35,19 +38,12 @@ impl<T> Field<T> {
 
     /// Returns the value; `None` when absent or bad.
     pub(crate) fn into_value(self) -> Option<T> {
-        match self {
-            Field::Given(v) => Some(v),
-            _ => None,
-        }
+        self.optional().flatten()
     }
 
     /// Returns the value, or the default when absent; `None` when bad.
     pub(crate) fn or(self, default: T) -> Option<T> {
-        match self {
-            Field::Absent => Some(default),
-            Field::Bad => None,
-            Field::Given(v) => Some(v),
-        }
+        self.optional().map(|value| value.unwrap_or(default))
     }
 
     /// Returns the value as an option; `None` when bad.
@@ -65,6 +61,10 @@ impl<T> Field<T> {
             Field::Bad => Field::Bad,
             Field::Given(v) => f(v),
         }
+    }
+
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Field<U> {
+        self.and_then(|v| Field::Given(f(v)))
     }
 }
 
@@ -88,6 +88,8 @@ pub(crate) struct Section<'t, 'i> {
     pub(crate) title: &'static str,
     /// Span for errors about a missing key.
     pub(crate) span: Span,
+    /// Whether no unknown key was reported.
+    pub(crate) known: bool,
     table: &'t DeTable<'i>,
     /// Keys that misspelt ones were probably meant to be; these are not reported as missing too.
     meant: Vec<String>,
@@ -109,6 +111,12 @@ pub(crate) fn listing(words: &[&str], conjunction: &str) -> String {
     }
 }
 
+/// Names in quotes, of which one is to be chosen.
+pub(crate) fn any_of<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
+    let quoted: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
+    listing(&quoted.iter().map(String::as_str).collect::<Vec<_>>(), "or")
+}
+
 /// Text of the file for a message: quoted and shortened.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", printable(text, 60))
@@ -125,12 +133,13 @@ impl<'t, 'i> Section<'t, 'i> {
         keys: &[&str],
         aliases: &[(&str, &str)],
     ) -> Self {
-        let mut meant = Vec::new();
+        let (mut meant, mut known) = (Vec::new(), true);
         for (key, _) in table.iter() {
             let name: &str = key.get_ref();
             if keys.contains(&name) {
                 continue;
             }
+            known = false;
             if report.is_full() {
                 report.add(key.span(), "", "");
                 continue;
@@ -146,12 +155,12 @@ impl<'t, 'i> Section<'t, 'i> {
             meant.extend(alias.map(str::to_owned));
             report.add(key.span(), format!("unknown key `{}` in {title}", printable(name, 60)), help);
         }
-        Self { title, span, table, meant }
+        Self { title, span, known, table, meant }
     }
 
     /// For a table whose keys have been checked already.
     pub(crate) fn checked(title: &'static str, table: &'t DeTable<'i>, span: Span) -> Self {
-        Self { title, span, table, meant: Vec::new() }
+        Self { title, span, known: true, table, meant: Vec::new() }
     }
 
     /// Whether a misspelt key was probably meant to be `key`.
@@ -196,6 +205,46 @@ impl<'t, 'i> Section<'t, 'i> {
             );
         }
         field
+    }
+
+    /// Table under a key that is no list; `help` is the remedy for another type.
+    pub(crate) fn table(
+        &self,
+        report: &mut Report<'_>,
+        key: &str,
+        help: impl Into<String>,
+    ) -> Field<(Place, &'t DeTable<'i>)> {
+        match self.get(key) {
+            None => self.absent(key),
+            Some((place, DeValue::Table(table))) => Field::Given((place, table)),
+            Some((place, other)) => {
+                report.add(place.value, format!("`{key}` must be a table, not {}", kind(other)), help);
+                Field::Bad
+            }
+        }
+    }
+
+    /// Whether no earlier table has this value of `key`; otherwise reported with `message`, and in
+    /// the remedy the line of the first, then `more`. `lines` has the values so far.
+    pub(crate) fn first_use<K: Eq + Hash>(
+        &self,
+        report: &mut Report<'_>,
+        key: &str,
+        (lines, value): (&mut HashMap<K, usize>, K),
+        message: impl Into<String>,
+        more: &str,
+    ) -> bool {
+        let at = self.value_span(key);
+        match lines.entry(value) {
+            Entry::Vacant(new) => {
+                new.insert(report.line(at.start));
+                true
+            }
+            Entry::Occupied(first) => {
+                report.add(at, message, format!("the first is on line {}{more}", first.get()));
+                false
+            }
+        }
     }
 
     /// Reads a string; `example` is a valid value for messages.
@@ -245,8 +294,7 @@ impl<'t, 'i> Section<'t, 'i> {
         words: &[(&str, T)],
         aliases: &[(&str, &str)],
     ) -> Field<T> {
-        let names: Vec<String> = words.iter().map(|(w, _)| format!("\"{w}\"")).collect();
-        let names = listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or");
+        let names = any_of(words.iter().map(|(w, _)| *w));
         let example = format!("\"{}\"", words.first().map_or("", |(w, _)| w));
         self.string(report, key, &example).and_then(|text| {
             if let Some((_, value)) = words.iter().find(|(w, _)| *w == text) {
@@ -294,12 +342,10 @@ impl<'t, 'i> Section<'t, 'i> {
 
     fn limited_path(&self, report: &mut Report<'_>, key: &str, example: &str, most: usize) -> Field<PathBuf> {
         self.string(report, key, example).and_then(|text| {
-            if let Some(written) = decoded_escape(report.text(&self.value_span(key))) {
-                let message = format!(
-                    "`{key}` in double quotes: TOML takes `{}` for another character",
-                    printable(written.escape, 8)
-                );
-                let help = format!("write it in single quotes: {key} = '{}'", written.inner);
+            if let Some((escape, inner)) = decoded_escape(report.text(&self.value_span(key))) {
+                let escape = printable(escape, 8);
+                let message = format!("`{key}` in double quotes: TOML takes `{escape}` for another character");
+                let help = format!("write it in single quotes: {key} = '{inner}'");
                 report.add(self.value_span(key), message, help);
                 return Field::Bad;
             }
@@ -324,65 +370,6 @@ impl<'t, 'i> Section<'t, 'i> {
             Field::Bad
         })
     }
-}
-
-/// A string of the file with an escape sequence that TOML decodes.
-struct Escaped<'a> {
-    /// Text between the quotes.
-    inner: &'a str,
-    /// First such escape sequence.
-    escape: &'a str,
-}
-
-/// Finds an escape sequence, such as systemd's `\x2d` for `-` in the name of a unit, in the source
-/// text of a basic string. `\\` and `\"` are taken as intended. A string with a single quote has no
-/// single-quoted form and is accepted as TOML reads it.
-fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
-    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
-    if inner.contains('\'') {
-        return None;
-    }
-    let mut rest = inner;
-    while let Some(at) = rest.find('\\') {
-        let escape = &rest[at..];
-        match escape.chars().nth(1)? {
-            c @ ('\\' | '"') => rest = &escape[1 + c.len_utf8()..],
-            c => {
-                let digits = match c {
-                    'x' => 2,
-                    'u' => 4,
-                    'U' => 8,
-                    _ => 0,
-                };
-                let end = escape.char_indices().nth(2 + digits).map_or(escape.len(), |(i, _)| i);
-                return Some(Escaped { inner, escape: &escape[..end] });
-            }
-        }
-    }
-    None
-}
-
-/// Reason why a name is not allowed; `None` for a valid one.
-fn name_problem(name: &str) -> Option<&'static str> {
-    if name.is_empty() {
-        Some("is empty")
-    } else if !name.chars().all(is_name_char) {
-        Some("has a character other than letters, digits, `-`, `_` and `.`")
-    } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        Some("does not start with a letter or digit")
-    } else if name.len() > MAX_NAME {
-        Some("is longer than 32 characters")
-    } else {
-        None
-    }
-}
-
-/// A valid name similar to `name`; `None` if there is none.
-fn repaired(name: &str) -> Option<String> {
-    let dashed = dashed(name);
-    let good: String =
-        dashed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).chars().take(MAX_NAME).collect();
-    name_problem(&good).is_none().then_some(good)
 }
 
 /// Entries of an array of tables such as `[[vm]]`; `None` when an error was reported.
@@ -421,4 +408,27 @@ pub(crate) fn tables<'t, 'i>(
         }
     }
     (found.len() == items.len()).then_some(found)
+}
+
+/// Reads each table of a list, at most `most`; `None` when an error was reported. `owner` has the
+/// list of `entries`; `help` is the remedy for too many.
+pub(crate) fn each<'t, 'i, T>(
+    report: &mut Report<'_>,
+    tables: Vec<(&'t DeTable<'i>, Span)>,
+    most: usize,
+    (owner, entries, help): (&str, &str, &str),
+    mut read: impl FnMut(&mut Report<'_>, &'t DeTable<'i>, Span) -> Option<T>,
+) -> Option<Vec<T>> {
+    let (mut all, mut good) = (Vec::new(), true);
+    for (i, (table, span)) in tables.into_iter().enumerate() {
+        if i >= most {
+            report.add(span, format!("{owner} has at most {most} {entries}"), help);
+            return None;
+        }
+        match read(report, table, span) {
+            Some(one) => all.push(one),
+            None => good = false,
+        }
+    }
+    good.then_some(all)
 }

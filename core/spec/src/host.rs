@@ -95,25 +95,11 @@ impl HostSpec {
         self.parts.iter().find_map(|part| part.spec.lab_kind())
     }
 
-    /// Spec of a file that has one device.
-    ///
-    /// # Errors
-    /// When it has several, with the position of the second.
+    /// Spec of a file that has one device; for several an error at the second.
     pub fn single(&self) -> Result<&Spec, SpecErrors> {
         match (&self.several, self.parts.as_slice()) {
             (None, [part]) => Ok(&part.spec),
             (several, _) => Err(several.clone().unwrap_or_else(|| Report::new("", "").into_errors())),
-        }
-    }
-
-    /// Consumes the file; otherwise like [`HostSpec::single`].
-    ///
-    /// # Errors
-    /// As of [`HostSpec::single`].
-    pub fn into_single(mut self) -> Result<Spec, SpecErrors> {
-        match (self.several, self.parts.pop()) {
-            (None, Some(part)) => Ok(part.spec),
-            (several, _) => Err(several.unwrap_or_else(|| Report::new("", "").into_errors())),
         }
     }
 }

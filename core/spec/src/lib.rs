@@ -63,33 +63,19 @@ pub use types::*;
 use error::Report;
 use field::Section;
 
-/// Validates the bytes of a spec file of one device, which need not be text. `file_name` as in
-/// [`HostSpec::parse`].
-///
-/// # Errors
-///
-/// As of [`HostSpec::parse_bytes`], and of [`HostSpec::single`].
+/// Validates the bytes of a spec file of one device, as [`HostSpec::parse_bytes`].
 pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
-    HostSpec::parse_bytes(file_name, bytes)?.into_single()
+    HostSpec::parse_bytes(file_name, bytes)?.single().cloned()
 }
 
-/// Validates the text of a spec file of one device. `file_name` as in [`HostSpec::parse`].
-///
-/// # Errors
-///
-/// As of [`HostSpec::parse`], and of [`HostSpec::single`].
+/// Validates the text of a spec file of one device, as [`HostSpec::parse`].
 pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
-    HostSpec::parse(file_name, text)?.into_single()
+    HostSpec::parse(file_name, text)?.single().cloned()
 }
 
 impl HostSpec {
     /// Validates the bytes of a spec file, which need not be text. `file_name` as in
     /// [`HostSpec::parse`].
-    ///
-    /// # Errors
-    ///
-    /// As of [`HostSpec::parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not
-    /// UTF-8.
     pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Self, SpecErrors> {
         if bytes.len() > MAX_FILE_BYTES {
             return Err(SpecErrors::too_large(file_name));

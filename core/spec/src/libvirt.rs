@@ -1,5 +1,6 @@
 //! `domain`, `uri` and keys that depend on them: a VM that libvirt manages.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::error::Report;
@@ -19,7 +20,7 @@ pub(crate) fn domain(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
     uri: Field<String>,
-    taken: &mut Vec<(LibvirtDomain, usize)>,
+    taken: &mut HashMap<(String, String), usize>,
 ) -> Field<HostHandle> {
     let domain = section.string(report, "domain", "\"plc\"").and_then(|name| {
         let problem = if name.trim().is_empty() {
@@ -35,16 +36,10 @@ pub(crate) fn domain(
     let Field::Given(domain) = domain else { return Field::Bad };
     let Some(uri) = uri.optional() else { return Field::Bad };
     let domain = LibvirtDomain { domain, uri };
-    let at = section.value_span("domain");
-    let line = report.line(at.start);
-    let same = |other: &LibvirtDomain| other.domain == domain.domain && other.uri() == domain.uri();
-    if let Some((_, first)) = taken.iter().find(|(other, _)| same(other)) {
-        let message = format!("another VM is the domain {} too", quoted(&domain.domain));
-        report.add(at, message, format!("the first is on line {first}"));
-        return Field::Bad;
-    }
-    taken.push((domain.clone(), line));
-    Field::Given(HostHandle::Domain(domain))
+    let message = format!("another VM is the domain {} too", quoted(&domain.domain));
+    let this = (domain.domain.clone(), domain.uri().to_owned());
+    let unique = section.first_use(report, "domain", (taken, this), message, "");
+    unique.then_some(HostHandle::Domain(domain)).into()
 }
 
 /// Reads `uri`: a daemon on this host.

@@ -3,11 +3,11 @@
 
 use rtvirtio_units::{BytesPerSec, Ratio};
 use serde::Serialize;
-use toml::de::DeValue;
+use toml::de::{DeTable, DeValue};
 
 use crate::cores::flag;
 use crate::error::Report;
-use crate::field::{Field, Section, kind, quoted};
+use crate::field::{Field, Place, Section, quoted};
 
 /// Ways of each L3 cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,20 +75,19 @@ const MAX_WAYS: u32 = 64;
 
 /// Reads `memory`; `Some(None)` without it, `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Option<Memory>> {
-    let Some((place, value)) = vm.get("memory") else { return vm.absent("memory").optional() };
-    let DeValue::Table(table) = value else {
-        report.add(place.value, format!("`memory` must be a table, not {}", kind(value)), EXAMPLE);
-        return None;
-    };
+    let found = vm.table(report, "memory", EXAMPLE);
+    found.and_then(|(place, table)| of_table(report, table, place).into()).optional()
+}
+
+fn of_table(report: &mut Report<'_>, table: &DeTable<'_>, place: Place) -> Option<Memory> {
     let section = Section::open(report, "memory", table, place.value.clone(), KEYS, ALIASES);
-    let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
     let ways = ways(report, &section).optional();
     let (own, monitor) = (flag(report, &section, "own"), flag(report, &section, "monitor"));
     let rate = bandwidth(report, &section, "bandwidth").optional();
     let slow = bandwidth(report, &section, "slow_bandwidth").optional();
     let memory =
         Memory { ways: ways?, own: own?, bandwidth: rate?, slow_bandwidth: slow?, monitor: monitor? };
-    if !known {
+    if !section.known {
         return None;
     }
     if memory.own && memory.ways.is_none() {
@@ -99,12 +98,12 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         report.add(place.value, "`memory` asks for nothing", EXAMPLE);
         return None;
     }
-    Some(Some(memory))
+    Some(memory)
 }
 
 fn ways(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Ways> {
     let Some((place, DeValue::String(text))) = section.get("ways") else {
-        return section.integer(report, "ways", 1, MAX_WAYS).and_then(|n| Field::Given(Ways::Count(n)));
+        return section.integer(report, "ways", 1, MAX_WAYS).map(Ways::Count);
     };
     let digits = text.strip_prefix("0x").unwrap_or(text);
     match u64::from_str_radix(digits, 16) {
@@ -138,17 +137,16 @@ fn bandwidth(report: &mut Report<'_>, section: &Section<'_, '_>, key: &str) -> F
 
 /// Reads `device_ways` of the section `[memory]`; `Some(None)` without the section.
 pub(crate) fn device_ways(report: &mut Report<'_>, file: &Section<'_, '_>) -> Option<Option<u32>> {
-    let Some((place, value)) = file.get("memory") else { return file.absent("memory").optional() };
-    let DeValue::Table(table) = value else {
-        let help = "write it as a section: [memory], and below it device_ways = 2";
-        report.add(place.value, format!("`memory` must be a table, not {}", kind(value)), help);
-        return None;
-    };
-    let section = Section::open(report, "[memory]", table, place.value, DEVICE_KEYS, DEVICE_ALIASES);
-    let known = table.iter().all(|(key, _)| DEVICE_KEYS.contains(&key.get_ref().as_ref()));
-    let ways = section.integer(report, "device_ways", 1, MAX_WAYS);
-    let ways = if known { section.required(report, "device_ways", "2", ways) } else { ways };
-    ways.into_value().filter(|_| known).map(Some)
+    let help = "write it as a section: [memory], and below it device_ways = 2";
+    let ways = file.table(report, "memory", help).and_then(|(place, table)| {
+        let section = Section::open(report, "[memory]", table, place.value, DEVICE_KEYS, DEVICE_ALIASES);
+        let ways = section.integer(report, "device_ways", 1, MAX_WAYS);
+        if !section.known {
+            return Field::Bad;
+        }
+        section.required(report, "device_ways", "2", ways).into_value().into()
+    });
+    ways.optional()
 }
 
 #[cfg(test)]

@@ -17,6 +17,29 @@ pub fn dashed(text: &str) -> String {
     text.chars().map(|c| if is_name_char(c) { c } else { '-' }).collect()
 }
 
+/// Reason why a name is not allowed; `None` for a valid one.
+pub(crate) fn name_problem(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("is empty")
+    } else if !name.chars().all(is_name_char) {
+        Some("has a character other than letters, digits, `-`, `_` and `.`")
+    } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        Some("does not start with a letter or digit")
+    } else if name.len() > MAX_NAME {
+        Some("is longer than 32 characters")
+    } else {
+        None
+    }
+}
+
+/// A valid name similar to `name`; `None` if there is none.
+pub(crate) fn repaired(name: &str) -> Option<String> {
+    let dashed = dashed(name);
+    let good: String =
+        dashed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).chars().take(MAX_NAME).collect();
+    name_problem(&good).is_none().then_some(good)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

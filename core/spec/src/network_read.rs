@@ -6,11 +6,11 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, MAX_INTERFACE_NAME, Mac};
 use toml::de::DeTable;
 
 use crate::error::Report;
-use crate::field::{Field, Section, listing, quoted, tables};
+use crate::field::{Field, Section, any_of, each, quoted, tables};
 use crate::limits::{MAX_FLOWS_PER_VM, MAX_NETWORKS, MAX_NICS_PER_VM};
 use crate::network::{Direction, Flow, Mark, Network, Nic, Uplink};
 use crate::quantity::FrameLength;
-use crate::source::{Span, printable};
+use crate::source::Span;
 use crate::target;
 
 const KEYS: &[&str] = &["name", "link", "uplink", "interface", "mtu"];
@@ -72,9 +72,7 @@ pub(crate) struct Networks {
 
 impl Networks {
     fn names(&self) -> String {
-        let names: Vec<String> =
-            self.all.iter().filter_map(|n| n.name.as_ref()).map(|n| format!("\"{n}\"")).collect();
-        listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or")
+        any_of(self.all.iter().filter_map(|n| n.name.as_deref()))
     }
 }
 
@@ -132,15 +130,8 @@ pub(crate) fn unique(
     what: &str,
 ) -> bool {
     let Some(text) = section.get(key).and_then(|(_, value)| value.as_str()) else { return true };
-    let at = section.value_span(key);
-    let line = report.line(at.start);
-    if let Some(first) = lines.get(text) {
-        let message = format!("there is already {what} with {key} {}", quoted(text));
-        report.add(at, message, format!("the first is on line {first}"));
-        return false;
-    }
-    lines.insert(text.to_owned(), line);
-    true
+    let message = format!("there is already {what} with {key} {}", quoted(text));
+    section.first_use(report, key, (lines, text.to_owned()), message, "")
 }
 
 fn network(report: &mut Report<'_>, section: &Section<'_, '_>, many: usize) -> Option<Network> {
@@ -148,9 +139,8 @@ fn network(report: &mut Report<'_>, section: &Section<'_, '_>, many: usize) -> O
         None if many == 1 => Some(None),
         _ => section.name(report, "\"field\"").into_value().map(|name| Some(name.to_owned())),
     };
-    let link = section.quantity::<BytesPerSec>(report, "link");
+    let link = section.ranged(report, "link", LINKS, "write a value from 8kbit/s to 400Gbit/s");
     let link = section.required(report, "link", "\"100Mbit/s\", the rate that the VMs share", link);
-    let link = in_range(report, section, "link", link, LINKS, "8kbit/s to 400Gbit/s");
     let packet = section.word(report, "uplink", UPLINKS, UPLINK_ALIASES).or(false);
     let interface = interface(report, section, "interface", "\"eth1\"");
     let mtu = section.integer(report, "mtu", MIN_MTU, MAX_MTU).or(DEFAULT_MTU);
@@ -169,25 +159,7 @@ fn network(report: &mut Report<'_>, section: &Section<'_, '_>, many: usize) -> O
         }
         (_, Field::Bad) => return None,
     };
-    Some(Network { name: name?, uplink, link: link?, mtu: mtu? })
-}
-
-/// Value within its range; `None` when absent or reported.
-fn in_range<T: PartialOrd>(
-    report: &mut Report<'_>,
-    section: &Section<'_, '_>,
-    key: &str,
-    field: Field<(T, &str)>,
-    [least, most]: [T; 2],
-    range: &str,
-) -> Option<T> {
-    let (value, text) = field.into_value()?;
-    if value >= least && value <= most {
-        return Some(value);
-    }
-    let message = format!("`{key}` is {}, out of its range", printable(text, 60));
-    report.add(section.value_span(key), message, format!("write a value from {range}"));
-    None
+    Some(Network { name: name?, uplink, link: link.into_value()?, mtu: mtu? })
 }
 
 /// Reads the name of a network interface.
@@ -222,21 +194,13 @@ pub(crate) fn of_vm(
     let nics = nics(report, vm, networks, taken);
     let tables = optional_tables(report, vm, "flow", "[[vm.flow]]")?;
     let mut names = task_names(vm, report);
-    let (mut flows, mut good) = (Vec::new(), true);
-    for (i, (table, span)) in tables.into_iter().enumerate() {
-        if i >= MAX_FLOWS_PER_VM {
-            let message = format!("a VM has at most {MAX_FLOWS_PER_VM} flows");
-            report.add(span, message, "merge flows of one kind, or spread them over VMs");
-            return None;
-        }
+    let of = ("a VM", "flows", "merge flows of one kind, or spread them over VMs");
+    let flows = each(report, tables, MAX_FLOWS_PER_VM, of, |report, table, span| {
         let section = Section::open(report, "[[vm.flow]]", table, span, FLOW_KEYS, FLOW_ALIASES);
-        good &= unique(report, &section, "name", &mut names, "a task or flow of this VM");
-        match flow(report, &section, nics.as_deref(), networks) {
-            Some(flow) => flows.push(flow),
-            None => good = false,
-        }
-    }
-    nics.filter(|_| good).map(|nics| (nics, flows))
+        let distinct = unique(report, &section, "name", &mut names, "a task or flow of this VM");
+        flow(report, &section, nics.as_deref(), networks).filter(|_| distinct)
+    });
+    nics.zip(flows)
 }
 
 /// Names of a VM's tasks, with their lines: plans and results list flows together with tasks.
@@ -292,11 +256,8 @@ fn nic(
     let mac = mac(report, section);
     let tap = interface(report, section, "tap", "\"plc0\"");
     let (network, mac) = (network?, mac?);
-    let at = section.value_span("mac");
-    let line = report.line(at.start);
-    if let Some(first) = taken.macs.insert((network, mac), line) {
-        let message = format!("another port has the address {mac} too");
-        report.add(at, message, format!("the first is on line {first}"));
+    let message = format!("another port has the address {mac} too");
+    if !section.first_use(report, "mac", (&mut taken.macs, (network, mac)), message, "") {
         return None;
     }
     let on_tap = networks.all.get(network).is_some_and(|n| n.uplink == Uplink::Tap);
@@ -315,14 +276,9 @@ fn nic(
         (_, Field::Bad) => None,
         (false, Field::Absent) => Some(Nic { network, mac, tap: None }),
         (true, Field::Given(tap)) => {
-            let at = section.value_span("tap");
-            let line = report.line(at.start);
-            if let Some(first) = taken.taps.insert(tap.clone(), line) {
-                let message = format!("another port has the tap {} too", quoted(&tap));
-                report.add(at, message, format!("the first is on line {first}"));
-                return None;
-            }
-            Some(Nic { network, mac, tap: Some(tap) })
+            let message = format!("another port has the tap {} too", quoted(&tap));
+            let unique = section.first_use(report, "tap", (&mut taken.taps, tap.clone()), message, "");
+            unique.then_some(Nic { network, mac, tap: Some(tap) })
         }
     }
 }
@@ -405,15 +361,12 @@ fn flow(
     let direction = section.word(report, "direction", DIRECTIONS, DIRECTION_ALIASES);
     let example = "\"tx\" for what the VM sends, \"rx\" for what it gets";
     let direction = section.required(report, "direction", example, direction);
-    let frame = section.quantity::<FrameLength>(report, "frame");
-    let frame = frame.and_then(|(FrameLength(length), text)| Field::Given((length, text)));
-    let frame = section.required(report, "frame", "\"200B\"", frame);
     let largest = network.and_then(|n| networks.all.get(n)).map_or(Bytes(u64::MAX), Network::largest_frame);
-    let range = format!("{MIN_FRAME} to {}B, the network's largest frame", largest.0);
-    let frame = in_range(report, section, "frame", frame, [MIN_FRAME, largest], &range);
-    let rate = section.quantity::<Iops>(report, "rate");
+    let help = format!("write a value from {MIN_FRAME} to {}B, the network's largest frame", largest.0);
+    let frame = section.ranged(report, "frame", [FrameLength(MIN_FRAME), FrameLength(largest)], help);
+    let frame = section.required(report, "frame", "\"200B\"", frame);
+    let rate = section.ranged(report, "rate", RATES, "write a value from 1/min to 100000000/s");
     let rate = section.required(report, "rate", "\"1000/s\"", rate);
-    let rate = in_range(report, section, "rate", rate, RATES, "1/min to 100000000/s");
     let burst = section.integer(report, "burst", 1, MAX_BURST).or(1);
     let mark = mark(report, section, direction.given());
     let targets = target::read_all(report, section);
@@ -421,8 +374,8 @@ fn flow(
         name: name.into_value()?.to_owned(),
         nic: nic?,
         direction: direction.into_value()?,
-        frame: frame?,
-        rate: rate?,
+        frame: frame.into_value()?.0,
+        rate: rate.into_value()?,
         burst: burst?,
         mark: mark?,
         target: targets?.first().copied(),

@@ -7,12 +7,12 @@ use serde::Serialize;
 use toml::de::DeValue;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind, listing, quoted};
+use crate::field::{Field, Section, any_of, each, kind, quoted};
 use crate::goal::Target;
 use crate::limits::MAX_PATHS_PER_VM;
 use crate::network::Flow;
 use crate::network_read::{optional_tables, unique};
-use crate::source::{Span, printable};
+use crate::source::Span;
 use crate::suggest::closest;
 use crate::target;
 use crate::types::Task;
@@ -77,21 +77,14 @@ pub(crate) fn read_all(
     tasks: &[Task],
     flows: &[Flow],
 ) -> Option<Vec<VmPath>> {
-    let (mut paths, mut names, mut good) = (Vec::new(), HashMap::new(), true);
-    for (i, (table, span)) in optional_tables(report, vm, "path", "[[vm.path]]")?.into_iter().enumerate() {
-        if i >= MAX_PATHS_PER_VM {
-            let message = format!("a VM has at most {MAX_PATHS_PER_VM} paths");
-            report.add(span, message, "keep those with the shortest targets");
-            return None;
-        }
+    let tables = optional_tables(report, vm, "path", "[[vm.path]]")?;
+    let mut names = HashMap::new();
+    let of = ("a VM", "paths", "keep those with the shortest targets");
+    each(report, tables, MAX_PATHS_PER_VM, of, |report, table, span| {
         let section = Section::open(report, "[[vm.path]]", table, span, KEYS, ALIASES);
-        good &= unique(report, &section, "name", &mut names, "a path of this VM");
-        match read(report, &section, tasks, flows) {
-            Some(path) => paths.push(path),
-            None => good = false,
-        }
-    }
-    good.then_some(paths)
+        let distinct = unique(report, &section, "name", &mut names, "a path of this VM");
+        read(report, &section, tasks, flows).filter(|_| distinct)
+    })
 }
 
 fn read(
@@ -103,14 +96,7 @@ fn read(
     let name = section.name(report, "\"trip\"");
     let kinds = kinds(report, section);
     let targets = target::read_all(report, section);
-    let work = section.quantity::<Nanos>(report, "work").and_then(|(work, text)| {
-        if (WORK[0]..=WORK[1]).contains(&work) {
-            return Field::Given(work);
-        }
-        let message = format!("`work` is {}, out of its range", printable(text, 60));
-        report.add(section.value_span("work"), message, "write a CPU time from 1us to 1min");
-        Field::Bad
-    });
+    let work = section.ranged(report, "work", WORK, "write a CPU time from 1us to 1min");
     let kinds = kinds?;
     let mut good = true;
     for (part, key) in PARTS.into_iter().zip(OF_PART) {
@@ -181,11 +167,9 @@ fn kinds(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Vec<&'sta
         let Some(part) = PARTS.into_iter().find(|part| *part == text) else {
             let alias = PART_ALIASES.iter().find(|(from, _)| from.eq_ignore_ascii_case(text));
             let near = alias.map(|(_, to)| *to).or_else(|| closest(text, PARTS));
-            let quoted_parts = PARTS.map(|part| format!("\"{part}\""));
-            let all: Vec<&str> = quoted_parts.iter().map(String::as_str).collect();
             let help = match near {
                 Some(near) => format!("did you mean \"{near}\"?"),
-                None => format!("write {}", listing(&all, "or")),
+                None => format!("write {}", any_of(PARTS)),
             };
             return refuse(item.span(), format!("a path has no part {}", quoted(text)), help);
         };
@@ -211,8 +195,7 @@ fn member(
 ) -> Option<usize> {
     let with_target: Vec<usize> =
         all.iter().enumerate().filter(|(_, (_, target))| *target).map(|(i, _)| i).collect();
-    let names: Vec<String> = with_target.iter().map(|i| format!("\"{}\"", all[*i].0)).collect();
-    let names = listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or");
+    let names = any_of(with_target.iter().map(|i| all[*i].0));
     let no_target = format!(
         "add target = {{ latency = ... }} to its {header}: the path's bound is the sum of the parts' own"
     );

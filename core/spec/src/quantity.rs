@@ -210,6 +210,24 @@ impl<'t> Section<'t, '_> {
         report.add(place.value, message, help);
         Field::Bad
     }
+
+    /// Reads a value with a unit within a range, which `help` names.
+    pub(crate) fn ranged<Q: Quantity + PartialOrd>(
+        &self,
+        report: &mut Report<'_>,
+        key: &str,
+        [least, most]: [Q; 2],
+        help: impl Into<String>,
+    ) -> Field<Q> {
+        self.quantity::<Q>(report, key).and_then(|(value, text)| {
+            if value >= least && value <= most {
+                return Field::Given(value);
+            }
+            let message = format!("`{key}` is {}, out of its range", printable(text, 60));
+            report.add(self.value_span(key), message, help);
+            Field::Bad
+        })
+    }
 }
 
 /// Quoted text for a bare positive decimal number; `None` if that is no valid value.

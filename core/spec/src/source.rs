@@ -135,5 +135,33 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
     out
 }
 
+/// First escape sequence that TOML decodes, such as systemd's `\x2d` for `-` in the name of a unit,
+/// in the source text of a basic string; and the text between the quotes. `\\` and `\"` are taken as
+/// intended. A string with a single quote has no single-quoted form and is accepted as TOML reads it.
+pub(crate) fn decoded_escape(raw: &str) -> Option<(&str, &str)> {
+    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\'') {
+        return None;
+    }
+    let mut rest = inner;
+    while let Some(at) = rest.find('\\') {
+        let escape = &rest[at..];
+        match escape.chars().nth(1)? {
+            c @ ('\\' | '"') => rest = &escape[1 + c.len_utf8()..],
+            c => {
+                let digits = match c {
+                    'x' => 2,
+                    'u' => 4,
+                    'U' => 8,
+                    _ => 0,
+                };
+                let end = escape.char_indices().nth(2 + digits).map_or(escape.len(), |(i, _)| i);
+                return Some((&escape[..end], inner));
+            }
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests;

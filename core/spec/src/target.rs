@@ -4,9 +4,9 @@ use rtvirtio_units::{Nanos, Percentile};
 use toml::de::DeValue;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind};
+use crate::field::{Section, kind};
 use crate::goal::Target;
-use crate::source::{Span, printable};
+use crate::source::Span;
 
 /// Shortest target latency: below it the clock's own error prevails.
 const MIN_LATENCY: Nanos = Nanos(1_000);
@@ -102,30 +102,10 @@ fn read(report: &mut Report<'_>, name: &'static str, value: &DeValue<'_>, span: 
         ("rate", "rate beside target"),
     ];
     let section = Section::open(report, name, table, span, &["percentile", "latency"], &aliases);
-    let percentile = section.quantity::<Percentile>(report, "percentile").and_then(|(p, text)| {
-        if p >= MIN_PERCENTILE && p <= MAX_PERCENTILE {
-            return Field::Given(p);
-        }
-        let help = format!("write a percentile from {MIN_PERCENTILE} to {MAX_PERCENTILE}");
-        report.add(
-            section.value_span("percentile"),
-            format!("`percentile` is {}, out of its range", printable(text, 60)),
-            help,
-        );
-        Field::Bad
-    });
-    let latency = section.quantity::<Nanos>(report, "latency").and_then(|(latency, text)| {
-        if (MIN_LATENCY..=MAX_LATENCY).contains(&latency) {
-            return Field::Given(latency);
-        }
-        let help = "write a latency from 1us to 1h".to_owned();
-        report.add(
-            section.value_span("latency"),
-            format!("`latency` is {}, out of its range", printable(text, 60)),
-            help,
-        );
-        Field::Bad
-    });
+    let help = format!("write a percentile from {MIN_PERCENTILE} to {MAX_PERCENTILE}");
+    let percentile = section.ranged(report, "percentile", [MIN_PERCENTILE, MAX_PERCENTILE], help);
+    let help = "write a latency from 1us to 1h";
+    let latency = section.ranged(report, "latency", [MIN_LATENCY, MAX_LATENCY], help);
     let latency = section.required(report, "latency", "\"400ms\"", latency).into_value();
     let percentile = percentile.or(Percentile::P9999);
     latency.zip(percentile).map(|(latency, percentile)| Target { percentile, latency })

@@ -6,7 +6,7 @@ use rtvirtio_units::{Iops, Nanos, Ratio};
 use toml::de::DeValue;
 
 use crate::error::Report;
-use crate::field::{Field, Section, tables};
+use crate::field::{Field, Section, each, tables};
 use crate::limits::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM};
 use crate::source::printable;
 use crate::types::{Arrival, Burst, Op, Pattern, Task};
@@ -90,34 +90,17 @@ const LOOPS: &[(&str, Arrival)] = &[("closed", Arrival::Closed), ("open", Arriva
 /// Reads all tasks of a VM; `None` when an error was reported.
 pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Vec<Task>> {
     let tables = tables(report, vm, "task", "[[vm.task]]")?;
-    let mut first_lines: HashMap<&str, usize> = HashMap::new();
-    let mut tasks = Vec::new();
-    let mut good = true;
-    for (i, (table, span)) in tables.into_iter().enumerate() {
-        if i >= MAX_TASKS_PER_VM {
-            let message = format!("a VM has at most {MAX_TASKS_PER_VM} tasks");
-            report.add(span, message, "merge tasks of one kind, or spread them over VMs");
-            return None;
-        }
+    let mut lines: HashMap<&str, usize> = HashMap::new();
+    let of = ("a VM", "tasks", "merge tasks of one kind, or spread them over VMs");
+    each(report, tables, MAX_TASKS_PER_VM, of, |report, table, span| {
         let section = Section::open(report, "[[vm.task]]", table, span, KEYS, KEY_ALIASES);
         let name = section.name(report, "\"light\"");
-        if let Some(name) = name.given() {
-            let at = section.value_span("name");
-            let line = report.line(at.start);
-            if let Some(first) = first_lines.get(name) {
-                let message = format!("this VM already has a task \"{name}\"");
-                report.add(at, message, format!("the first is on line {first}; give each task its own name"));
-                good = false;
-            } else {
-                first_lines.insert(name, line);
-            }
-        }
-        match read(report, &section, name) {
-            Some(task) => tasks.push(task),
-            None => good = false,
-        }
-    }
-    good.then_some(tasks)
+        let unique = name.given().is_none_or(|name| {
+            let message = format!("this VM already has a task \"{name}\"");
+            section.first_use(report, "name", (&mut lines, *name), message, "; give each task its own name")
+        });
+        read(report, &section, name).filter(|_| unique)
+    })
 }
 
 fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -> Option<Task> {
@@ -196,19 +179,8 @@ fn operation(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Op> {
 }
 
 fn rate(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Iops> {
-    section.quantity::<Iops>(report, "rate").and_then(|(rate, text)| {
-        if rate >= MIN_RATE && rate <= MAX_RATE {
-            return Field::Given(rate);
-        }
-        let help =
-            "write a rate from 1/min to 10000000/s; without `rate` a task runs as fast as its loop allows";
-        report.add(
-            section.value_span("rate"),
-            format!("`rate` is {}, out of its range", printable(text, 60)),
-            help,
-        );
-        Field::Bad
-    })
+    let help = "write a rate from 1/min to 10000000/s; without `rate` a task runs as fast as its loop allows";
+    section.ranged(report, "rate", [MIN_RATE, MAX_RATE], help)
 }
 
 /// A time for a task without a rate, a number of requests for one with it.
@@ -222,12 +194,13 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>)
             report.add(place.key, "a `burst` of requests belongs to a task with a `rate`", help);
             Field::Bad
         }
-        (true, _) => match section.integer(report, "burst", 2, MAX_DEPTH) {
-            Field::Given(requests) => Field::Given(Burst::Requests { requests }),
-            Field::Absent => Field::Absent,
-            Field::Bad => Field::Bad,
-        },
-        (false, Field::Absent) => busy_period(report, section),
+        (true, _) => {
+            section.integer(report, "burst", 2, MAX_DEPTH).map(|requests| Burst::Requests { requests })
+        }
+        (false, Field::Absent) => {
+            let help = format!("write a time from {MIN_BURST} to {MAX_BURST}");
+            section.ranged(report, "burst", [MIN_BURST, MAX_BURST], help).map(Burst::Busy)
+        }
         // A rate says already when each request is due.
         (false, _) => {
             let help = "write how many requests come at once, such as burst = 32, or remove `rate`: a task that works for a time and \
@@ -236,20 +209,6 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>)
             Field::Bad
         }
     }
-}
-
-fn busy_period(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Burst> {
-    section.quantity::<Nanos>(report, "burst").and_then(|(burst, text)| {
-        if (MIN_BURST..=MAX_BURST).contains(&burst) {
-            return Field::Given(Burst::Busy(burst));
-        }
-        report.add(
-            section.value_span("burst"),
-            format!("`burst` is {}, out of its range", printable(text, 60)),
-            format!("write a time from {MIN_BURST} to {MAX_BURST}"),
-        );
-        Field::Bad
-    })
 }
 
 /// Requests that come at once are in flight at once.

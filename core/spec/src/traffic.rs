@@ -2,10 +2,10 @@
 
 use rtvirtio_units::{Bytes, BytesPerSec, Iops};
 use serde::Serialize;
-use toml::de::DeValue;
+use toml::de::DeTable;
 
 use crate::error::Report;
-use crate::field::{Field, Section, kind, quoted};
+use crate::field::{Field, Place, Section, quoted};
 
 /// Limits of a VM's traffic; each direction is limited separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -106,16 +106,12 @@ const MAX_BURST: u64 = 1 << 34;
 
 /// Reads `traffic`; no limits without it, `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traffic> {
-    let (place, value) = match vm.get("traffic") {
-        None => return vm.absent("traffic").or(Traffic::default()),
-        Some(found) => found,
-    };
-    let DeValue::Table(table) = value else {
-        report.add(place.value, format!("`traffic` must be a table, not {}", kind(value)), EXAMPLE);
-        return None;
-    };
+    let found = vm.table(report, "traffic", EXAMPLE);
+    found.and_then(|(place, table)| of_table(report, table, place).into()).or(Traffic::default())
+}
+
+fn of_table(report: &mut Report<'_>, table: &DeTable<'_>, place: Place) -> Option<Traffic> {
     let section = Section::open(report, "traffic", table, place.value.clone(), ALL_KEYS, ALIASES);
-    let known = table.iter().all(|(key, _)| ALL_KEYS.contains(&key.get_ref().as_ref()));
     let has = |keys: &[&str]| keys.iter().any(|key| section.place(key).is_some());
     let traffic = match (has(&DIRECTIONS), has(KEYS)) {
         (true, true) => {
@@ -135,13 +131,13 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Traf
             Some(Traffic { read: read?, write: write?, rx: rx?, tx: tx? })
         }
         // Unknown keys were reported already.
-        (false, false) if !known => None,
+        (false, false) if !section.known => None,
         (false, false) => {
             report.add(place.value, "`traffic` is empty", EXAMPLE);
             None
         }
     };
-    traffic.filter(|_| known)
+    traffic.filter(|_| section.known)
 }
 
 fn direction(
@@ -149,15 +145,12 @@ fn direction(
     section: &Section<'_, '_>,
     key: &'static str,
 ) -> Option<Option<TrafficSpec>> {
-    let Some((place, value)) = section.get(key) else { return Some(None) };
-    let DeValue::Table(table) = value else {
-        let help = format!("write {key} = {{ rate = \"20MB/s\", burst = \"1MiB\" }}");
-        report.add(place.value, format!("`{key}` must be a table, not {}", kind(value)), help);
-        return None;
-    };
-    let section = Section::open(report, "traffic", table, place.value, KEYS, ALIASES);
-    let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-    read_limit(report, &section).filter(|_| known).map(Some)
+    let help = format!("write {key} = {{ rate = \"20MB/s\", burst = \"1MiB\" }}");
+    let limit = section.table(report, key, help).and_then(|(place, table)| {
+        let section = Section::open(report, "traffic", table, place.value, KEYS, ALIASES);
+        read_limit(report, &section).filter(|_| section.known).into()
+    });
+    limit.optional()
 }
 
 /// Reads a rate in its unit, not rounded.
@@ -252,11 +245,7 @@ fn requests(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Option
 /// Reads a burst: a size for bytes, a whole number for requests.
 fn burst(report: &mut Report<'_>, section: &Section<'_, '_>, unit: TrafficUnit) -> Field<u64> {
     if unit == TrafficUnit::Requests {
-        return match section.integer(report, "burst", 1, u32::MAX) {
-            Field::Given(n) => Field::Given(n.into()),
-            Field::Absent => Field::Absent,
-            Field::Bad => Field::Bad,
-        };
+        return section.integer(report, "burst", 1, u32::MAX).map(u64::from);
     }
     section.quantity::<Bytes>(report, "burst").and_then(|(size, text)| {
         if (512..=MAX_BURST).contains(&size.0) {

@@ -1,12 +1,11 @@
 //! `[vm.urgency]`: the range of priorities in which a VM's guest may move its vCPUs.
 
 use rtvirtio_units::Nanos;
-use toml::de::DeValue;
+use toml::de::DeTable;
 
 use crate::contract_keys::has_vcpus_under_contract;
 use crate::error::Report;
-use crate::field::{Field, Section, kind};
-use crate::source::printable;
+use crate::field::{Place, Section};
 use crate::types::Urgency;
 
 /// Highest priority: that of vCPUs under `priorities = "rt"`.
@@ -32,14 +31,16 @@ const EXAMPLE: &str = "write [vm.urgency] with floor = 0, or urgency = {} for al
 
 /// Reads `urgency`; `Some(None)` without it, `None` when an error was reported.
 pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Option<Urgency>> {
-    let (place, value) = match vm.get("urgency") {
-        None => return vm.absent("urgency").optional(),
-        Some(found) => found,
-    };
-    let DeValue::Table(table) = value else {
-        report.add(place.value, format!("`urgency` must be a table, not {}", kind(value)), EXAMPLE);
-        return None;
-    };
+    let found = vm.table(report, "urgency", EXAMPLE);
+    found.and_then(|(place, table)| of_table(report, vm, table, place).into()).optional()
+}
+
+fn of_table(
+    report: &mut Report<'_>,
+    vm: &Section<'_, '_>,
+    table: &DeTable<'_>,
+    place: Place,
+) -> Option<Urgency> {
     let why = "what a guest calls urgent is held by its VM's budget";
     if !has_vcpus_under_contract(report, vm, "urgency", &place, (why, "table")) {
         return None;
@@ -47,15 +48,8 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
     let section = Section::open(report, "[vm.urgency]", table, place.value, KEYS, ALIASES);
     let ceiling = section.integer(report, "ceiling", 1, HIGHEST).optional();
     let floor = section.integer(report, "floor", 0, HIGHEST - 1).or(0);
-    let budget = section.quantity::<Nanos>(report, "budget").and_then(|(time, text)| {
-        if (BUDGETS[0]..=BUDGETS[1]).contains(&time) {
-            return Field::Given(time);
-        }
-        let message = format!("`budget` is {}, out of its range", printable(text, 60));
-        let help = format!("write a time of each second, from {} to {}", BUDGETS[0], BUDGETS[1]);
-        report.add(section.value_span("budget"), message, help);
-        Field::Bad
-    });
+    let help = format!("write a time of each second, from {} to {}", BUDGETS[0], BUDGETS[1]);
+    let budget = section.ranged(report, "budget", BUDGETS, help);
     let reports = section.word(report, "reports", REPORTS, &[("blind", "reports = \"none\"")]).or(true);
     let interrupts = section.word(report, "interrupts", INTERRUPTS, &[]).or(false);
     let (ceiling, floor, budget) = (ceiling?, floor?, budget.or(DEFAULT_BUDGET)?);
@@ -68,7 +62,5 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Opti
         );
         return None;
     }
-    // Unknown keys were reported.
-    let known = table.iter().all(|(key, _)| KEYS.contains(&key.get_ref().as_ref()));
-    known.then_some(Some(Urgency { ceiling, floor, budget, reports, interrupts }))
+    section.known.then_some(Urgency { ceiling, floor, budget, reports, interrupts })
 }

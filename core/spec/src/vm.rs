@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::device::Devices;
 use crate::error::Report;
-use crate::field::{Field, Section, quoted, tables};
+use crate::field::{Field, Section, each, quoted, tables};
 use crate::limits::MAX_VMS;
 use crate::network_read::{Networks, TakenPorts};
 use crate::path::VmPath;
 use crate::source::Span;
 use crate::types::{
-    Criticality, Device, HostHandle, Kernel, LabKind, LibvirtDomain, Reach, TaskDisk, Vm, VmDisk,
+    Criticality, Device, HostHandle, Kernel, LabKind, Reach, TaskDisk, Vm, VmDisk,
 };
 use crate::{cpu, disk, libvirt, network_read, path, task, traffic};
 
@@ -115,7 +115,8 @@ struct Taken<'t> {
     pids: HashMap<u32, usize>,
     sockets: HashMap<PathBuf, usize>,
     proxmox: HashMap<u32, usize>,
-    domains: Vec<(LibvirtDomain, usize)>,
+    /// By name or UUID, and URI of the daemon.
+    domains: HashMap<(String, String), usize>,
     ports: TakenPorts,
     cgroups: Vec<(PathBuf, usize)>,
     kind: Option<(&'static str, usize)>,
@@ -130,24 +131,11 @@ pub(crate) fn read_all(
 ) -> Option<Vec<VmOnDisks>> {
     let tables = tables(report, file, "vm", "[[vm]]")?;
     let mut taken = Taken::default();
-    let mut vms = Vec::new();
-    let mut good = true;
-    for (i, (table, span)) in tables.into_iter().enumerate() {
-        if i >= MAX_VMS {
-            report.add(
-                span,
-                format!("a spec has at most {MAX_VMS} VMs"),
-                "split the VMs over several devices and specs",
-            );
-            return None;
-        }
+    let of = ("a spec", "VMs", "split the VMs over several devices and specs");
+    each(report, tables, MAX_VMS, of, |report, table, span| {
         let section = Section::open(report, "[[vm]]", table, span, KEYS, KEY_ALIASES);
-        match read(report, &section, (devices, networks), &mut taken) {
-            Some(vm) => vms.push(vm),
-            None => good = false,
-        }
-    }
-    good.then_some(vms)
+        read(report, &section, (devices, networks), &mut taken)
+    })
 }
 
 fn read<'t>(
@@ -157,18 +145,11 @@ fn read<'t>(
     taken: &mut Taken<'t>,
 ) -> Option<VmOnDisks> {
     let name = section.name(report, "\"vm0\"");
-    let mut unique = true;
-    if let Some(name) = name.given() {
-        let at = section.value_span("name");
-        let line = report.line(at.start);
-        if let Some(first) = taken.names.get(name) {
-            let help = format!("the first is on line {first}; give each VM its own name");
-            report.add(at, format!("there is already a VM \"{name}\""), help);
-            unique = false;
-        } else {
-            taken.names.insert(name, line);
-        }
-    }
+    let unique = name.given().is_none_or(|name| {
+        let message = format!("there is already a VM \"{name}\"");
+        let more = "; give each VM its own name";
+        section.first_use(report, "name", (&mut taken.names, *name), message, more)
+    });
     let reach = reach(report, section, devices, taken);
     let cpu = cpu::read(report, section);
     let kernel = kernel(report, section);
@@ -257,10 +238,7 @@ fn reach(
     };
     let disk = match way {
         "domain" => libvirt::target(report, section, "disk"),
-        _ => {
-            let disk = section.path(report, "disk", "\"/dev/vdb\"");
-            disk.and_then(|path| Field::Given(VmDisk::Path(path)))
-        }
+        _ => section.path(report, "disk", "\"/dev/vdb\"").map(VmDisk::Path),
     };
     let reach =
         Reach::Existing { host: host.into_value()?, agent: agent.optional()?, disk: disk.optional()? };
@@ -324,15 +302,9 @@ fn same_kind(report: &mut Report<'_>, kind: &'static str, at: Span, taken: &mut 
 
 fn proxmox(report: &mut Report<'_>, section: &Section<'_, '_>, taken: &mut Taken<'_>) -> Field<HostHandle> {
     section.integer(report, "proxmox", MIN_VMID, MAX_VMID).and_then(|id| {
-        let at = section.value_span("proxmox");
-        let line = report.line(at.start);
-        if let Some(first) = taken.proxmox.get(&id) {
-            let message = format!("another VM has the Proxmox id {id} too");
-            report.add(at, message, format!("the first is on line {first}"));
-            return Field::Bad;
-        }
-        taken.proxmox.insert(id, line);
-        Field::Given(HostHandle::Proxmox(id))
+        let message = format!("another VM has the Proxmox id {id} too");
+        let unique = section.first_use(report, "proxmox", (&mut taken.proxmox, id), message, "");
+        unique.then_some(HostHandle::Proxmox(id)).into()
     })
 }
 
@@ -344,18 +316,9 @@ fn host(
 ) -> Field<HostHandle> {
     match way {
         "pid" => section.integer(report, "pid", 1, MAX_PID).and_then(|pid| {
-            let at = section.value_span("pid");
-            let line = report.line(at.start);
-            if let Some(first) = taken.pids.get(&pid) {
-                report.add(
-                    at,
-                    format!("another VM has pid {pid} too"),
-                    format!("the first is on line {first}"),
-                );
-                return Field::Bad;
-            }
-            taken.pids.insert(pid, line);
-            Field::Given(HostHandle::Pid(pid))
+            let message = format!("another VM has pid {pid} too");
+            let unique = section.first_use(report, "pid", (&mut taken.pids, pid), message, "");
+            unique.then_some(HostHandle::Pid(pid)).into()
         }),
         "cgroup" => section
             .path(report, "cgroup", "\"/machine.slice/vm0.scope\"")
@@ -363,7 +326,7 @@ fn host(
         _ => section
             .socket(report, "qmp", "\"/run/vm0.qmp\"")
             .and_then(|path| socket(report, section, "qmp", path, taken))
-            .and_then(|path| Field::Given(HostHandle::Qmp(path))),
+            .map(HostHandle::Qmp),
     }
 }
 

@@ -17,7 +17,7 @@ fn host(name: &str) -> HostSpec {
 }
 
 fn example(name: &str) -> Spec {
-    host(name).into_single().unwrap_or_else(|errors| panic!("{errors}"))
+    host(name).single().cloned().unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 /// Rate and target in ms of every task of a VM.

@@ -90,7 +90,7 @@ fn a_file_of_one_device_is_the_same_in_both_forms() {
     let old = format!("[device]\npath = \"/dev/sda\"\n{rest}");
     let list = format!("[[device]]\npath = \"/dev/sda\"\n{rest}");
     assert_eq!(host(&old).single().unwrap(), host(&list).single().unwrap());
-    assert_eq!(HostSpec::from(host(&old).into_single().unwrap()), host(&old));
+    assert_eq!(HostSpec::from(host(&old).single().unwrap().clone()), host(&old));
     // The normalised path, as in the VM itself.
     assert_eq!(host(&old).disks(0)[0].disk, Some(path("/dev/vdb")));
 }

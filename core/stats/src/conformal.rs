@@ -76,9 +76,6 @@ pub struct Quantile {
 
 impl Quantile {
     /// Checks a value from an untrusted file.
-    ///
-    /// # Errors
-    /// [`ConformalError::BadFile`] or [`ConformalError::BadLevel`] for impossible values.
     pub fn check(&self) -> Result<(), ConformalError> {
         if !self.score.is_finite() {
             return Err(ConformalError::BadFile("the score is not finite"));

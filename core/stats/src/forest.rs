@@ -209,9 +209,6 @@ impl Forest {
     }
 
     /// Checks a forest that came from a file.
-    ///
-    /// # Errors
-    /// [`ForestError::Damaged`].
     pub fn check(&self) -> Result<(), ForestError> {
         let bad = |what| Err(ForestError::Damaged(what));
         let n = self.targets.len();
@@ -254,9 +251,6 @@ impl Forest {
 
     /// The quantiles of a new row at `levels`, 0 to 1, into `out`, and the mean secondary target as
     /// the result.
-    ///
-    /// # Errors
-    /// [`ForestError::BadInput`].
     pub fn predict_with(
         &self,
         x: &[f64],
@@ -275,9 +269,6 @@ impl Forest {
 
     /// Standard deviation of the trees' means: large where the forest is unsure. Not a confidence
     /// interval.
-    ///
-    /// # Errors
-    /// [`ForestError::BadInput`].
     pub fn spread(&self, x: &[f64]) -> Result<f64, ForestError> {
         self.accept(x)?;
         let means: Vec<f64> = self

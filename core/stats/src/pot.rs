@@ -24,15 +24,15 @@
 //! than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The
 //! median bound is 1.2 (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls,
 //! of which such a series has 25 to 70 independent ones; the median estimate for these is low, half
-//! to three quarters of the truth. Intervals keep 95 to 99 %.
+//! to three quarters of the truth.
 //!
 //! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer
 //! for 108, of which 103 hold; the same series without the guards of steadiness: 459 and 218.
 //!
 //! **They do not hold** for a handful of slow requests: 25 in 5 000 (64 % of the answers; two
 //! thirds of the seeds end in [`PotError::NoFit`]); nor for a tail without a mean (shape above 1).
-//! Only longer runs help, and several at different times. From 29 956 independent requests on,
-//! [`order_statistic_bound`] needs no distribution at all.
+//! Only longer runs help, and several at different times. From 29 956 independent requests on, an
+//! order statistic ([`spare_samples`]) bounds p99.99 without any distribution.
 
 mod cluster;
 mod goodness;
@@ -45,13 +45,9 @@ mod steady;
 mod sums;
 mod tail;
 
-use serde::{Deserialize, Serialize};
-
-pub use cluster::{automatic_gap, clusters, effective_number, extremal_index};
-pub use gpd::{GpdFit, Method, fit as fit_gpd};
-pub use order::{can_carry, order_statistic_bound, samples_needed, spare_samples};
+pub use gpd::{GpdFit, Method};
+pub use order::{can_carry, samples_needed, spare_samples};
 pub use quantile::TailQuantile;
-pub use record::Record;
 pub use tail::{Pot, Threshold};
 
 /// Errors of a tail estimate.
@@ -91,16 +87,16 @@ pub enum PotError {
         /// Dispersion of the clusters over ten parts of the record, 9 on average by chance.
         dispersion: f64,
     },
-    /// A value or time is NaN or infinite.
+    /// A value is NaN or infinite.
     #[error("value {index} is not a finite number")]
     NotFinite {
         /// Index of the value, from 0.
         index: usize,
     },
-    /// The record contradicts itself.
+    /// The record cannot be used.
     #[error("{0}")]
     BadRecord(&'static str),
-    /// A setting or argument is outside its range.
+    /// An argument is outside its range.
     #[error("{0}")]
     BadSetting(&'static str),
     /// The percentile is not in the tail; an order statistic can estimate it.
@@ -111,64 +107,6 @@ pub enum PotError {
         /// Share of requests above the threshold.
         share: f64,
     },
-}
-
-/// Criterion by which two exceedances belong to one cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Gap {
-    /// Largest distance within a cluster, in the time of the record.
-    Time(f64),
-    /// Distance from the extremal index ([`automatic_gap`]).
-    Automatic,
-}
-
-/// Settings of a tail estimate.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Criterion of a cluster.
-    pub gap: Gap,
-    /// Quantiles of the sample to try as thresholds, rising, each in (0, 1). By default 1 - 0.2 x
-    /// 0.75^i for i in 0..24.
-    pub quantiles: Vec<f64>,
-    /// Fewest clusters a threshold needs, at least 10. By default 30.
-    pub min_clusters: usize,
-    /// Thresholds are chosen by tests at this level, in (0, 1). By default 0.1; a larger one
-    /// chooses higher thresholds.
-    pub significance: f64,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            gap: Gap::Automatic,
-            quantiles: (0..24).map(|i| 1.0 - 0.2 * 0.75f64.powi(i)).collect(),
-            min_clusters: 30,
-            significance: 0.1,
-        }
-    }
-}
-
-impl Settings {
-    /// # Errors
-    /// [`PotError::BadSetting`] for a value outside the range given at its field.
-    pub fn check(&self) -> Result<(), PotError> {
-        let inside = |x: f64| x > 0.0 && x < 1.0;
-        let rising = self.quantiles.windows(2).all(|q| q[0] < q[1]);
-        if self.quantiles.is_empty() || !rising || !self.quantiles.iter().all(|q| inside(*q)) {
-            return Err(PotError::BadSetting("threshold quantiles rise inside (0, 1)"));
-        }
-        if matches!(self.gap, Gap::Time(t) if !(t.is_finite() && t >= 0.0)) {
-            return Err(PotError::BadSetting("the gap is a finite time from 0"));
-        }
-        if self.min_clusters < 10 {
-            return Err(PotError::BadSetting("at least 10 clusters"));
-        }
-        if !inside(self.significance) {
-            return Err(PotError::BadSetting("the significance lies inside (0, 1)"));
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -136,9 +136,6 @@ fn check_weight(weight: f64) -> Result<(), RowsError> {
 }
 
 /// Refuses a NaN or an infinite value in a list, which the error names.
-///
-/// # Errors
-/// [`RowsError::NotFinite`].
 pub fn check_finite(what: &'static str, values: &[f64]) -> Result<(), RowsError> {
     match values.iter().position(|value| !value.is_finite()) {
         Some(index) => Err(RowsError::NotFinite { what, index }),

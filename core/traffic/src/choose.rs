@@ -86,9 +86,6 @@ pub struct Curve {
 
 impl Curve {
     /// From measurements in any order.
-    ///
-    /// # Errors
-    /// [`ChooseError::TooFew`].
     pub fn new(measured: &[CurvePoint]) -> Result<Self, ChooseError> {
         let mut points = measured.to_vec();
         points.retain(|p| p.rate.is_finite() && p.service.alpha.is_finite() && p.service.delta.is_finite());
@@ -131,9 +128,6 @@ impl Curve {
     }
 
     /// Largest rate at which the target holds by the curve.
-    ///
-    /// # Errors
-    /// [`ChooseError::OutOfReach`].
     pub fn largest_rate(&self, target: &ServiceTarget) -> Result<f64, ChooseError> {
         let Some(last) = self.points.iter().rposition(|p| target.is_met(&p.service)) else {
             return Err(ChooseError::OutOfReach { best: self.points[0].service });
@@ -168,9 +162,6 @@ impl Curve {
 /// `arrival` gives the arrival curve of a regulator at a rate; `left` gives the service that
 /// network calculus leaves to the victim, such as by [`Service::fifo_left_by`]. The service left
 /// must not improve with the rate.
-///
-/// # Errors
-/// As of [`Curve::largest_rate`], and [`ChooseError::BeyondBound`].
 pub fn choose(
     curve: &Curve,
     target: &ServiceTarget,

@@ -81,9 +81,6 @@ impl VictimCurve {
     }
 
     /// Model for limits between the measured ones.
-    ///
-    /// # Errors
-    /// As of [`VictimModel::new`].
     pub fn model(&self) -> Result<VictimModel, ChooseError> {
         VictimModel::new(&self.runs, self.oldest_first.then_some(self.outstanding))
     }

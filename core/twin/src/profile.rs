@@ -124,9 +124,6 @@ impl ProfileError {
 
 impl TwinProfile {
     /// Finds a built-in profile by its name.
-    ///
-    /// # Errors
-    /// [`ProfileError::Unknown`] when there is none of this name.
     pub fn built_in(name: &str) -> Result<Self, ProfileError> {
         let Some((_, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) else {
             return Err(ProfileError::unknown(name, io::ErrorKind::NotFound.into()));
@@ -140,9 +137,6 @@ impl TwinProfile {
     }
 
     /// Reads and checks a profile's text.
-    ///
-    /// # Errors
-    /// [`ProfileError::Invalid`] with what is wrong.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
         let invalid = |message: String| ProfileError::Invalid { name: name.to_owned(), message };
         let profile: Self = toml::from_str(text).map_err(|e| invalid(e.to_string()))?;

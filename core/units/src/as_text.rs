@@ -7,9 +7,6 @@ use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer, Serializer};
 
 /// Writes a value with its unit, such as "300ms".
-///
-/// # Errors
-/// Those of the serializer.
 pub fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(value)
 }

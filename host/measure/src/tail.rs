@@ -5,7 +5,7 @@
 //! requests count once. It is an estimate in addition to the verdict and never changes it: a
 //! verdict rests on counted requests alone.
 
-use rtvirtio_stats::pot::{Pot, Record, Settings};
+use rtvirtio_stats::pot::Pot;
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -32,8 +32,7 @@ pub struct TailEstimate {
 /// Text with the reason: too few independent exceedances, or no distribution that fits.
 pub fn estimate(latencies_ns: &[u64], percentile: Percentile) -> Result<TailEstimate, String> {
     let series: Vec<f64> = latencies_ns.iter().map(|l| *l as f64).collect();
-    let record = Record::from_latencies(&series).map_err(|e| e.to_string())?;
-    let pot = Pot::fit(record, &Settings::default()).map_err(|e| e.to_string())?;
+    let pot = Pot::fit(&series).map_err(|e| e.to_string())?;
     let quantile = pot.tail_quantile(percentile.0 / 100.0, CONFIDENCE.0).map_err(|e| e.to_string())?;
     let ns = |v: f64| Nanos(v.clamp(0.0, u64::MAX as f64) as u64);
     let threshold = pot.threshold();

@@ -13,9 +13,6 @@ pub struct Profiled {
 impl Profiled {
     /// Service times of a profile. Standstills are known where flushes were measured: else one
     /// would be taken for a change of the device.
-    ///
-    /// # Errors
-    /// [`ModelError::BadProfile`] without a usable read measurement.
     pub fn new(profile: &Profile) -> Result<Self, ModelError> {
         let service = service(profile)?;
         let alone = service.write.as_ref().map_or(service.read.alone, |w| w.alone.max(service.read.alone));

@@ -6,7 +6,7 @@ use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
 use rtvirtio_units::Nanos;
 
-use super::features::{MEANINGS, WIDTH};
+use super::features::{FEATURES, WIDTH};
 
 /// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30
 /// s are 300 000 years, and still finite.
@@ -41,7 +41,7 @@ pub(super) fn check_bound(bound: &Quantile) -> Result<(), String> {
 
 /// Names of the features of a row outside the forest's training range, then `unlike`.
 pub(super) fn outside(forest: &Forest, row: &[f64; WIDTH], unlike: Option<&'static str>) -> Vec<String> {
-    let features = forest.outside(row).into_iter().filter_map(|i| MEANINGS.get(i).copied());
+    let features = forest.outside(row).into_iter().filter_map(|i| FEATURES.get(i).map(|(_, what)| *what));
     features.chain(unlike).map(str::to_owned).collect()
 }
 

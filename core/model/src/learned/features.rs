@@ -15,47 +15,58 @@ use crate::slice::{BACKLOG, HORIZON, Slice};
 use crate::types::{Config, Elevator, Forecast, Profile};
 use crate::{ModelError, TailModel};
 
+/// Name of each feature, in order, with what it is for reports of features outside the measured
+/// range.
+pub(super) const FEATURES: [(&str, &str); 37] = [
+    ("ln_slice", "predicted latency"),
+    ("ln_slice_other_vms", "wait for other VMs"),
+    ("ln_slice_own_vm", "wait for the VM's own tasks"),
+    ("ln_slice_device", "time in the device"),
+    ("slice_kept", "share of the rate that is kept"),
+    ("ln_analytical", "latency by the paper's equations"),
+    ("ln_requests", "requests in a run"),
+    ("idles", "idling"),
+    ("elevator_none", "elevator none"),
+    ("elevator_mq_deadline", "elevator mq-deadline"),
+    ("elevator_kyber", "elevator kyber"),
+    ("slice_idle_ms", "slice_idle"),
+    ("ln_timeout_ms", "timeout_sync"),
+    ("low_latency", "low_latency"),
+    ("ln_budget", "max_budget"),
+    ("vms", "number of VMs"),
+    ("tasks_of_vm", "tasks of the VM"),
+    ("tasks", "tasks in all"),
+    ("ln_rate", "rate"),
+    ("ln_service", "service time"),
+    ("write_share", "share of writes"),
+    ("ln_think", "think time"),
+    ("load", "load"),
+    ("load_of_vm", "load of the VM"),
+    ("share", "share of the weights"),
+    ("ln_share_ratio", "weight relative to the heaviest"),
+    ("ln_flood", "neighbour's queue"),
+    ("flood_writes", "neighbour's writes"),
+    ("bursts", "bursts"),
+    ("ln_neighbour_cap", "neighbour's limit"),
+    ("own_cap", "the VM's own limit"),
+    ("guest", "guest"),
+    ("largest_cost_ln", "size of the largest request"),
+    ("weights_differ", "unequal weights"),
+    ("ln_base", "service time of the device"),
+    ("write_load", "load by writes"),
+    ("offered", "load with the neighbour's limit"),
+];
+
 /// Names of the features, in order. A model file lists them, so that one of another version is
 /// refused.
-pub const NAMES: [&str; 37] = [
-    "ln_slice",
-    "ln_slice_other_vms",
-    "ln_slice_own_vm",
-    "ln_slice_device",
-    "slice_kept",
-    "ln_analytical",
-    "ln_requests",
-    "idles",
-    "elevator_none",
-    "elevator_mq_deadline",
-    "elevator_kyber",
-    "slice_idle_ms",
-    "ln_timeout_ms",
-    "low_latency",
-    "ln_budget",
-    "vms",
-    "tasks_of_vm",
-    "tasks",
-    "ln_rate",
-    "ln_service",
-    "write_share",
-    "ln_think",
-    "load",
-    "load_of_vm",
-    "share",
-    "ln_share_ratio",
-    "ln_flood",
-    "flood_writes",
-    "bursts",
-    "ln_neighbour_cap",
-    "own_cap",
-    "guest",
-    "largest_cost_ln",
-    "weights_differ",
-    "ln_base",
-    "write_load",
-    "offered",
-];
+pub const NAMES: [&str; WIDTH] = {
+    let (mut names, mut i) = ([""; WIDTH], 0);
+    while i < WIDTH {
+        names[i] = FEATURES[i].0;
+        i += 1;
+    }
+    names
+};
 
 /// Index of `ln_slice`, ln(tail in s) by the slice model over a run.
 pub const LN_SLICE: usize = 0;
@@ -63,49 +74,8 @@ pub const LN_SLICE: usize = 0;
 /// Index of `slice_kept`, the share of the declared rate that is kept by the slice model, 0 to 1.
 pub const SLICE_KEPT: usize = 4;
 
-/// Descriptions of [`NAMES`], for reports of features outside the measured range.
-pub const MEANINGS: [&str; WIDTH] = [
-    "predicted latency",
-    "wait for other VMs",
-    "wait for the VM's own tasks",
-    "time in the device",
-    "share of the rate that is kept",
-    "latency by the paper's equations",
-    "requests in a run",
-    "idling",
-    "elevator none",
-    "elevator mq-deadline",
-    "elevator kyber",
-    "slice_idle",
-    "timeout_sync",
-    "low_latency",
-    "max_budget",
-    "number of VMs",
-    "tasks of the VM",
-    "tasks in all",
-    "rate",
-    "service time",
-    "share of writes",
-    "think time",
-    "load",
-    "load of the VM",
-    "share of the weights",
-    "weight relative to the heaviest",
-    "neighbour's queue",
-    "neighbour's writes",
-    "bursts",
-    "neighbour's limit",
-    "the VM's own limit",
-    "guest",
-    "size of the largest request",
-    "unequal weights",
-    "service time of the device",
-    "load by writes",
-    "load with the neighbour's limit",
-];
-
 /// Number of features per row.
-pub const WIDTH: usize = NAMES.len();
+pub const WIDTH: usize = FEATURES.len();
 
 /// Smallest latency or share whose logarithm is taken, in s: far below any I/O.
 const TINY: f64 = 1e-7;
@@ -115,9 +85,6 @@ const RESOLVED: f64 = 1e4;
 
 /// Feature rows, one per task in spec order, with the slice forecasts that they are built on.
 /// `seconds` is the length of the run whose tail is predicted.
-///
-/// # Errors
-/// Those of the slice model.
 pub fn features(
     profile: &Profile,
     spec: &Spec,

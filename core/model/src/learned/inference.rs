@@ -46,9 +46,6 @@ impl HostModel {
     }
 
     /// Spread of the predictions of a regime's trees for one row.
-    ///
-    /// # Errors
-    /// [`ForestError::BadInput`].
     pub fn spread(&self, row: &[f64; WIDTH], regime: Regime) -> Result<f64, ForestError> {
         self.non_idling_in(regime).map_or(&self.forest, |f| &f.forest).spread(row)
     }

@@ -94,9 +94,6 @@ impl HostModel {
     }
 
     /// Checks a model as read from a file.
-    ///
-    /// # Errors
-    /// [`ModelFileError`] with the first fault.
     pub fn check(&self) -> Result<(), ModelFileError> {
         let damaged = |what: String| Err(ModelFileError::Damaged(what));
         if self.schema != HOST_MODEL_SCHEMA {
@@ -121,9 +118,6 @@ impl HostModel {
     }
 
     /// Refuses a profile of another device or host.
-    ///
-    /// # Errors
-    /// [`ModelFileError::Elsewhere`].
     pub fn fits(&self, profile: &Profile) -> Result<(), ModelFileError> {
         let both = self.profile.identity.is_some() && profile.identity.is_some();
         let of = |p: &Profile| {

@@ -6,6 +6,7 @@ use rtvirtio_spec::{Device, HostHandle, LabKind, Op, Task};
 use rtvirtio_units::Ratio;
 
 use super::*;
+use crate::tests::setting;
 
 fn spec() -> Spec {
     let task = |op| Task { op, ..Task::reads("t", None) };
@@ -28,10 +29,6 @@ fn config(elevator: Elevator) -> Config {
 
 fn text(settings: &[Setting]) -> Vec<(Knob, &str)> {
     settings.iter().map(|s| (s.knob.clone(), s.value.as_str())).collect()
-}
-
-fn setting(knob: Knob, value: &str) -> Setting {
-    Setting { knob, value: value.to_owned(), reason: String::new(), strength: Enforcement::Hint }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use rtvirtio_spec::{LabKind, Op, Target};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 
 use super::*;
-use crate::tests::{flood, profile, spec, start, task};
+use crate::tests::{flood, profile, setting as set, spec, start, task};
 use crate::{Placements, config_of};
 
 #[test]
@@ -100,12 +100,6 @@ fn nothing_is_predicted_while_io_cost_is_on() {
 #[test]
 fn what_cannot_act_is_refused() {
     let spec = spec(LabKind::Process, &[vec![task("t", 100.0, Some(20))], vec![flood()]]);
-    let set = |knob, value: &str| Setting {
-        knob,
-        value: value.to_owned(),
-        reason: String::new(),
-        strength: Enforcement::Hint,
-    };
     let start = start(&spec);
     let error =
         |s: Setting| check_actable(&spec, &Placements::default(), &start, &[s]).unwrap_err().to_string();

@@ -153,9 +153,6 @@ impl Neighbour<'_> {
 }
 
 /// Checks that a regulator can hold the limits that are chosen.
-///
-/// # Errors
-/// [`NeighbourError::Joins`], [`NeighbourError::NotOfDisks`].
 pub fn check_actuator(actuator: Actuator) -> Result<(), NeighbourError> {
     place(actuator).map(drop)
 }
@@ -266,11 +263,7 @@ fn directions(vm: &Vm) -> Vec<Neighbour<'_>> {
         })
     };
     let of = |direction: Direction| {
-        let share = |task: &&Task| match direction {
-            Direction::Read => task.op.write_share() < 1.0,
-            _ => task.op.write_share() > 0.0,
-        };
-        let tasks: Vec<&Task> = vm.tasks.iter().filter(share).collect();
+        let tasks: Vec<&Task> = vm.tasks.iter().filter(|task| goes(task.op, direction)).collect();
         let smallest = |task: &&Task| task.mix.first().map_or(task.block, |one| one.size);
         let blocks = (tasks.iter().map(smallest).min()?, tasks.iter().map(|task| task.block).max()?);
         Some(Neighbour {

@@ -94,9 +94,6 @@ fn known(spec: &Spec, settings: &[Setting]) -> Vec<Setting> {
 
 /// Changes from the settings in force to the wanted ones, both relative to `start`: a knob that is
 /// no longer wanted gets its value of `start` again.
-///
-/// # Errors
-/// Those of [`config_of`].
 pub fn difference(
     spec: &Spec,
     start: &Config,
@@ -132,7 +129,7 @@ mod tests {
     use super::*;
     use crate::replan::effect::{Change, objection};
     use crate::replan::input::load_key;
-    use crate::tests::{flood, profile, spec, start, task};
+    use crate::tests::{flood, profile, setting, spec, start, task};
 
     /// A controller with a target, and a neighbour that reads as fast as it can.
     fn plant() -> Spec {
@@ -151,12 +148,7 @@ mod tests {
         let input = Input::declared(["vm0".to_owned(), "vm1".to_owned()].into());
         assert_eq!(candidate(&ground, &input), Err(PlanError::UnderIoCost));
         assert!(PlanError::UnderIoCost.to_string().starts_with("io.cost divides the device"));
-        let in_force = [Setting {
-            knob: Knob::VmIoLatency { vm: "vm0".to_owned() },
-            value: "12000".to_owned(),
-            reason: String::new(),
-            strength: crate::Enforcement::Hint,
-        }];
+        let in_force = [setting(Knob::VmIoLatency { vm: "vm0".to_owned() }, "12000")];
         let options = PlanOptions::new(start(&spec));
         let ground = PlanInput { options: &options, in_force: &in_force, ..ground };
         assert_eq!(candidate(&ground, &input), Err(PlanError::UnderIoLatency));

@@ -235,16 +235,10 @@ mod tests {
         assert_eq!(taken(&[&[580.0]]), 0);
         assert_eq!(taken(&[&[1.2], &[30.0], &[400.0]]), 0);
         assert_eq!(taken(&[]), 0);
-    }
-
-    #[test]
-    fn what_is_proven_is_taken() {
+        // What is proven is taken.
         assert_eq!(taken(&[&[15.0], &[1.7], &[0.9]]), 2);
         assert_eq!(taken(&[&[0.9], &[0.5]]), 0);
-    }
-
-    #[test]
-    fn a_task_that_nothing_helps_does_not_hide_what_is_done_to_another() {
+        // A task that nothing helps does not hide what is done to another.
         assert_eq!(taken(&[&[300.0, 580.0], &[310.0, 3.0]]), 1);
         // A setting far from the least bound in either task is no replacement.
         assert_eq!(taken(&[&[300.0, 580.0], &[9000.0, 3.0], &[310.0, 400.0]]), 0);

@@ -5,8 +5,7 @@ use std::ops::Range;
 /// Runs declustering (Coles, An Introduction to Statistical Modeling of Extreme Values, 2001,
 /// section 5.3.2): exceedances at most `gap` apart belong to one cluster. `times` in rising order,
 /// in the unit of `gap`. Returns index ranges in the order of time.
-#[must_use]
-pub fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
+pub(super) fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     for i in 0..times.len() {
         match found.last_mut() {
@@ -21,8 +20,7 @@ pub fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
 /// and 6): the reciprocal of the mean cluster size, 1 for independent exceedances. `times` in
 /// rising order, in units of the mean distance between two requests. 1 for fewer than two
 /// exceedances, which give no estimate.
-#[must_use]
-pub fn extremal_index(times: &[f64]) -> f64 {
+pub(super) fn extremal_index(times: &[f64]) -> f64 {
     let waits = || times.windows(2).map(|t| t[1] - t[0]);
     let sums = |shift: f64, other: f64| {
         waits().fold((0.0, 0.0), |(a, b), t| (a + (t - shift), b + (t - shift) * (t - other)))
@@ -36,8 +34,7 @@ pub fn extremal_index(times: &[f64]) -> f64 {
 
 /// The gap that makes `extremal_index` times the number of exceedances the number of clusters
 /// (Ferro and Segers 2003, section 4). Unit of `times`.
-#[must_use]
-pub fn automatic_gap(times: &[f64], extremal_index: f64) -> f64 {
+pub(super) fn automatic_gap(times: &[f64], extremal_index: f64) -> f64 {
     let mut waits: Vec<f64> = times.windows(2).map(|t| t[1] - t[0]).collect();
     waits.sort_unstable_by(|a, b| b.total_cmp(a));
     // The longest C - 1 waits separate clusters, the next one is the gap; among equal waits none
@@ -49,8 +46,7 @@ pub fn automatic_gap(times: &[f64], extremal_index: f64) -> f64 {
 /// Number of independent exceedances that the clusters are worth when all exceedances of one
 /// cluster are fully correlated: `N^2 / sum size^2` (Kish, Survey Sampling, 1965, section 8.2). At
 /// most the number of clusters, and less where their sizes differ.
-#[must_use]
-pub fn effective_number(clusters: &[Range<usize>]) -> f64 {
+pub(super) fn effective_number(clusters: &[Range<usize>]) -> f64 {
     let n: usize = clusters.iter().map(Range::len).sum();
     let squares: f64 = clusters.iter().map(|c| (c.len() as f64).powi(2)).sum();
     if n == 0 { 0.0 } else { (n as f64).powi(2) / squares }

@@ -56,20 +56,6 @@ pub fn spare_samples(n: usize, p: f64, confidence: f64) -> Option<usize> {
     spare
 }
 
-/// Distribution-free upper confidence bound of the percentile `p` in (0, 1): an order statistic of
-/// `sorted`, which is in rising order. `None` when so few samples cannot carry it at this
-/// confidence, or for arguments out of range or NaN.
-///
-/// Holds for independent requests; stalls that hit neighbours together make it too low.
-#[must_use]
-pub fn order_statistic_bound(sorted: &[f64], p: f64, confidence: f64) -> Option<f64> {
-    if sorted.windows(2).any(|x| x[0].is_nan() || x[1].is_nan() || x[0] > x[1]) {
-        return None;
-    }
-    let spare = spare_samples(sorted.len(), p, confidence)?;
-    sorted.get(sorted.len() - 1 - spare).copied().filter(|x| !x.is_nan())
-}
-
 fn valid(share: f64) -> bool {
     share > 0.0 && share < 1.0
 }

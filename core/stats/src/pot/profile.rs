@@ -43,22 +43,21 @@ struct Point {
 }
 
 impl Profile<'_> {
-    /// The end of the likelihood interval above (`up`) or below the most likely distance: where the
-    /// square root of the adjusted deviance reaches `z`. Infinite, or zero, where it never does.
-    pub(super) fn end(&self, z: f64, up: bool) -> f64 {
+    /// The end of the likelihood interval above the most likely distance: where the square root of
+    /// the adjusted deviance reaches `z`. Infinite where it never does.
+    pub(super) fn end(&self, z: f64) -> f64 {
         let best = self.best();
         if z <= 0.0 {
             return best.distance;
         }
-        let step: f64 = if up { 1.4 } else { 1.0 / 1.4 };
         let mut inner = best;
         loop {
-            let outer = self.at(inner.distance * step, inner.ratio);
+            let outer = self.at(inner.distance * 1.4, inner.ratio);
             if self.errors(&best, &outer) >= z {
                 return self.between(&best, inner, outer, z);
             }
-            if (outer.distance / best.distance).ln().abs() > FARTHEST.ln() {
-                return if up { f64::INFINITY } else { 0.0 };
+            if (outer.distance / best.distance).ln() > FARTHEST.ln() {
+                return f64::INFINITY;
             }
             inner = outer;
         }

@@ -1,12 +1,9 @@
-//! Percentiles beyond the sample, with bounds.
+//! Percentiles beyond the sample, with upper bounds.
 
-use serde::{Deserialize, Serialize};
-
-use super::gpd::Method;
 use super::profile::Profile;
 use super::sums::Sums;
 use super::{Pot, PotError, Threshold};
-use crate::{Interval, normal_quantile};
+use crate::normal_quantile;
 
 /// Higher thresholds count for the bounds while they have this share of the exceedances of the
 /// chosen one. The test of fit sees the many excesses just above the threshold, the percentile
@@ -17,31 +14,24 @@ const NEIGHBOURS: f64 = 0.3;
 const ABOVE: f64 = 2.0;
 
 /// A percentile beyond the sample.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TailQuantile {
-    /// Level of the percentile, as a share in (0, 1).
-    pub p: f64,
-    /// Confidence of the interval and of the bound, each by itself.
-    pub confidence: f64,
     /// Estimate of the percentile, in the unit of the values.
     pub estimate: f64,
-    /// Two-sided interval; around the estimate. Its lower end is the threshold where the fit is
-    /// held at its edge.
-    pub interval: Interval,
     /// Upper bound, one-sided, not below the estimate. Infinite where the data give none.
     pub upper: f64,
 }
 
 impl Pot {
-    /// Estimates the percentile `p` with bounds at `confidence`. Their coverage, and the cases in
-    /// which they do not hold, are documented in [`crate::pot`].
+    /// Estimates the percentile `p` with a bound at `confidence`. Its coverage, and the cases in
+    /// which it does not hold, are documented in [`crate::pot`].
     ///
     /// # Errors
     /// [`PotError::BadSetting`] for `p` outside (0, 1) or a confidence outside [0.5, 1),
     /// [`PotError::BelowThreshold`] for a percentile that half of the exceedances or more lie
     /// above.
     pub fn tail_quantile(&self, p: f64, confidence: f64) -> Result<TailQuantile, PotError> {
-        let (one, two) = levels(p, confidence)?;
+        let z = normal_level(p, confidence)?;
         let usable = |t: &Threshold| self.share(t) >= ABOVE * (1.0 - p);
         let chosen = self.threshold();
         if !usable(chosen) {
@@ -49,36 +39,20 @@ impl Pot {
         }
         let fewest = NEIGHBOURS * chosen.exceedances as f64;
         let estimate = chosen.level + chosen.gpd.quantile((1.0 - p) / self.share(chosen));
-        let mut found = TailQuantile {
-            p,
-            confidence,
-            estimate,
-            interval: Interval { low: estimate, high: estimate },
-            upper: estimate,
-        };
+        let mut upper = estimate;
         for (threshold, sums) in self.chosen_and_above() {
             if usable(threshold) && threshold.exceedances as f64 >= fewest {
-                self.widen(&mut found, threshold, sums, (one, two));
+                upper = upper.max(self.bound(threshold, sums, 1.0 - p, z));
             }
         }
-        Ok(found)
+        Ok(TailQuantile { estimate, upper })
     }
 
-    /// Widens bounds to include those of another threshold. `levels` are normal quantiles, one- and
-    /// two-sided.
-    fn widen(&self, found: &mut TailQuantile, threshold: &Threshold, sums: &Sums, levels: (f64, f64)) {
-        let profile = Profile {
-            sums,
-            n: self.record.n() as f64,
-            weight: threshold.effective / sums.count(),
-            exceedance: 1.0 - found.p,
-        };
-        let (one, two) = (student(levels.0, threshold.effective), student(levels.1, threshold.effective));
-        let end = |z: f64, up| threshold.level + profile.end(z, up);
-        found.upper = found.upper.max(end(one, true));
-        found.interval.high = found.interval.high.max(end(two, true));
-        let low = if threshold.gpd.method == Method::Edge { threshold.level } else { end(two, false) };
-        found.interval.low = found.interval.low.min(low);
+    /// Bound by one threshold; `z` is the normal quantile of the confidence.
+    fn bound(&self, threshold: &Threshold, sums: &Sums, exceedance: f64, z: f64) -> f64 {
+        let weight = threshold.effective / sums.count();
+        let profile = Profile { sums, n: self.record.n() as f64, weight, exceedance };
+        threshold.level + profile.end(student(z, threshold.effective))
     }
 
     /// Share of requests above a threshold.
@@ -87,13 +61,13 @@ impl Pot {
     }
 }
 
-/// Normal quantiles of a confidence, one- and two-sided.
-fn levels(p: f64, confidence: f64) -> Result<(f64, f64), PotError> {
+/// Normal quantile of a confidence, one-sided.
+fn normal_level(p: f64, confidence: f64) -> Result<f64, PotError> {
     if !(p > 0.0 && p < 1.0) {
         return Err(PotError::BadSetting("the percentile lies inside (0, 1)"));
     }
-    let both = normal_quantile(confidence).zip(normal_quantile(0.5 + 0.5 * confidence));
-    both.filter(|(one, _)| *one >= 0.0).ok_or(PotError::BadSetting("the confidence lies in [0.5, 1)"))
+    let z = normal_quantile(confidence).filter(|z| *z >= 0.0);
+    z.ok_or(PotError::BadSetting("the confidence lies in [0.5, 1)"))
 }
 
 /// Student's quantile for a normal one, by the expansion of Fisher and Cornish (Abramowitz and

@@ -33,16 +33,8 @@ const SEARCH: (f64, f64) = (-30.0, 40.0);
 const COARSE: usize = 32;
 
 impl Sums {
+    /// Of finite excesses above zero, of which at least three differ.
     pub(super) fn new(excesses: &[f64]) -> Result<Self, PotError> {
-        if let Some(index) = excesses.iter().position(|y| !y.is_finite()) {
-            return Err(PotError::NotFinite { index });
-        }
-        if excesses.iter().any(|y| *y <= 0.0) {
-            return Err(PotError::BadRecord("an excess is not above zero"));
-        }
-        if excesses.len() < 5 {
-            return Err(PotError::TooFew { have: excesses.len(), need: 5 });
-        }
         let mut rising = excesses.to_vec();
         rising.sort_unstable_by(f64::total_cmp);
         let different = 1 + rising.windows(2).filter(|y| y[0] < y[1]).count();

@@ -1,22 +1,26 @@
 //! The thresholds that were tried and the one that was chosen.
 
-use serde::{Deserialize, Serialize};
-
 use super::cluster::{automatic_gap, clusters, effective_number, extremal_index};
 use super::goodness::{anderson_darling, p_value};
-use super::gpd::{GpdFit, Method, fit_sums};
+use super::gpd::{GpdFit, Method, fit};
 use super::steady::{EVEN, growth, unevenness};
+use super::PotError;
+use super::record::Record;
 use super::sums::Sums;
-use super::{Gap, PotError, Record, Settings};
 
-/// The highest threshold is used where none passes at the level of the settings, unless it fails at
-/// this level.
+/// Number of quantiles of the sample that are tried as thresholds.
+const CANDIDATES: i32 = 24;
+/// Fewest clusters a threshold needs.
+const MIN_CLUSTERS: usize = 30;
+/// Level of the tests by which a threshold is chosen; a larger one chooses higher thresholds.
+const SIGNIFICANCE: f64 = 0.1;
+/// The highest threshold is used where none passes at that level, unless it fails at this one.
 const HOPELESS: f64 = 0.01;
 /// Thresholds with more exceedances are skipped: they only cost time, and p99.99 needs fewer.
 const MOST_EXCEEDANCES: usize = 20_000;
 
 /// A threshold and the fit above it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
     /// Candidate quantile of the sample.
     pub quantile: f64,
@@ -26,22 +30,15 @@ pub struct Threshold {
     pub exceedances: usize,
     /// Number of clusters by runs declustering.
     pub clusters: usize,
-    /// Largest distance inside a cluster, in the time of the record.
-    pub gap: f64,
-    /// Extremal index by the intervals estimator, in (0, 1]; the runs estimate is
-    /// `clusters / exceedances`.
-    pub extremal_index: f64,
-    /// Independent exceedances that the `exceedances` are worth: the smaller one of
-    /// [`effective_number`] of the clusters and `extremal_index * exceedances`.
+    /// Independent exceedances that the `exceedances` are worth: by the sizes of the clusters
+    /// (Kish), or the extremal index times the `exceedances` where that is less.
     pub effective: f64,
     /// Dispersion of the clusters over ten parts of the record: 9 on average by chance.
     pub dispersion: f64,
     /// Distribution of the excesses.
     pub gpd: GpdFit,
-    /// Anderson-Darling statistic of the fit.
-    pub anderson_darling: f64,
-    /// p-value of the statistic, after division by `exceedances / effective`: the first-order
-    /// correction for clusters of Rao and Scott (JASA 76, 1981).
+    /// p-value of the Anderson-Darling statistic, after division by `exceedances / effective`: the
+    /// first-order correction for clusters of Rao and Scott (JASA 76, 1981).
     pub p_value: f64,
 }
 
@@ -65,19 +62,18 @@ impl Pot {
     /// clusters lie unevenly fails.
     ///
     /// # Errors
-    /// [`PotError::BadSetting`], [`PotError::TooFew`] clusters at every candidate,
-    /// [`PotError::Grows`] for a complete series whose latencies grow, [`PotError::Uneven`] where
-    /// the slow requests lie in few parts of the record, [`PotError::NoFit`] when none fits,
-    /// [`PotError::BadRecord`] for a record that reaches down to none.
-    pub fn fit(record: Record, settings: &Settings) -> Result<Self, PotError> {
-        settings.check()?;
-        if let Some(s) = record.series().and_then(growth) {
+    /// [`PotError::TooFew`] clusters at every candidate, [`PotError::Grows`] where latencies grow,
+    /// [`PotError::Uneven`] where the slow requests lie in few parts of the record,
+    /// [`PotError::NoFit`] when none fits, [`PotError::NotFinite`].
+    pub fn fit(latencies: &[f64]) -> Result<Self, PotError> {
+        let record = Record::new(latencies)?;
+        if let Some(s) = growth(&record.values) {
             return Err(PotError::Grows { s });
         }
         let mut thresholds = Vec::new();
         let mut refused = PotError::BadRecord("the record does not reach down to any threshold");
-        for quantile in settings.quantiles.iter().rev() {
-            match candidate(&record, *quantile, settings) {
+        for i in (0..CANDIDATES).rev() {
+            match candidate(&record, 1.0 - 0.2 * 0.75f64.powi(i)) {
                 Some(Ok(found)) => thresholds.push(found),
                 Some(Err(error)) => refused = error,
                 None => {}
@@ -89,7 +85,7 @@ impl Pot {
         if dispersion > EVEN {
             return Err(PotError::Uneven { dispersion });
         }
-        let fails = |(t, _): &(Threshold, Sums)| !passes(t, settings.significance);
+        let fails = |(t, _): &(Threshold, Sums)| !passes(t, SIGNIFICANCE);
         let good = thresholds.iter().rposition(fails).map_or(0, |i| i + 1);
         if good == thresholds.len() && !passes(highest, HOPELESS) {
             return Err(PotError::NoFit { p_value });
@@ -104,11 +100,6 @@ impl Pot {
         &self.thresholds[self.chosen].0
     }
 
-    /// Every threshold with enough clusters, in rising order.
-    pub fn candidates(&self) -> impl Iterator<Item = &Threshold> {
-        self.thresholds.iter().map(|(t, _)| t)
-    }
-
     /// The chosen threshold and all higher ones.
     pub(super) fn chosen_and_above(&self) -> &[(Threshold, Sums)] {
         &self.thresholds[self.chosen..]
@@ -120,44 +111,33 @@ fn passes(threshold: &Threshold, significance: f64) -> bool {
     threshold.dispersion <= EVEN && (threshold.p_value > significance || shorter)
 }
 
-/// Fits the excesses of a candidate; `None` where the record does not reach it, or has too many.
-fn candidate(
-    record: &Record,
-    quantile: f64,
-    settings: &Settings,
-) -> Option<Result<(Threshold, Sums), PotError>> {
-    let level = record.threshold(quantile)?;
+/// Fits the excesses of a candidate; `None` where there are too many.
+fn candidate(record: &Record, quantile: f64) -> Option<Result<(Threshold, Sums), PotError>> {
+    let level = record.threshold(quantile);
     let above = record.above(level);
     if above.excesses.len() > MOST_EXCEEDANCES {
         return None;
     }
     let extremal_index = extremal_index(&above.times);
-    let gap = match settings.gap {
-        Gap::Time(time) => record.in_requests(time),
-        Gap::Automatic => automatic_gap(&above.times, extremal_index),
-    };
-    let runs = clusters(&above.times, gap);
-    if runs.len() < settings.min_clusters {
-        return Some(Err(PotError::TooFew { have: runs.len(), need: settings.min_clusters }));
+    let runs = clusters(&above.times, automatic_gap(&above.times, extremal_index));
+    if runs.len() < MIN_CLUSTERS {
+        return Some(Err(PotError::TooFew { have: runs.len(), need: MIN_CLUSTERS }));
     }
     let sums = match Sums::new(&above.excesses) {
         Ok(sums) => sums,
         Err(error) => return Some(Err(error)),
     };
     let effective = effective_number(&runs).min(extremal_index * sums.count());
-    let gpd = fit_sums(&sums, effective);
+    let gpd = fit(&sums);
     let anderson_darling = anderson_darling(sums.excesses(), &gpd);
     let threshold = Threshold {
         quantile,
         level,
         exceedances: above.excesses.len(),
         clusters: runs.len(),
-        gap: record.in_time(gap),
-        extremal_index,
         effective,
         dispersion: unevenness(runs.iter().map(|r| above.times[r.start]), record.n()),
         gpd,
-        anderson_darling,
         p_value: p_value(anderson_darling * effective / sums.count(), gpd.shape),
     };
     Some(Ok((threshold, sums)))

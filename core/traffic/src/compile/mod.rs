@@ -85,9 +85,6 @@ pub fn compile(tspec: &Tspec, direction: Direction, place: &Place) -> Result<Com
 
 /// Compiles for a VM that has `others` too: a setting that holds several limits at once, such as a
 /// line of `io.max` or a command of QEMU's, has them in it. The limit itself may be among `others`.
-///
-/// # Errors
-/// As [`compile()`].
 pub fn compile_among(
     tspec: &Tspec,
     direction: Direction,

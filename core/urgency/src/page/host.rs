@@ -19,9 +19,6 @@ pub trait Memory {
     fn read(&self, at: usize, into: &mut [u8]) -> Result<(), Self::Error>;
 
     /// Copies to byte `at` of the memory.
-    ///
-    /// # Errors
-    /// Those of [`Memory::read`].
     fn write(&self, at: usize, from: &[u8]) -> Result<(), Self::Error>;
 }
 
