@@ -585,7 +585,8 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     }
     let long = format!("{}/{}", d.display(), "x".repeat(120));
     for (to, why) in [("/no/such/dir/b", "/no/such/dir"), (long.as_str(), "`socket` of disk \"b\"")] {
-        let stderr = check(d, &config.replace(&format!("{}/b\"", d.display()), &format!("{to}\""))).unwrap_err();
+        let stderr =
+            check(d, &config.replace(&format!("{}/b\"", d.display()), &format!("{to}\""))).unwrap_err();
         assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains(why), "{stderr}");
     }
 }

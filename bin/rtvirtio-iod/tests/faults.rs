@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{
-    FLUSH, Iod, Neighbour, accept_all, begin_log, completion, deallocate, disk, range, read, request, start_at,
-    two_disks, write,
+    FLUSH, Iod, Neighbour, accept_all, begin_log, completion, deallocate, disk, range, read, request,
+    start_at, two_disks, write,
 };
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_testkit::site::wait_for;

@@ -325,7 +325,8 @@ fn requests_that_are_refused_are_counted_by_reason() {
     let count = |why: &str| reasons.iter().filter(|(reason, _)| reason == why).count();
     let counts = ["outside_memory", "unsupported", "invalid", "read_only"].map(count);
     assert_eq!(counts, [3, 2, 3, 1], "{reasons:?}");
-    let is_right = |(why, code): &(String, serde_json::Value)| *code == if why == "unsupported" { 2 } else { 1 };
+    let is_right =
+        |(why, code): &(String, serde_json::Value)| *code == if why == "unsupported" { 2 } else { 1 };
     assert!(reasons.iter().all(is_right), "{reasons:?}");
 }
 

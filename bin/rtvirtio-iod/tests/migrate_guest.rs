@@ -120,7 +120,8 @@ fn a_disk_that_moves_is_served_by_one_domain_at_a_time() {
     // Nor does one that does not move it.
     let alone = dir.path().join("2");
     std::fs::create_dir_all(&alone).unwrap();
-    let refused = Iod::try_start(&alone, &configuration(&alone, &disk, "")).err().expect("the disk is in use");
+    let refused =
+        Iod::try_start(&alone, &configuration(&alone, &disk, "")).err().expect("the disk is in use");
     assert!(refused.contains("in use"), "{refused}");
     first.end_well();
 }

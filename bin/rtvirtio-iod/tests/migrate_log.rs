@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    AttackedDomain, FLUSH, Neighbour, accept_all, begin_log, completion, connect, read, request, settle, start_at,
-    until, write,
+    AttackedDomain, FLUSH, Neighbour, accept_all, begin_log, completion, connect, read, request, settle,
+    start_at, until, write,
 };
 use rtvirtio_domain_client::{BlkRequest, Client, DirtyPages, Options, SharedMemory};
 use rtvirtio_testkit::HANG;

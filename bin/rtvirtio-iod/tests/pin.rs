@@ -12,8 +12,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use common::{
-    Iod, Neighbour, change_under_load, completion, disk, pattern, program, read, request, two_disks, with_keys,
-    write,
+    Iod, Neighbour, change_under_load, completion, disk, pattern, program, read, request, two_disks,
+    with_keys, write,
 };
 use rtvirtio_domain_client::{Client, ClientQueue, Options, SharedMemory};
 use rtvirtio_testkit::site::wait_for;

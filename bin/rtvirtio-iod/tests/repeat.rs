@@ -223,8 +223,7 @@ fn messages_that_are_refused() {
         2 => assert!(client.raw().set_vring_enable(0, true).is_err()),
         _ => {
             let whole = client.mem.region(0, client.mem.len());
-            let region =
-                VhostUserMemoryRegionInfo { guest_phys_addr: 0, memory_size: 1 << 40, ..whole };
+            let region = VhostUserMemoryRegionInfo { guest_phys_addr: 0, memory_size: 1 << 40, ..whole };
             assert!(client.raw().set_mem_table(&[region]).is_err());
         }
     });

@@ -19,8 +19,7 @@ const DEADLINE_MS: f64 = 400.0;
 fn guest(name: &str, run_dir: &Path) -> (QemuGuest, u16) {
     let image = image::ensure(Path::new("/var/cache/rtvirtio"), &|_| ()).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let config =
-        QemuConfig { port: Some(port), ..QemuConfig::new(name, image, GuestDisk::None, run_dir) };
+    let config = QemuConfig { port: Some(port), ..QemuConfig::new(name, image, GuestDisk::None, run_dir) };
     let mut vm = QemuGuest::start(&config).unwrap();
     let script = format!(
         "ip link set lo up && ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && mkdir -p /srv && \

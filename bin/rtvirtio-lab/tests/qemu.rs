@@ -84,9 +84,9 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
         socket("a.qga")
     );
     let existing = site.write("existing.toml", &text_of_spec);
-    let weight = ["a", "b"].iter().fold(plan.to_string(), |text, vm| {
-        text.replace(&format!("\"vm\":\"{vm}\""), "\"vm\":\"plant\"")
-    });
+    let weight = ["a", "b"]
+        .iter()
+        .fold(plan.to_string(), |text, vm| text.replace(&format!("\"vm\":\"{vm}\""), "\"vm\":\"plant\""));
     site.write("hand.plan", &weight);
     let dry = site.ok(&["apply", &plan_file, "--spec", &existing, "--dry-run"]);
     let cgroup = state["vms"][0]["cgroup"].as_str().unwrap();

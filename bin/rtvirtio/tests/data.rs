@@ -267,8 +267,7 @@ fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     // Reads: what uses it is named, and nothing is changed.
     let reader = sleeper(File::open(device).unwrap());
     let before = disk.checksum();
-    let (mut child, wanted) =
-        (site.spawn(&["profile", device]), format!("process {} (sleep)", reader.id()));
+    let (mut child, wanted) = (site.spawn(&["profile", device]), format!("process {} (sleep)", reader.id()));
     let mut said = String::new();
     let mut err = BufReader::new(child.stderr.take().unwrap());
     while !said.contains(&wanted) && err.read_line(&mut said).unwrap() > 0 {}

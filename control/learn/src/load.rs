@@ -228,12 +228,8 @@ impl Knobs {
     /// Kernel defaults under BFQ, for `vms` VMs.
     #[must_use]
     pub fn default_bfq(vms: usize) -> Self {
-        let vm = VmConfig {
-            weight: 100,
-            cap: None,
-            guest_elevator: Elevator::None,
-            guest_bfq: Bfq::default(),
-        };
+        let vm =
+            VmConfig { weight: 100, cap: None, guest_elevator: Elevator::None, guest_bfq: Bfq::default() };
         Self::from_config(&Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; vms] })
     }
 }

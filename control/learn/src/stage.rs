@@ -187,12 +187,7 @@ impl<'a> Stage<'a> {
     ///
     /// # Errors
     /// [`StageError`]. After [`StageError::NotReverted`] no further run makes sense.
-    pub fn run(
-        &self,
-        spec: &Spec,
-        treatment: &Treatment,
-        plan: RunPlan<'_>,
-    ) -> Result<Measured, StageError> {
+    pub fn run(&self, spec: &Spec, treatment: &Treatment, plan: RunPlan<'_>) -> Result<Measured, StageError> {
         let there = self.rig.vms();
         if spec.vms.len() > there {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
@@ -236,12 +231,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn observe(
-        &self,
-        spec: &Spec,
-        treatment: &Treatment,
-        plan: RunPlan<'_>,
-    ) -> Result<Measured, StageError> {
+    fn observe(&self, spec: &Spec, treatment: &Treatment, plan: RunPlan<'_>) -> Result<Measured, StageError> {
         let mut loads = self.rig.loads(spec)?;
         if let Some(classes) = &treatment.classes {
             let shared = loads.first().map(|l| l.place.clone());

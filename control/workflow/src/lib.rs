@@ -5,8 +5,6 @@
 //! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
 //! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.
 
-#![deny(missing_docs)]
-
 pub mod acting;
 pub mod apply;
 pub mod bfq;

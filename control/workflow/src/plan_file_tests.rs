@@ -36,9 +36,7 @@ fn a_file_of_the_first_form_is_the_plan_of_one_device() {
 
 #[test]
 fn a_plan_for_other_devices_is_refused() {
-    let entry = |name: &str| {
-        DevicePlan::new(Some(name.to_owned()), serde_json::from_value(plan()).unwrap())
-    };
+    let entry = |name: &str| DevicePlan::new(Some(name.to_owned()), serde_json::from_value(plan()).unwrap());
     let plan = HostPlan::new(vec![entry("fast"), entry("big")]);
     plan.check_devices(&host(&["fast", "big"])).unwrap();
     for devices in [&["big", "fast"][..], &["fast"], &["fast", "big", "slow"]] {

@@ -344,7 +344,8 @@ impl<'t, 'i> Section<'t, 'i> {
         self.string(report, key, example).and_then(|text| {
             if let Some((escape, inner)) = decoded_escape(report.text(&self.value_span(key))) {
                 let escape = printable(escape, 8);
-                let message = format!("`{key}` in double quotes: TOML takes `{escape}` for another character");
+                let message =
+                    format!("`{key}` in double quotes: TOML takes `{escape}` for another character");
                 let help = format!("write it in single quotes: {key} = '{inner}'");
                 report.add(self.value_span(key), message, help);
                 return Field::Bad;

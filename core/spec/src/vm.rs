@@ -10,9 +10,7 @@ use crate::limits::MAX_VMS;
 use crate::network_read::{Networks, TakenPorts};
 use crate::path::VmPath;
 use crate::source::Span;
-use crate::types::{
-    Criticality, Device, HostHandle, Kernel, LabKind, Reach, TaskDisk, Vm, VmDisk,
-};
+use crate::types::{Criticality, Device, HostHandle, Kernel, LabKind, Reach, TaskDisk, Vm, VmDisk};
 use crate::{cpu, disk, libvirt, network_read, path, task, traffic};
 
 const KEYS: &[&str] = &[

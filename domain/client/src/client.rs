@@ -42,8 +42,15 @@ pub struct Options {
 
 impl Options {
     /// The default, for constants.
-    pub const DEFAULT: Self =
-        Self { queues: 1, size: 512, buffer: 4_096, sealed: true, slot: 0, features: u64::MAX, started: true };
+    pub const DEFAULT: Self = Self {
+        queues: 1,
+        size: 512,
+        buffer: 4_096,
+        sealed: true,
+        slot: 0,
+        features: u64::MAX,
+        started: true,
+    };
 }
 
 impl Default for Options {

@@ -28,7 +28,8 @@ impl File {
     /// All paths in the file, and the path of the file itself.
     #[must_use]
     pub fn paths(&self, config: &Path) -> Vec<NamedPath> {
-        let named = |what: String, path: &Path, is_backing| NamedPath { what, path: path.to_owned(), is_backing };
+        let named =
+            |what: String, path: &Path, is_backing| NamedPath { what, path: path.to_owned(), is_backing };
         let mut paths = vec![
             named("the configuration file".into(), config, false),
             named("`control`".into(), &self.control, false),

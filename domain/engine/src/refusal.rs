@@ -91,10 +91,7 @@ pub enum ReloadError {
     },
     /// An engine refuses what was checked, a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
-    Engine {
-        device: String,
-        source: ReconfigureError,
-    },
+    Engine { device: String, source: ReconfigureError },
     /// A disk or port cannot be added or removed, after other changes.
     #[error("{why}. In force by now: {}", changes.join(", "))]
     Partly {

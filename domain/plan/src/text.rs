@@ -188,10 +188,8 @@ mod tests {
     fn the_domain_parses_the_plan() {
         let mixed = "write_share = \"30%\"\nrate = \"700/s\"\ntarget = { percentile = \"p99.99\", latency = \"30ms\" }";
         let flood = task_of("flood", "read", "128KiB", "depth = 32");
-        let spec = spec(&[
-            ("a", &task_of("t", "mixed", "4KiB", mixed)),
-            ("b", &(with(100, "50ms") + &flood)),
-        ]);
+        let spec =
+            spec(&[("a", &task_of("t", "mixed", "4KiB", mixed)), ("b", &(with(100, "50ms") + &flood))]);
         let device =
             DeviceModel::declared("qlc \"x\"", &TwinProfile::built_in("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());

@@ -399,7 +399,8 @@ mod tests {
             write("cpuset.cpus.exclusive", Form::CpuList, "2-3"),
             write("cpuset.cpus.partition", Form::Partition, "root"),
         ];
-        let mut journal = Journal { complete: true, entries: capture(&writes, &machine).unwrap(), ..Journal::default() };
+        let mut journal =
+            Journal { complete: true, entries: capture(&writes, &machine).unwrap(), ..Journal::default() };
         ["cpuset.cpus.exclusive", "cpuset.cpus.partition"]
             .iter()
             .for_each(|name| fs::remove_file(scope.join(name)).unwrap());
@@ -423,7 +424,11 @@ mod tests {
         let machine = Machine::new(&root, &NoGuests);
         let file = |name: &str| Target::host(Path::new("/sys/fs/cgroup/plc.scope").join(name), Form::Plain);
         let first = Write::new("weight", file("cpu.weight"), "50");
-        let mut journal = Journal { complete: true, entries: capture(&[first.clone(), first], &machine).unwrap(), ..Journal::default() };
+        let mut journal = Journal {
+            complete: true,
+            entries: capture(&[first.clone(), first], &machine).unwrap(),
+            ..Journal::default()
+        };
         let along = vec![file("cpu.weight")];
         let added = Write { side_effects: along, ..Write::new("cap", file("cpu.max"), "50000 100000") };
         let added = [added];

@@ -33,26 +33,15 @@ pub enum ApplyError {
     },
     /// A knob's file has a form that is not known; nothing was touched.
     #[error("{label} holds `{text}`, which is not understood; please report this kernel's form")]
-    Form {
-        label: String,
-        text: String,
-    },
+    Form { label: String, text: String },
     /// The kernel refused a value.
     #[error("the kernel refuses `{value}` for {label}: {source}")]
-    Refused {
-        label: String,
-        value: String,
-        source: io::Error,
-    },
+    Refused { label: String, value: String, source: io::Error },
     /// The kernel took a value and shows another.
     #[error(
         "{label} was set to `{wanted}` but shows `{found}`: the kernel, or another program, keeps it from being set"
     )]
-    ReadBack {
-        label: String,
-        wanted: String,
-        found: String,
-    },
+    ReadBack { label: String, wanted: String, found: String },
     /// A knob was changed by another program while the plan was being applied.
     #[error(
         "{label} changed from `{was}` to `{found}` while the plan was being applied: stop the other program and try again"
@@ -86,24 +75,17 @@ pub enum ApplyError {
     },
     /// Applying failed, and undoing it failed before it could begin; the journal is still there.
     #[error("{cause}; putting back failed too: {rollback}; run `rtvirtio revert`")]
-    RollbackFailed {
-        cause: Box<ApplyError>,
-        rollback: Box<ApplyError>,
-    },
+    RollbackFailed { cause: Box<ApplyError>, rollback: Box<ApplyError> },
     /// An earlier plan is in force.
     #[error("a plan is already in force (journal {path}): run `rtvirtio revert` first")]
-    InForce {
-        path: PathBuf,
-    },
+    InForce { path: PathBuf },
     /// There is nothing that could be added to.
     #[error("nothing is in force: `rtvirtio apply` first")]
     NothingInForce,
     /// The journal in force is incomplete: its apply was cut off, its revert has begun or left
     /// conflicts, or the host was restarted since.
     #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
-    NotWhole {
-        path: PathBuf,
-    },
+    NotWhole { path: PathBuf },
     /// The lock of the state directory is held by another rtvirtio process.
     #[error("another rtvirtio{} holds {path}: wait for it, or stop it", holder(*.pid))]
     Locked {

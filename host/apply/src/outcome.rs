@@ -14,9 +14,7 @@ pub enum Fate {
     /// Already at its old value.
     Untouched,
     /// Changed by another program; left alone, and still in the journal.
-    Conflict {
-        found: String,
-    },
+    Conflict { found: String },
     /// Left alone because another knob, which depends on it or excludes it, was left alone; still
     /// in the journal.
     Blocked {
@@ -31,9 +29,7 @@ pub enum Fate {
         why: String,
     },
     /// Not put back because of an error; still in the journal.
-    Failed {
-        error: String,
-    },
+    Failed { error: String },
 }
 
 impl Fate {

@@ -72,18 +72,14 @@ pub enum KnobState {
     /// The old value, from before the plan.
     Original,
     /// Neither the plan's value nor the old one.
-    Changed {
-        found: String,
-    },
+    Changed { found: String },
     /// The device, cgroup, guest or file is gone.
     Gone {
         /// Object that is gone, and the error.
         why: String,
     },
     /// The value cannot be read.
-    Unknown {
-        error: String,
-    },
+    Unknown { error: String },
 }
 
 impl KnobState {

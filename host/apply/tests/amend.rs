@@ -28,12 +28,7 @@ struct Ending<'a> {
 }
 
 impl Intercept for Ending<'_> {
-    fn intercept<T>(
-        &self,
-        _: &Path,
-        _: Option<&str>,
-        call: impl FnOnce() -> io::Result<T>,
-    ) -> io::Result<T> {
+    fn intercept<T>(&self, _: &Path, _: Option<&str>, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         match self.calls_left.get() {
             0 => {}
             left => {

@@ -57,7 +57,8 @@ fn a_dry_run_prints_old_and_new_and_writes_nothing() {
     let mut settings = basic();
     settings.push((Knob::GuestElevator { vm: "vm0".into() }, "none"));
     lab.case.plan = plan(&settings);
-    let lines: Vec<_> = dry_run(&lab.writes(), &lab.machine()).unwrap().iter().map(ToString::to_string).collect();
+    let lines: Vec<_> =
+        dry_run(&lab.writes(), &lab.machine()).unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(
         lines,
         [

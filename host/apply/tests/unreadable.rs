@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use rtvirtio_apply::points::InterceptedHost;
 use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, KnobState, Machine, NoGuests, OnConflict, Reverted, Session, Silent,
-    Target, Write, status, unkept,
+    ApplyError, Fate, Form, HostFiles as _, KnobState, Machine, NoGuests, OnConflict, Reverted, Session,
+    Silent, Target, Write, status, unkept,
 };
 use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Attr;
@@ -34,7 +34,8 @@ type Make = Box<dyn Fn() -> Sim>;
 fn lab(v2: bool, elevator: &str, plan: Plan, before: &[(&str, &str)]) -> Sim {
     // Journals are synced often: on a disk that would take most of the time.
     let memory = Path::new("/dev/shm");
-    let dir = if memory.is_dir() { rtvirtio_testkit::tempdir_in(memory) } else { rtvirtio_testkit::tempdir() };
+    let dir =
+        if memory.is_dir() { rtvirtio_testkit::tempdir_in(memory) } else { rtvirtio_testkit::tempdir() };
     let lab = Sim::within(dir.unwrap()).with_disk(v2, &GROUPS, elevator);
     let mut lab = lab.with_guests(&["mq-deadline", "bfq", "none"]);
     fs::create_dir_all(lab.kernel.at("/sys/dev/block/259:1")).unwrap();
@@ -399,8 +400,10 @@ fn a_guest_that_breaks_off_is_not_gone() {
     let before = lab.snapshot();
     lab.apply().unwrap();
     for errno in [Errno::CONNRESET, Errno::PIPE, Errno::CONNREFUSED, Errno::NXIO, Errno::TIMEDOUT] {
-        let reverted =
-            lab.revert_with(&Injector::new(Fails::Path("queue/scheduler".into()), errno, false)).unwrap().unwrap();
+        let reverted = lab
+            .revert_with(&Injector::new(Fails::Path("queue/scheduler".into()), errno, false))
+            .unwrap()
+            .unwrap();
         assert!(!reverted.done && matches!(reverted.outcomes[0].fate, Fate::Failed { .. }), "{reverted:?}");
     }
     for errno in [Errno::CONNRESET, Errno::PIPE, Errno::AGAIN, Errno::ACCESS] {

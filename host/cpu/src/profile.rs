@@ -77,10 +77,7 @@ pub struct CpuProfile {
 pub enum ProfileError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The file is no profile of this version, or holds impossible values.
     #[error("{path} is no CPU profile: {why}; measure again with `rtvirtio profile cpu`")]
     Form {

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use rtvirtio_apply::Write;
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, CpuError, Level, Order, Probe, Settings, choose, control, probe, room,
-    settings,
+    Ask, Backend, Contract, CpuError, Level, Order, Probe, Settings, choose, control, probe, room, settings,
 };
 use rtvirtio_kernel::sched::Reservation;
 use rtvirtio_kernel::{Cgroups, Root};
@@ -268,9 +267,7 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
     host.put("/proc/200/comm", "postgres\n");
     let refused = |cgroup: &str| {
         let threads = host.vm(cgroup, 0, "0-1");
-        host.settings(Backend::CpuMax, &ask(&threads, Order::Contract))
-            .unwrap_err()
-            .to_string()
+        host.settings(Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap_err().to_string()
     };
     let shared = refused("/plc.scope/emulator");
     assert!(
@@ -304,8 +301,7 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     let host = Host::new(V1, "6.18.1\n");
     host.rt_group("", "950000\n", "1000000\n");
     let threads = host.vm("/vms/plc", 0, "0");
-    let made =
-        host.settings(Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
+    let made = host.settings(Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
     let text = shown(&made.writes);
     assert_eq!(
         text[..3],
@@ -404,8 +400,7 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let text = error.unwrap_err().to_string();
     assert!(text.contains("CPUs 0 only") && text.contains("cpuset.cpus.partition"), "{text}");
     let threads = host.vm("/", 0, "0-1");
-    let made =
-        host.settings(Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
+    let made = host.settings(Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
     // 8 ms on two CPUs over three threads with the same use; the worker and RCU stay outside.
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
@@ -415,8 +410,7 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     host.put(&format!("{mine}/cpuset.cpus.partition"), "root\n");
     host.put(&format!("{mine}/cpuset.cpus.effective"), "1\n");
     let pinned = host.vm("/machine.slice/plc.scope", 0, "1");
-    let made =
-        host.settings(Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
+    let made = host.settings(Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
     // One thread uses all of a large budget: it gets no whole CPU, where it would never be

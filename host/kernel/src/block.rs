@@ -129,7 +129,11 @@ impl BlockDevice {
             Err(e) if e.is_gone() && root.exists(self.sysfs())? => return Ok(stack::no_choice()),
             line => line?,
         };
-        text::elevators(&line).ok_or(HostError::form(path, &line, "a list of schedulers with one in brackets"))
+        text::elevators(&line).ok_or(HostError::form(
+            path,
+            &line,
+            "a list of schedulers with one in brackets",
+        ))
     }
 
     /// Checks that an elevator is on offer, without choosing it.

@@ -10,17 +10,10 @@ use rustix::io::Errno;
 pub enum HostError {
     /// A file could not be read.
     #[error("cannot read {path}: {source}{}", hint(source))]
-    Read {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file could not be written.
     #[error("cannot write `{value}` to {path}: {source}{}", hint(source))]
-    Write {
-        path: PathBuf,
-        value: String,
-        source: io::Error,
-    },
+    Write { path: PathBuf, value: String, source: io::Error },
     /// A directory could not be made or removed.
     #[error("cannot {action} {path}: {source}{}", hint(source))]
     Directory {

@@ -61,9 +61,7 @@ pub enum MeasureError {
     },
     /// Output of fio in an unknown format.
     #[error("fio's JSON output cannot be read: {reason}; is fio 3.33 or newer installed?")]
-    Json {
-        reason: String,
-    },
+    Json { reason: String },
     /// A latency log with a bad line.
     #[error("latency log of task {task}, line {line}: {reason}")]
     Log {
@@ -77,11 +75,7 @@ pub enum MeasureError {
         "latency log of task {task} holds {logged} requests but fio completed {completed}: \
          is the disk that holds the log full?"
     )]
-    LogIncomplete {
-        task: String,
-        logged: u64,
-        completed: u64,
-    },
+    LogIncomplete { task: String, logged: u64, completed: u64 },
     /// Output larger than any possible run makes.
     #[error("{what} is larger than {limit} bytes: it is not from a run that rtvirtio started")]
     TooBig {
@@ -100,16 +94,10 @@ pub enum MeasureError {
     },
     /// The caller could not set the elevator.
     #[error("cannot set elevator {elevator}: {reason}")]
-    Elevator {
-        elevator: &'static str,
-        reason: String,
-    },
+    Elevator { elevator: &'static str, reason: String },
     /// A profile file that this version cannot use.
     #[error("profile {}: {reason}; make a new one with `rtvirtio profile`", path.display())]
-    Profile {
-        path: PathBuf,
-        reason: String,
-    },
+    Profile { path: PathBuf, reason: String },
 }
 
 fn in_cgroups(cgroups: &[PathBuf]) -> String {

@@ -138,10 +138,7 @@ pub enum WorkloadError {
     },
     /// A directory on the host could not be made.
     #[error("cannot create {}: {source}", path.display())]
-    Io {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// The user stopped it.
     #[error("cancelled")]
     Cancelled,

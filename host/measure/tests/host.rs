@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{
-    disk_dir, filled_disk, filled_file, loop_device, no_fio, no_loop, options, p99, set_elevator, skip, task, vm,
+    disk_dir, filled_disk, filled_file, loop_device, no_fio, no_loop, options, p99, set_elevator, skip, task,
+    vm,
 };
 use rtvirtio_kernel::Claim;
 use rtvirtio_measure::fio::JobFile;
@@ -23,7 +24,8 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// Job of one reading task.
 fn reads(rate: Option<f64>, file: &Path, dir: &Path, length: Duration) -> JobFile {
-    JobFile::new(&vm(vec![task("t", Op::Read, rate, 1, Arrival::Closed)]), options(file, dir, length)).unwrap()
+    JobFile::new(&vm(vec![task("t", Op::Read, rate, 1, Arrival::Closed)]), options(file, dir, length))
+        .unwrap()
 }
 
 fn run(

@@ -26,9 +26,7 @@ pub enum ReporterError {
     Taken { lock: PathBuf },
     /// The guest's kernel lacks something.
     #[error("this kernel cannot watch its scheduler: {what}; `rtvirtio-guest run` works without")]
-    Kernel {
-        what: String,
-    },
+    Kernel { what: String },
     /// The page has too few blocks.
     #[error("vCPU {vcpu} has no block: the page has {blocks}; give the device more memory")]
     TooSmall {

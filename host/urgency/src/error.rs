@@ -38,16 +38,10 @@ pub enum UrgencyError {
     },
     /// The page is followed by another process.
     #[error("{vm}: another process follows its urgency page {path}: end that `rtvirtio keep` first", path = path.display())]
-    Taken {
-        vm: String,
-        path: PathBuf,
-    },
+    Taken { vm: String, path: PathBuf },
     /// The monitor of its QEMU cannot be reached.
     #[error("{vm}: its QEMU cannot be asked: {why}")]
-    NoMonitor {
-        vm: String,
-        why: String,
-    },
+    NoMonitor { vm: String, why: String },
     /// Interrupts of KVM cannot be traced.
     #[error("this kernel cannot say when KVM interrupts a vCPU: {why}; remove `interrupts = \"kvm\"`")]
     Kvm {

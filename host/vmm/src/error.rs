@@ -13,10 +13,7 @@ pub enum VmmError {
     #[error(
         "cannot connect to {peer}: {source}; is the virtual machine running, and is no other client connected to this socket?"
     )]
-    Connect {
-        peer: String,
-        source: io::Error,
-    },
+    Connect { peer: String, source: io::Error },
     /// A UNIX socket address holds at most 107 bytes (`sun_path` in unix(7)).
     #[error(
         "socket path {path:?} has {len} bytes, the kernel takes at most 107; use a shorter run directory"
@@ -28,31 +25,16 @@ pub enum VmmError {
     },
     /// Reading or writing the socket failed.
     #[error("{peer}: {operation}: {source}")]
-    Io {
-        peer: String,
-        operation: String,
-        source: io::Error,
-    },
+    Io { peer: String, operation: String, source: io::Error },
     /// No (complete) answer in time.
     #[error("{peer}: {operation}: no answer within {} ms; the other side hangs, is paused or is starved of CPU time", waited.as_millis())]
-    Timeout {
-        peer: String,
-        operation: String,
-        waited: Duration,
-    },
+    Timeout { peer: String, operation: String, waited: Duration },
     /// The other side closed the connection: QEMU ended, or ends.
     #[error("{peer}: {operation}: connection closed; the virtual machine has ended or closed the connection")]
-    Closed {
-        peer: String,
-        operation: String,
-    },
+    Closed { peer: String, operation: String },
     /// The other side sent more bytes than are kept.
     #[error("{peer}: {operation}: answer is larger than the limit of {limit} bytes; refused")]
-    TooLarge {
-        peer: String,
-        operation: String,
-        limit: usize,
-    },
+    TooLarge { peer: String, operation: String, limit: usize },
     /// The other side sent more items than are examined.
     #[error("{peer}: {operation}: more than {limit} {what}; the connection is closed")]
     TooMany {
@@ -64,11 +46,7 @@ pub enum VmmError {
     },
     /// The answer does not follow the protocol.
     #[error("{peer}: {operation}: unexpected answer: {}", shown(detail))]
-    Protocol {
-        peer: String,
-        operation: String,
-        detail: String,
-    },
+    Protocol { peer: String, operation: String, detail: String },
     /// Commands that the agent in a guest knows but does not allow: RHEL and its derivatives
     /// disable `guest-exec` and the file commands.
     #[error(
@@ -117,9 +95,7 @@ pub enum VmmError {
     },
     /// No agent has its end of libvirt's channel open.
     #[error("{peer}: no guest agent is connected; is the guest up, and does qemu-guest-agent run in it?")]
-    NoAgent {
-        peer: String,
-    },
+    NoAgent { peer: String },
     /// The guest has no device that is certainly this disk.
     #[error(
         "{}; give the disk a <serial> in the domain's XML, and restart the domain",

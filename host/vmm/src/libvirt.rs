@@ -121,9 +121,7 @@ pub enum Lookup {
     /// The VM runs now.
     Running(RunningDomain),
     /// libvirt knows the VM, and it does not run.
-    ShutOff {
-        name: String,
-    },
+    ShutOff { name: String },
     /// libvirt does not know the VM.
     Unknown {
         /// Names of all VMs that it knows.

@@ -129,10 +129,7 @@ pub enum ImageError {
     NoPackage { package: String },
     /// A package could not be downloaded.
     #[error("cannot download {package}: {detail}; check the network, and run `apt-get update`")]
-    Download {
-        package: String,
-        detail: String,
-    },
+    Download { package: String, detail: String },
     /// A program of the host failed.
     #[error("{command} failed: {detail}")]
     Tool {
@@ -142,10 +139,7 @@ pub enum ImageError {
     },
     /// A kernel module is neither in the package nor built in.
     #[error("kernel package {kernel} has no module {module}, which a guest needs")]
-    Module {
-        module: String,
-        kernel: String,
-    },
+    Module { module: String, kernel: String },
     /// A library was not found on the host nor in the packages that a program depends on.
     #[error(
         "{binary} needs {libraries}, which no package it depends on has; install fio and qemu-system-x86 on this host"
@@ -159,18 +153,10 @@ pub enum ImageError {
     #[error(
         "no room in {path:?} for the guest image: {free_mib} MiB free, {needed_mib} MiB needed; make room or choose another cache directory"
     )]
-    NoSpace {
-        path: PathBuf,
-        free_mib: u64,
-        needed_mib: u64,
-    },
+    NoSpace { path: PathBuf, free_mib: u64, needed_mib: u64 },
     /// A file could not be read or written.
     #[error("cannot {operation} {path:?}: {source}")]
-    Io {
-        operation: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// Adds operation and path to an I/O error.

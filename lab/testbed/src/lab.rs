@@ -70,10 +70,7 @@ pub enum LabError {
     },
     /// The lab's state file cannot be read or written.
     #[error("lab state in {}: {source}", path.display())]
-    State {
-        path: PathBuf,
-        source: io::Error,
-    },
+    State { path: PathBuf, source: io::Error },
     /// The user stopped it.
     #[error("cancelled")]
     Cancelled,

@@ -335,8 +335,7 @@ fn qemus_throttling_counts_as_what_it_lets_through() {
     assert_eq!(placements.ceiling(0), None);
     assert!(text.contains("shares with drive d0") && text.contains("request-merging=off"), "{text}");
     // To a VM with a target it gives its average, and that is what to raise.
-    let task =
-        format!("{READS}rate = \"100/s\"\ntarget = {{ percentile = \"p99\", latency = \"1s\" }}");
+    let task = format!("{READS}rate = \"100/s\"\ntarget = {{ percentile = \"p99\", latency = \"1s\" }}");
     host.spec.vms[0].tasks = spec("name = \"a\"\npid = 1", &task).vms()[0].tasks.clone();
     for file in [&disk, &other] {
         let (_, placements) = survey(&host, file);

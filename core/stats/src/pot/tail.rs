@@ -1,11 +1,11 @@
 //! The thresholds that were tried and the one that was chosen.
 
+use super::PotError;
 use super::cluster::{automatic_gap, clusters, effective_number, extremal_index};
 use super::goodness::{anderson_darling, p_value};
 use super::gpd::{GpdFit, Method, fit};
-use super::steady::{EVEN, growth, unevenness};
-use super::PotError;
 use super::record::Record;
+use super::steady::{EVEN, growth, unevenness};
 use super::sums::Sums;
 
 /// Number of quantiles of the sample that are tried as thresholds.

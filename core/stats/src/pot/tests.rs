@@ -24,7 +24,8 @@ fn few_samples_are_refused() {
 
 #[test]
 fn a_queue_that_builds_up_has_no_tail() {
-    let late: Vec<f64> = exponential(3_000, 5).iter().zip(0..).map(|(x, i)| x + f64::from(i) / 100.0).collect();
+    let late: Vec<f64> =
+        exponential(3_000, 5).iter().zip(0..).map(|(x, i)| x + f64::from(i) / 100.0).collect();
     assert_eq!(Pot::fit(&late).unwrap_err(), PotError::Grows { s: 45 });
 }
 

@@ -26,8 +26,7 @@ pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError>
     let host: &dyn HostFiles = if root.is_real() { &root } else { &sim };
     let sim_guests = SimGuests;
     let guests: &dyn Guests = if case.guests.is_some() { &sim_guests } else { &NoGuests };
-    let (host, guests) =
-        (InterceptedHost(host, points.clone()), InterceptedGuests(guests, points.clone()));
+    let (host, guests) = (InterceptedHost(host, points.clone()), InterceptedGuests(guests, points.clone()));
     let machine = Machine::with_host(&root, &host, &guests);
     let mut observer = CountedSteps(points.clone());
     let session = Session::open(&case.state)?;

@@ -107,7 +107,8 @@ impl Cgroups {
                     Hierarchy::V1 => text::throttle_value(&content, dev),
                     Hierarchy::V2 => text::io_max_value(&content, dev, limit.key()),
                 };
-                let value = value.ok_or_else(|| HostError::form(path, &content, "a limit for each device"))?;
+                let value =
+                    value.ok_or_else(|| HostError::form(path, &content, "a limit for each device"))?;
                 found.extend(value.map(|value| SetLimit { cgroup: cgroup.clone(), file, limit, value }));
             }
         }
@@ -135,7 +136,8 @@ impl Cgroups {
                 let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.unwrap_or_default();
                 content = format!("{} {}", content.trim(), period.trim());
             }
-            let value = text::cpu_quota(&content).ok_or_else(|| HostError::form(dir.join(file), &content, "a quota and a period"))?;
+            let value = text::cpu_quota(&content)
+                .ok_or_else(|| HostError::form(dir.join(file), &content, "a quota and a period"))?;
             found.extend(value.map(|(quota_us, period_us)| CpuLimit { cgroup, file, quota_us, period_us }));
         }
         Ok(found)
@@ -146,7 +148,8 @@ impl Cgroups {
     pub fn weight_of(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<u32, HostError> {
         let file = self.weight_file(root, cgroup)?;
         let Some(content) = root.read_optional(&file.path)? else { return Ok(DEFAULT_WEIGHT as u32) };
-        let weights = text::weights(&content).ok_or_else(|| HostError::form(file.path, &content, "weights"))?;
+        let weights =
+            text::weights(&content).ok_or_else(|| HostError::form(file.path, &content, "weights"))?;
         let weight = weights.devices.get(dev).copied().or(weights.default).unwrap_or(DEFAULT_WEIGHT);
         Ok(u32::try_from(weight).unwrap_or(DEFAULT_WEIGHT as u32))
     }

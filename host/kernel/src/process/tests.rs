@@ -37,10 +37,7 @@ fn the_files_of_a_process_are_read() {
     assert!(cpu_time(&root, 5).unwrap_err().is_gone());
     root.put("/proc/5/stat", STAT);
     assert_eq!(cpu_time(&root, 5).unwrap(), Duration::from_secs(2));
-    root.put(
-        "/proc/5/limits",
-        "Max locked memory         8388608              unlimited            bytes\n",
-    );
+    root.put("/proc/5/limits", "Max locked memory         8388608              unlimited            bytes\n");
     assert_eq!(memlock_limit(&root, Some(5)).unwrap().as_deref(), Some("8388608"));
     root.put("/proc/5/limits", "\n");
     assert_eq!(memlock_limit(&root, Some(5)).unwrap(), None);

@@ -263,4 +263,3 @@ pub fn sysfs(device: &LoopDevice) -> PathBuf {
 pub fn set_elevator(device: &LoopDevice, elevator: &str) -> std::io::Result<()> {
     std::fs::write(sysfs(device).join("queue/scheduler"), elevator)
 }
-

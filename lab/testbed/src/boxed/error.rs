@@ -21,10 +21,7 @@ pub enum BoxError {
     Spawn(std::io::Error),
     /// QEMU did not run the box.
     #[error("QEMU ended with {status}: {stderr}")]
-    Qemu {
-        status: String,
-        stderr: String,
-    },
+    Qemu { status: String, stderr: String },
     /// A word of a command that no shell can pass: with a NUL character.
     #[error("a word of the command holds a NUL character")]
     Word,
@@ -33,18 +30,13 @@ pub enum BoxError {
     NotEmpty { path: PathBuf },
     /// Results of a command cannot be unpacked.
     #[error("what the command left cannot be unpacked: {stderr}")]
-    Results {
-        stderr: String,
-    },
+    Results { stderr: String },
     /// The user stopped the run.
     #[error("stopped as asked")]
     Cancelled,
     /// No boot reached the script.
     #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
-    Boot {
-        boots: u32,
-        console: String,
-    },
+    Boot { boots: u32, console: String },
     /// The script did not end in time.
     #[error("the box {} within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}",
         if *quiet { "printed nothing" } else { "did not finish" }, waited.as_secs())]

@@ -13,10 +13,7 @@ use crate::twin::TwinError;
 pub enum ClusterError {
     /// A program cannot be run.
     #[error("cannot run {program}: `scripts/deps.sh test` installs it")]
-    Program {
-        program: String,
-        source: io::Error,
-    },
+    Program { program: String, source: io::Error },
     /// A program ended with an error.
     #[error("{command}: {said}")]
     Refused {
@@ -27,10 +24,7 @@ pub enum ClusterError {
     },
     /// A file or cgroup cannot be read or written.
     #[error("{}", .path.display())]
-    Io {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// An operation on the emulated drive of a node failed.
     #[error(transparent)]
     Twin(#[from] TwinError),
@@ -42,10 +36,7 @@ pub enum ClusterError {
     Profile(#[from] serde_json::Error),
     /// A condition was not met in time.
     #[error("waited in vain for {what}; the nodes' logs end with:\n{log}")]
-    Waited {
-        what: String,
-        log: String,
-    },
+    Waited { what: String, log: String },
 }
 
 impl ClusterError {

@@ -13,14 +13,10 @@ pub enum QemuError {
     #[error(
         "guest name {name:?} is not usable; take 1 to 40 letters, digits, `-`, `_` or `.`, with a letter or digit first"
     )]
-    Name {
-        name: String,
-    },
+    Name { name: String },
     /// QEMU is not installed.
     #[error("{program} is not installed; install the package qemu-system-x86")]
-    NoQemu {
-        program: &'static str,
-    },
+    NoQemu { program: &'static str },
     /// The disk cannot be used.
     #[error("disk {path:?} of guest {name}: {detail}")]
     Disk {
@@ -31,25 +27,15 @@ pub enum QemuError {
     },
     /// A cgroup cannot be joined.
     #[error("cannot open {path:?}: {source}; the cgroup of the guest is gone or not ours (are you root?)")]
-    Cgroup {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Cgroup { path: PathBuf, source: io::Error },
     /// The QEMU process could not be started.
     #[error(
         "cannot start QEMU for guest {name} in the cgroups {cgroups:?}: {source}; a cgroup that vanished gives ENODEV, a full pids limit EAGAIN"
     )]
-    Spawn {
-        name: String,
-        cgroups: Vec<PathBuf>,
-        source: io::Error,
-    },
+    Spawn { name: String, cgroups: Vec<PathBuf>, source: io::Error },
     /// A guest of this name already runs in this directory.
     #[error("a guest named {name} already runs in {run_dir:?}; end it with `rtvirtio-lab down`")]
-    Busy {
-        name: String,
-        run_dir: PathBuf,
-    },
+    Busy { name: String, run_dir: PathBuf },
     /// QEMU has ended unexpectedly.
     #[error("guest {name} is gone ({status}){log}")]
     Gone {
@@ -60,45 +46,24 @@ pub enum QemuError {
     },
     /// QEMU runs, but the guest is paused.
     #[error("guest {name} does not run: QEMU reports {status:?}; if it was started with KVM, try TCG{log}")]
-    Paused {
-        name: String,
-        status: String,
-        log: String,
-    },
+    Paused { name: String, status: String, log: String },
     /// The guest runs, but its agent does not answer.
     #[error("guest {name} has not finished booting within {} s; is the host overloaded?{log}", waited.as_secs())]
-    NoAgent {
-        name: String,
-        waited: Duration,
-        log: String,
-    },
+    NoAgent { name: String, waited: Duration, log: String },
     /// An exchange with QEMU or the agent failed, and the guest still runs.
     #[error("guest {name}: {source}")]
-    Vmm {
-        name: String,
-        source: VmmError,
-    },
+    Vmm { name: String, source: VmmError },
     /// A migration failed, was cancelled or did not end.
     #[error("guest {name} is not migrated: {state}")]
-    Migration {
-        name: String,
-        state: String,
-    },
+    Migration { name: String, state: String },
     /// QEMU does not end after SIGKILL.
     #[error(
         "QEMU of guest {name} (pid {pid}) does not end, not even by SIGKILL: it waits for its disk in the kernel; end what serves that disk"
     )]
-    Stuck {
-        name: String,
-        pid: u32,
-    },
+    Stuck { name: String, pid: u32 },
     /// A file cannot be accessed.
     #[error("cannot {operation} {path:?}: {source}")]
-    Io {
-        operation: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl QemuError {

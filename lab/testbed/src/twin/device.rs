@@ -25,11 +25,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 pub enum TwinError {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { what: &'static str, path: PathBuf, source: io::Error },
     /// The twin's process ended before its file appeared.
     #[error("the twin's process ended before it served its file: {0}")]
     Ended(String),
@@ -38,10 +34,7 @@ pub enum TwinError {
     Late { path: PathBuf },
     /// An operation of `losetup` failed.
     #[error("losetup failed for {}: {message} (needs root and a free loop device: `modprobe loop`)", path.display())]
-    Loop {
-        path: PathBuf,
-        message: String,
-    },
+    Loop { path: PathBuf, message: String },
 }
 
 /// Parts of a twin, by which another process finds and removes it, also after a crash. Saved before

@@ -41,10 +41,7 @@ pub enum ServeError {
     Profile(#[from] ProfileError),
     /// FUSE cannot be mounted or served.
     #[error("cannot serve a FUSE file on {}: {source} (needs root and /dev/fuse: `modprobe fuse`)", mount.display())]
-    Fuse {
-        mount: PathBuf,
-        source: io::Error,
-    },
+    Fuse { mount: PathBuf, source: io::Error },
 }
 
 /// Byte on standard input after which a twin mounts.

@@ -83,8 +83,7 @@ fn stalls_p9999(kind: Stall) -> f64 {
 /// truth, of at least 90 % of the seeds.
 fn assert_kept(truth: f64, series: impl Fn(u64) -> Vec<f64>, width: f64) {
     let pots = (0..SEEDS).filter_map(|seed| Pot::fit(&series(seed)).ok());
-    let mut widths: Vec<f64> =
-        pots.map(|pot| pot.tail_quantile(P, 0.95).unwrap().upper / truth).collect();
+    let mut widths: Vec<f64> = pots.map(|pot| pot.tail_quantile(P, 0.95).unwrap().upper / truth).collect();
     widths.sort_by(f64::total_cmp);
     let answers = widths.len() as f64;
     let upper = widths.iter().filter(|width| **width >= 1.0).count() as f64 / answers;
