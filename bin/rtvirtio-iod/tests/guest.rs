@@ -2,13 +2,18 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::guest::shell;
 use common::{Iod, configure, disk, two_disks, until, with_keys};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testkit::ChildGuard;
 use rtvirtio_testkit::site::wait_for;
+use rtvirtio_vmm::Reconnect;
 
 const KILLS: u32 = 3;
 
@@ -62,6 +67,48 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     shell(&mut guest, "dd if=/dev/urandom of=/dev/vda bs=1M seek=127 count=1 oflag=direct 2>&1");
     drop(iod);
     guest.stop().unwrap();
+}
+
+/// QEMU before 9.1 does not negotiate again with the next process for a guest that has not started
+/// its disk: paused as here, in firmware, or on arrival of a migration.
+#[test]
+fn a_guest_that_starts_after_a_kill_has_its_disk() {
+    let test = "a_guest_that_starts_after_a_kill_has_its_disk";
+    if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::QEMU]) {
+        return;
+    }
+    let qemu = "qemu-system-x86_64";
+    let key = Reconnect::of_program(Path::new(qemu)).unwrap().option();
+    let dir = disk(16);
+    let config = two_disks(dir.path(), 16, "");
+    let mut iod = Iod::start(dir.path(), &config);
+    let mut command = Command::new(qemu);
+    command.args(["-machine", "q35,accel=tcg,memory-backend=mem", "-nodefaults", "-display", "none", "-S"]);
+    command.args(["-m", "32", "-object", "memory-backend-memfd,id=mem,size=32M,share=on"]);
+    command.arg("-chardev").arg(format!("socket,id=c,path={}/a,{key}", dir.path().display()));
+    command.args(["-device", "vhost-user-blk-pci,chardev=c", "-qmp", "stdio"]);
+    let mut child = ChildGuard(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let (mut input, output) = (child.0.stdin.take().unwrap(), child.0.stdout.take().unwrap());
+    let mut output = BufReader::new(output);
+    let mut ask = |name: &str| {
+        writeln!(input, "{{\"execute\": \"{name}\"}}").unwrap();
+        let mut line = String::new();
+        while !line.contains("\"return\"") {
+            line.clear();
+            assert!(output.read_line(&mut line).unwrap() > 0 && !line.contains("\"error\""), "{line}");
+        }
+    };
+    ask("qmp_capabilities");
+    wait_for("the first connection", || iod.disk("a")["connected"] == true);
+    iod.kill();
+    iod = Iod::start(dir.path(), &config);
+    wait_for("the next connection", || iod.disk("a")["connected"] == true);
+    assert_eq!(iod.disk("a")["attached"], false);
+    ask("cont");
+    // Its firmware reads the disk.
+    wait_for("the guest's start of its disk", || iod.disk("a")["attached"] == true);
+    wait_for("a request", || iod.disk("a")["read"]["requests"].as_u64() > Some(0));
+    ask("quit");
 }
 
 /// The guest's writes find no room, wait, and go on, as often as that happens.

@@ -52,7 +52,7 @@ pub fn spec(vm: &str, task: &str) -> HostSpec {
 /// This process, and an earlier one with its id that has ended.
 pub fn alive_and_ended() -> (ProcessId, ProcessId) {
     let this = ProcessId::find(std::process::id()).unwrap().unwrap();
-    let ended = ProcessId { start_time: this.start_time + 1, ..this.clone() };
+    let ended = ProcessId { start_time: this.start_time + 1, ..this };
     (this, ended)
 }
 

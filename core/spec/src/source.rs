@@ -135,9 +135,10 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
     out
 }
 
-/// First escape sequence that TOML decodes, such as systemd's `\x2d` for `-` in the name of a unit,
-/// in the source text of a basic string; and the text between the quotes. `\\` and `\"` are taken as
-/// intended. A string with a single quote has no single-quoted form and is accepted as TOML reads it.
+/// First escape sequence that TOML decodes, such as systemd's `\x2d` for `-` in a unit's name, in
+/// the source text of a basic string; and the text between the quotes. `\\` and `\"` are taken as
+/// intended. A string with a single quote has no single-quoted form and is accepted as TOML reads
+/// it.
 pub(crate) fn decoded_escape(raw: &str) -> Option<(&str, &str)> {
     let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\'') {

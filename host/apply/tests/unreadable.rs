@@ -139,10 +139,6 @@ impl Sim {
     }
 }
 
-fn none() -> Injector {
-    Injector::new(Fails::Never, Errno::IO, false)
-}
-
 /// Every kind of setting, in the directions that are hard to put back.
 fn scenarios() -> Vec<(&'static str, Make)> {
     let strict = Knob::HostBfq(BfqTunable::StrictGuarantees);

@@ -78,8 +78,8 @@ impl Load {
         Some(Self { readers: [0, 1, MAX_STREAMS][place], writers: 0, random: false, from: DISK })
     }
 
-    /// fio's arguments, bypassing the page cache: processes, each with an I/O context of its own, as
-    /// programs have; empty without load.
+    /// fio's arguments, bypassing the page cache: processes, each with an I/O context of its own;
+    /// empty without load.
     #[must_use]
     pub fn fio(&self, disk: &str) -> Vec<String> {
         let Self { readers, writers, random, from } = *self;

@@ -221,7 +221,7 @@ mod tests {
         let (plc, expected) = partitioned("plc", &[4, 5]);
         put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
         for file in ["cgroup.controllers", "cgroup.subtree_control", "machine.slice/cgroup.subtree_control"] {
-            put(&root, &format!("/sys/fs/cgroup/{file}"), "cpuset\n");
+            put(&root, format!("/sys/fs/cgroup/{file}"), "cpuset\n");
         }
         let mut of_plc = threads(100, 1);
         let membership = Membership { controllers: String::new(), path: expected.group.clone() };

@@ -242,10 +242,10 @@ mod tests {
         let none = in_force(&one("plc", 10, auto()), placed(&[4]));
         assert_eq!(fault(&root, &none), None);
         let of = InForce { partition: Some(partition()), ..none };
-        put(&root, &format!("{SCOPE}/cpuset.cpus.partition"), "root\n");
+        put(&root, format!("{SCOPE}/cpuset.cpus.partition"), "root\n");
         assert_eq!(fault(&root, &of), None);
         let reason = "root invalid (Parent unable to distribute cpu downstream)";
-        put(&root, &format!("{SCOPE}/cpuset.cpus.partition"), &format!("{reason}\n"));
+        put(&root, format!("{SCOPE}/cpuset.cpus.partition"), &format!("{reason}\n"));
         let (cpus, text) = fault(&root, &of).unwrap();
         assert_eq!(cpus, partition().cpus);
         assert!(text.contains(reason) && text.contains("no guarantee"), "{text}");
@@ -259,9 +259,9 @@ mod tests {
         let (_dir, root) = host();
         put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
         for (file, text) in [("cgroup.controllers", "cpuset\n"), ("cgroup.subtree_control", "cpuset\n")] {
-            put(&root, &format!("/sys/fs/cgroup/{file}"), text);
+            put(&root, format!("/sys/fs/cgroup/{file}"), text);
         }
-        put(&root, &format!("{SCOPE}/cgroup.procs"), "100\n");
+        put(&root, format!("{SCOPE}/cgroup.procs"), "100\n");
         put(&root, "/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "cpuset\n");
         let wanted = rtvirtio_spec::Cores { cpus: Some(partition().cpus), partition: true, ..auto() };
         let (plc, web) = (one("plc", 10, wanted), one("web", 10, auto()));

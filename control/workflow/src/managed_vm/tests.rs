@@ -15,8 +15,8 @@ fn partitioned() -> (tempfile::TempDir, Root, InForce) {
         put_thread(&root, (100, tid), name, "4-5");
         put(&root, format!("/proc/100/task/{tid}/cgroup"), "0::/machine.slice/plc.scope\n");
     }
-    put(&root, &format!("{SCOPE}/cpuset.cpus.partition"), "root\n");
-    put(&root, &format!("{SCOPE}/cpuset.cpus.effective"), "4-5\n");
+    put(&root, format!("{SCOPE}/cpuset.cpus.partition"), "root\n");
+    put(&root, format!("{SCOPE}/cpuset.cpus.effective"), "4-5\n");
     let cpus = BTreeSet::from([4, 5]);
     let partition = Some(Partition { group: "/machine.slice/plc.scope".into(), cpus });
     let of = in_force(&one("plc", 10, auto()), placed(&[4]));
@@ -65,6 +65,6 @@ fn a_budget_is_not_split_over_other_cpus_while_the_partition_is_not_valid() {
     put(&root, &file, "root\n");
     assert!(scan(&mut kept, &root).is_some());
     // A CPU that goes offline leaves the others.
-    put(&root, &format!("{SCOPE}/cpuset.cpus.effective"), "4\n");
+    put(&root, format!("{SCOPE}/cpuset.cpus.effective"), "4\n");
     assert!(scan(&mut kept, &root).is_some());
 }

@@ -10,7 +10,7 @@ fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
     put(&root, "/proc/self/mountinfo", "40 31 0:40 / /sys/fs/resctrl rw - resctrl resctrl rw\n");
     put(&root, SHOWS_GROUP, "res:/\nmon:\n");
     for tid in [7, 8] {
-        put(&root, &format!("/proc/7/task/{tid}/cpu_resctrl_groups"), "res:/\nmon:\n");
+        put(&root, format!("/proc/7/task/{tid}/cpu_resctrl_groups"), "res:/\nmon:\n");
     }
     files.iter().for_each(|(path, text)| put(&root, path, text));
     (dir, root)

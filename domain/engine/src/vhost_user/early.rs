@@ -179,6 +179,29 @@ mod tests {
     }
 
     #[test]
+    fn a_front_end_that_sets_features_first_has_negotiated() {
+        let all = (HAS_PROTOCOL_FEATURES | 1 << 32, [HAS_PROTOCOL_FEATURES as u32, 1]);
+        let is_negotiated_by = |sent: &[u8]| {
+            let (qemu, ours) = UnixStream::pair().unwrap();
+            (&qemu).write_all(sent).unwrap();
+            drop(qemu);
+            let is_negotiated = is_negotiated(&ours).unwrap();
+            let mut left = Vec::new();
+            (&ours).read_to_end(&mut left).unwrap();
+            assert_eq!(left, sent, "the message is left to the handler");
+            is_negotiated
+        };
+        assert!(is_negotiated_by(&message(SET_FEATURES, VERSION, &all.1)));
+        assert!(!is_negotiated_by(&message(SET_FEATURES, VERSION, &[0, 1])), "no protocol features");
+        assert!(!is_negotiated_by(&message(GET_FEATURES, VERSION, &[])));
+        assert!(!is_negotiated_by(&message(GET_FEATURES, VERSION, &all.1)));
+        assert!(!is_negotiated_by(&message(SET_FEATURES, VERSION, &all.1)[..15]), "its end is missing");
+        assert!(!is_negotiated_by(&[]));
+        let [_, _, set] = negotiation(all.0);
+        assert_eq!(set, message(SET_PROTOCOL_FEATURES, VERSION, &all.1));
+    }
+
+    #[test]
     fn a_channel_is_taken_with_its_descriptor() {
         let (qemu, ours) = UnixStream::pair().unwrap();
         let (there, mut here) = UnixStream::pair().unwrap();

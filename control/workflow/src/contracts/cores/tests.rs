@@ -14,17 +14,17 @@ use crate::fixtures::put_thread;
 pub fn host() -> (tempfile::TempDir, Root) {
     let (dir, root) = crate::fixtures::root();
     let cpus = "/sys/devices/system/cpu";
-    put(&root, &format!("{cpus}/online"), "0-7\n");
+    put(&root, format!("{cpus}/online"), "0-7\n");
     for (node, list) in [("node0", "0-3\n"), ("node1", "4-7\n")] {
-        put(&root, &format!("/sys/devices/system/node/{node}/cpulist"), list);
+        put(&root, format!("/sys/devices/system/node/{node}/cpulist"), list);
     }
     for cpu in 0..8u32 {
         let core = cpu / 2 * 2;
-        put(&root, &format!("{cpus}/cpu{cpu}/topology/core_cpus_list"), &format!("{core}-{}\n", core + 1));
+        put(&root, format!("{cpus}/cpu{cpu}/topology/core_cpus_list"), &format!("{core}-{}\n", core + 1));
         let node = cpu / 4 * 4;
-        put(&root, &format!("{cpus}/cpu{cpu}/cache/index3/level"), "3\n");
+        put(&root, format!("{cpus}/cpu{cpu}/cache/index3/level"), "3\n");
         let shared = format!("{node}-{}\n", node + 3);
-        put(&root, &format!("{cpus}/cpu{cpu}/cache/index3/shared_cpu_list"), &shared);
+        put(&root, format!("{cpus}/cpu{cpu}/cache/index3/shared_cpu_list"), &shared);
     }
     put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     (dir, root)
@@ -238,7 +238,7 @@ fn cpus_that_a_user_of_the_host_pins_to_are_not_taken() {
         }
         put(
             &root,
-            &format!("/proc/{pid}/status"),
+            format!("/proc/{pid}/status"),
             &format!("Name:\tq\nUid:\t{user}\t{user}\t{user}\t{user}\n"),
         );
         let exe = root.at(format!("/proc/{pid}/exe"));

@@ -30,12 +30,12 @@ impl Kernel {
         put(&root, "/proc/sys/kernel/random/boot_id", "one\n");
         put(&root, "/proc/sys/kernel/osrelease", "6.12.9\n");
         put(&root, "/sys/devices/system/cpu/online", "0-7\n");
-        put(&root, &format!("{MOUNT}/cgroup.controllers"), "cpuset cpu\n");
+        put(&root, format!("{MOUNT}/cgroup.controllers"), "cpuset cpu\n");
         for group in ["", "/machine.slice", "/other.slice"] {
-            put(&root, &format!("{MOUNT}{group}/cgroup.subtree_control"), "cpu\n");
+            put(&root, format!("{MOUNT}{group}/cgroup.subtree_control"), "cpu\n");
         }
         for scope in ["machine.slice/plc.scope", "machine.slice/hmi.scope", "other.slice/db.scope"] {
-            put(&root, &format!("{MOUNT}/{scope}/cgroup.procs"), "7\n");
+            put(&root, format!("{MOUNT}/{scope}/cgroup.procs"), "7\n");
         }
         Self { dir, root }
     }
@@ -227,13 +227,13 @@ fn a_group_above_that_another_program_has_changed_is_seen_with_the_vm_and_set_ag
     assert_eq!(differing(), Vec::<String>::new());
     assert_eq!(kernel.text("machine.slice/plc.scope/cpuset.cpus.partition"), "root");
     // What was left to another program is not put back.
-    put(&kernel.root, &format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "2-4\n");
+    put(&kernel.root, format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "2-4\n");
     assert_eq!(release(&dirs, &all, &machine).unwrap().len(), 1);
     session().revert(OnConflict::Report, &machine, &mut Silent).unwrap();
     // Nor is the controller, which it needs.
     assert_eq!(kernel.hold(&[]).unwrap_err().kind(), Kind::NotPutBack);
     assert_eq!(kernel.text("machine.slice/cpuset.cpus.exclusive"), "2-4");
-    put(&kernel.root, &format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "\n");
+    put(&kernel.root, format!("{MOUNT}/machine.slice/cpuset.cpus.exclusive"), "\n");
     kernel.hold(&[]).unwrap();
     assert_eq!(kernel.text("cgroup.subtree_control"), "cpu");
 }
