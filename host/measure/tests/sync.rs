@@ -39,7 +39,7 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let ((_disk, device), work) = (disk(), disk_dir());
+    let ((disk, device), work) = (disk(), disk_dir());
     for (sync, rate) in
         [(SyncKind::Fdatasync, Some(20.0)), (SyncKind::Fsync, Some(20.0)), (SyncKind::Fdatasync, None)]
     {
@@ -192,7 +192,7 @@ fn a_mix_of_sizes_keeps_its_shares_and_its_rate() {
     if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
         return skip(name, reason);
     }
-    let ((_disk, device), work) = (disk(), disk_dir());
+    let ((disk, device), work) = (disk(), disk_dir());
     let mut mixed = task("mixed", Op::Write, Some(200.0), 1, Arrival::Closed);
     mixed.block = Bytes::from_kib(16);
     let size = |kib, share| BlockShare { size: Bytes::from_kib(kib), share: Ratio(share) };
