@@ -197,7 +197,7 @@ impl Case {
         }
     }
 
-    /// Load of each VM. The first VM's of [`Case::Bursts`] are [`AT_ONCE`] reads at once.
+    /// Load of each VM. The first VM's of [`Case::Bursts`] are `AT_ONCE` reads at once.
     #[must_use]
     pub fn loads(self) -> Vec<Vec<Stream>> {
         let batch = || vec![Stream::flood(BATCH)];
