@@ -38,7 +38,9 @@ pub struct Libvirt {
     before: Vec<PathBuf>,
     /// libvirt's directories that the host did not have: a package without the service has none.
     made: Vec<&'static str>,
-    _alone: MutexGuard<'static, ()>,
+    /// Whether it is as of another host.
+    is_other: bool,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Libvirt {
@@ -55,19 +57,38 @@ impl Libvirt {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         crate::sweep();
+        Self::new(dir, false, Some(alone))
+    }
+
+    /// Starts a second daemon, as of another host: with a name and UUID of its own. It is dropped
+    /// before the first one.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[must_use]
+    pub fn other(&self, dir: &Path) -> Self {
+        Self::new(dir, true, None)
+    }
+
+    fn new(dir: &Path, is_other: bool, alone: Option<MutexGuard<'static, ()>>) -> Self {
         let dir = dir.join("libvirt");
         for (_, name) in DIRS {
             fs::create_dir_all(dir.join(name)).expect("a directory for libvirt");
         }
         fs::write(dir.join("etc/qemu.conf"), QEMU_CONF).expect("qemu.conf");
-        let conf = format!(
+        let mut conf = format!(
             "auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\nunix_sock_dir = \"{}\"\nlog_outputs = \"2:stderr\"\n",
             dir.join("run").display()
         );
+        if is_other {
+            let id = fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a UUID");
+            conf += &format!("host_uuid = \"{}\"\n", id.trim());
+        }
         fs::write(dir.join("etc/libvirtd.conf"), conf).expect("libvirtd.conf");
         let made =
             DIRS[2..].iter().map(|(host, _)| *host).filter(|host| fs::create_dir(host).is_ok()).collect();
-        let mut daemon = Self { dir, child: None, before: groups_of_machines(), made, _alone: alone };
+        let before = groups_of_machines();
+        let mut daemon = Self { dir, child: None, before, made, is_other, _alone: alone };
         daemon.run();
         daemon
     }
@@ -80,10 +101,13 @@ impl Libvirt {
         }
         script += LIBVIRT_USER;
         script += &format!("libvirt_user '{}'\n", self.dir.display());
+        if self.is_other {
+            script += "echo rtvirtio-other > /proc/sys/kernel/hostname\n";
+        }
         script += "exec libvirtd";
         let log = fs::File::create(self.dir.join("libvirtd.log")).expect("a log");
         let child = Command::new("unshare")
-            .args(["--mount", "--net", "--propagation", "private", "sh", "-c", &script])
+            .args(["--mount", "--net", "--uts", "--propagation", "private", "sh", "-c", &script])
             // A sweep finds the daemon by this variable.
             .env("RTVIRTIO_RUN_DIR", &self.dir)
             .stdin(Stdio::null())
