@@ -52,7 +52,9 @@ impl Side {
 
     /// Its firmware reads the disk, and keeps it.
     fn wait_for_firmware(&self, before: u64) {
-        wait_for("the firmware's requests", || self.iod.disk("a")["attached"] == true && self.reads() > before);
+        wait_for("the firmware's requests", || {
+            self.iod.disk("a")["attached"] == true && self.reads() > before
+        });
     }
 }
 
