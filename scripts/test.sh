@@ -59,7 +59,7 @@ cluster_name() {
 parallel_name() {
     case $1 in
     amend | claims | cli | corpus | crash_kernel | crash_sim | data | dependencies | disks | flaky | hostile) return 0 ;;
-    journal_bits | journal_damage | pages | process | reload | repeat | share | tasks | twin | unreadable) return 0 ;;
+    journal_bits | journal_damage | pages | reload | repeat | share | unreadable) return 0 ;;
     esac
     return 1
 }

@@ -11,8 +11,7 @@ use simplex::Simplex;
 /// Tolerances and limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct MinimizeOptions {
-    /// Convergence: size of the simplex in every coordinate, as a share of its first size (in the
-    /// coordinates of [`nelder_mead`] without bounds).
+    /// Convergence: size of the simplex in every coordinate, as a share of its first size.
     pub x_tolerance: f64,
     /// Convergence: difference of the values at the corners, in units of (1 + magnitude of the
     /// lowest).

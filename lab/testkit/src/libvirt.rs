@@ -198,7 +198,10 @@ impl Drop for Libvirt {
             let _ = self.virsh(["destroy", name]);
         }
         self.stop();
-        self.cgroups().iter().for_each(|group| remove_group(group));
+        // The first daemon, which may have VMs still, ends later, and removes all.
+        if !self.is_other {
+            self.cgroups().iter().for_each(|group| remove_group(group));
+        }
         for host in &self.made {
             // These were mounted over in a namespace that has ended.
             let _ = fs::remove_dir(host);
