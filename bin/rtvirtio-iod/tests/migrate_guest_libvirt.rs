@@ -12,8 +12,7 @@ use rtvirtio_testkit::{Libvirt, has, unique};
 struct Side {
     iod: Iod,
     libvirt: Libvirt,
-    /// The VM here.
-    xml: String,
+    socket: String,
 }
 
 /// An I/O domain in this directory on a disk of another.
@@ -28,16 +27,15 @@ fn serve(dir: &Path, disk: &Path) -> Iod {
 }
 
 /// A VM without a system, with the lines that the guide gives for a disk of the I/O domain.
-fn vm(name: &str, dir: &Path) -> String {
+fn vm(name: &str, socket: &str) -> String {
     format!(
         "<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>\
          <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\
          <vcpu>1</vcpu><os><type arch='x86_64' machine='q35'>hvm</type></os><cpu mode='maximum'/>\
          <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>\
          <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/>\
-         <source type='unix' path='{}/a'><reconnect enabled='yes' timeout='1'/></source>\
-         <target dev='vda' bus='virtio'/></disk><memballoon model='none'/></devices></domain>",
-        dir.display()
+         <source type='unix' path='{socket}'><reconnect enabled='yes' timeout='1'/></source>\
+         <target dev='vda' bus='virtio'/></disk><memballoon model='none'/></devices></domain>"
     )
 }
 
@@ -73,17 +71,19 @@ fn libvirt_moves_a_vm_between_two_io_domains() {
     let second = first.other(&dirs[1]);
     // Dropped in this order.
     let [one, two] = iods;
-    let target = Side { iod: two, libvirt: second, xml: vm(&name, &dirs[1]) };
-    let source = Side { iod: one, libvirt: first, xml: vm(&name, &dirs[0]) };
+    let [here, there] = dirs.map(|dir| dir.join("a").display().to_string());
+    let target = Side { iod: two, libvirt: second, socket: there };
+    let source = Side { iod: one, libvirt: first, socket: here };
     let sides = [&source, &target];
-    source.libvirt.start_domain(&name, &source.xml);
+    source.libvirt.start_domain(&name, &vm(&name, &source.socket));
     source.wait_for_firmware(0);
     for i in 0..4 {
         let (from, to) = (sides[i % 2], sides[(i + 1) % 2]);
         let before = to.reads();
         // Its own socket on each side.
         let xml = dir.path().join("there.xml");
-        std::fs::write(&xml, &to.xml).unwrap();
+        let now = from.libvirt.ok(&["dumpxml", "--migratable", &name]);
+        std::fs::write(&xml, now.replace(&from.socket, &to.socket)).unwrap();
         let (xml, way) = (xml.display().to_string(), format!("unix://{}/way", dir.path().display()));
         let uri = to.libvirt.uri();
         from.libvirt.ok(&["migrate", "--live", "--xml", &xml, &name, &uri, "--migrateuri", &way]);
